@@ -62,11 +62,11 @@ def _commit() -> str:
     git = ["git", "-C", str(Path(__file__).resolve().parents[1])]
     if shutil.which("git") is None:
         return ""
-    found = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    if found.returncode:
+    process = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    if process.returncode:
         return ""
-    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", ".", ":!docs"], capture_output=True).returncode
-    return found.stdout.strip() + "-dirty" * bool(changed)
+    status = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", ".", ":!docs"], capture_output=True).returncode
+    return process.stdout.strip() + "-dirty" * bool(status)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +112,13 @@ def descendants(pid: int) -> list[int]:
         except OSError:
             continue
         children.setdefault(int(fields[1]), []).append(int(folder.name))
-    found: list[int] = []
-    waiting = [pid]
-    while waiting:
-        below = children.get(waiting.pop(), [])
-        found += below
-        waiting += below
-    return found
+    pids: list[int] = []
+    queue = [pid]
+    while queue:
+        child_pids = children.get(queue.pop(), [])
+        pids += child_pids
+        queue += child_pids
+    return pids
 
 
 def _loopback_bytes() -> int:

@@ -68,22 +68,22 @@ def versions(where: Mapping[str, Any]) -> str:
 
 def way(name: str, sessions: int, task: str = "throughput") -> Mapping[str, Any] | None:
     """Return the result of a way of stepping with a number of sessions, or None if it was not measured."""
-    found = [each for each in figures(task)["results"] if (each["way"], each["sessions"]) == (name, sessions)]
-    return found[0] if found else None
+    rows = [row for row in figures(task)["results"] if (row["way"], row["sessions"]) == (name, sessions)]
+    return rows[0] if rows else None
 
 
 def rate(name: str, sessions: int = 256) -> float:
-    found = way(name, sessions)
-    assert found, f"{name} was not measured with {sessions} sessions"
-    return float(found["steps_per_second"])
+    result = way(name, sessions)
+    assert result, f"{name} was not measured with {sessions} sessions"
+    return float(result["steps_per_second"])
 
 
 def overhead(sessions: int) -> float:
     """Return the CPU seconds per step of client and server together, minus those of the in-process loop."""
-    served, bare = way("starpod, step_many", sessions), way("in process", sessions)
-    assert served
-    assert bare
-    return float(served["client_cpu_seconds"] + served["server_cpu_seconds"] - bare["client_cpu_seconds"])
+    service, baseline = way("starpod, step_many", sessions), way("in process", sessions)
+    assert service
+    assert baseline
+    return float(service["client_cpu_seconds"] + service["server_cpu_seconds"] - baseline["client_cpu_seconds"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,8 @@ class Aim:
 
     @property
     def row(self) -> list[str]:
-        met = self.measured >= self.aim if self.least else self.measured <= self.aim
-        return [self.what, self.text(self.aim), self.text(self.measured), "met" if met else "missed"]
+        is_met = self.measured >= self.aim if self.least else self.measured <= self.aim
+        return [self.what, self.text(self.aim), self.text(self.measured), "met" if is_met else "missed"]
 
 
 def times(value: float) -> str:
@@ -108,9 +108,9 @@ def times(value: float) -> str:
 
 def aims() -> str:
     many = "starpod, step_many"
-    tail = next(each for each in figures("tail")["results"] if each["share"] == 0.7)
+    tail = next(row for row in figures("tail")["results"] if row["share"] == 0.7)
     single = {name: way(name, 1) for name in ("starpod, unary, blocking", "starpod, unary")}
-    found = [
+    aims = [
         Aim(f"step_many beside {peer}, {sessions:,} sessions", aim, rate(many, sessions) / rate(peer, sessions), times)
         for peer, aim, counts in (
             ("OpenEnv", 40, (256, 1024)),
@@ -122,7 +122,7 @@ def aims() -> str:
         )
         for sessions in counts
     ]
-    found.append(
+    aims.append(
         Aim(
             "two workers beside SyncVectorEnv, 256 sessions",
             1.3,
@@ -130,7 +130,7 @@ def aims() -> str:
             times,
         )
     )
-    found += [
+    aims += [
         Aim(
             f"CPU of a step beside the environment, {sessions:,} sessions",
             6e-6,
@@ -140,23 +140,23 @@ def aims() -> str:
         )
         for sessions in (256, 1024, 10_000)
     ]
-    found.append(Aim("10,000 sessions beside 256", 0.8, rate(many, 10_000) / rate(many), times))
-    found.append(Aim("p99.9 over the median at 70 % load", 10, tail["p999"] / tail["p50"], times, least=False))
-    found += [
-        Aim(f"median of one step: {name}", 400e-6, each["p50_seconds"], duration, least=False)
-        for name, each in single.items()
-        if each
+    aims.append(Aim("10,000 sessions beside 256", 0.8, rate(many, 10_000) / rate(many), times))
+    aims.append(Aim("p99.9 over the median at 70 % load", 10, tail["p999"] / tail["p50"], times, least=False))
+    aims += [
+        Aim(f"median of one step: {name}", 400e-6, row["p50_seconds"], duration, least=False)
+        for name, row in single.items()
+        if row
     ]
-    return table(["What", "Aim", "Measured", ""], [each.row for each in found])
+    return table(["What", "Aim", "Measured", ""], [aim.row for aim in aims])
 
 
 def ways() -> str:
-    measured = figures("throughput")
-    where = measured["machine"]
+    data = figures("throughput")
+    host = data["machine"]
     counts = (1, 256, 1024, 10_000)
     rows = []
-    for name in dict.fromkeys(each["way"] for each in measured["results"]):
-        rates = [each and f"{each['steps_per_second']:,.0f}" for each in (way(name, count) for count in counts)]
+    for name in dict.fromkeys(row["way"] for row in data["results"]):
+        rates = [row and f"{row['steps_per_second']:,.0f}" for row in (way(name, count) for count in counts)]
         one, many = way(name, 1), way(name, 256)
         cells = [duration(one["p50_seconds"])] if one else [""]
         keys = ("p99_seconds", "client_cpu_seconds", "server_cpu_seconds")
@@ -165,18 +165,18 @@ def ways() -> str:
         rows.append([name, *(rate or "" for rate in rates), *cells])
     steps = ["1 session", *(f"{count:,}" for count in counts[1:])]
     head = ["Steps/s", *steps, "p50, 1 session", "256: p99", "CPU client", "CPU server", "bytes"]
-    made = f"On {where['cores']} cores ({where['processor']}), Python {where['python']}, {versions(where)}."
-    return f"{made}\n\n{table(head, rows)}"
+    note = f"On {host['cores']} cores ({host['processor']}), Python {host['python']}, {versions(host)}."
+    return f"{note}\n\n{table(head, rows)}"
 
 
 def workloads() -> str:
     tasks = ("throughput_wait", "throughput_tail", "throughput_webshop")
-    names = dict.fromkeys(each["way"] for task in tasks for each in figures(task)["results"])
+    names = dict.fromkeys(row["way"] for task in tasks for row in figures(task)["results"])
     rows = []
     for name in names:
         sessions = 256 if any(way(name, 256, task) for task in tasks) else 64
-        found = [way(name, sessions, task) for task in tasks]
-        cells = [f"{each['steps_per_second']:,.0f}, {duration(each['p50_seconds'])}" if each else "" for each in found]
+        results = [way(name, sessions, task) for task in tasks]
+        cells = [f"{row['steps_per_second']:,.0f}, {duration(row['p50_seconds'])}" if row else "" for row in results]
         rows.append([name if sessions == 256 else f"{name}, {sessions} sessions", *cells])
     return table(["256 sessions: steps/s, median wait", "5 ms", "heavy tail", "webshop"], rows)
 
@@ -193,13 +193,13 @@ def http() -> str:
     results = figures("http")["results"]
     rows = [
         [
-            each["way"],
-            f"{each['sessions']}",
-            f"{each['steps_per_second']:,.0f}",
-            duration(each["p50_us"] / 1e6),
-            f"{each['server_cpu_us']:.0f}",
+            row["way"],
+            f"{row['sessions']}",
+            f"{row['steps_per_second']:,.0f}",
+            duration(row["p50_us"] / 1e6),
+            f"{row['server_cpu_us']:.0f}",
         ]
-        for each in results
+        for row in results
     ]
     return table(["One lake", "Sessions", "Steps/s", "Median wait", "Server's CPU µs per step"], rows)
 
@@ -218,21 +218,21 @@ def gateway_kills() -> str:
         "collect.agent.command": "in a run on programs' episodes",
     }
     rows = []
-    for name, found in figures("gateway_kills")["results"].items():
-        kills = found["kills"]
-        environments = sum(count for killed, count in kills.items() if "environments" in killed)
-        others = ", ".join(
-            f"{count} {killed}" for killed, count in sorted(kills.items()) if "environments" not in killed
+    for name, result in figures("gateway_kills")["results"].items():
+        kills = result["kills"]
+        environments = sum(count for target, count in kills.items() if "environments" in target)
+        other_kills = ", ".join(
+            f"{count} {target}" for target, count in sorted(kills.items()) if "environments" not in target
         )
-        differ = found.get("steps_that_differ", 0) + found["traces_that_differ"]
+        differences = result.get("steps_that_differ", 0) + result["traces_that_differ"]
         rows.append(
             [
                 f"A gateway {engines[name]}",
-                f"{sum(kills.values())}: {environments} environments, {others}",
-                f"{found['episodes']:,}",
-                f"{found['turns']:,}",
-                f"{found['episodes_lost']}",
-                f"{differ}",
+                f"{sum(kills.values())}: {environments} environments, {other_kills}",
+                f"{result['episodes']:,}",
+                f"{result['turns']:,}",
+                f"{result['episodes_lost']}",
+                f"{differences}",
             ]
         )
     return table(["", "Kills", "Episodes", "Turns", "Lost", "Differ"], rows)
@@ -242,11 +242,11 @@ def tail() -> str:
     return table(
         ["Share of the closed loop's rate", "Steps/s", "p50", "p99", "p99.9", "p99.9 over p50"],
         [
-            ["closed loop" if each["share"] == 1 else f"{each['share']:.0%}".replace("%", " %")]
-            + [f"{each['steps_per_second']:,.0f}"]
-            + [f"{each[key]:.3g} ms" for key in ("p50", "p99", "p999")]
-            + [f"{each['p999'] / each['p50']:.2g}"]
-            for each in figures("tail")["results"]
+            ["closed loop" if row["share"] == 1 else f"{row['share']:.0%}".replace("%", " %")]
+            + [f"{row['steps_per_second']:,.0f}"]
+            + [f"{row[key]:.3g} ms" for key in ("p50", "p99", "p999")]
+            + [f"{row['p999'] / row['p50']:.2g}"]
+            for row in figures("tail")["results"]
         ],
     )
 
@@ -256,13 +256,13 @@ def sessions() -> str:
         ["Environment", "Sessions", "Memory of each", "Server's CPU, all idle", "CPU to reap all"],
         [
             [
-                each["environment"],
-                f"{each['sessions']:,}",
-                f"{each['bytes_per_session'] / 1024:.1f} KiB",
-                f"{percent(each['idle_cpu'])} of a core",
-                f"{each['reap_cpu_seconds']:.2f} s",
+                row["environment"],
+                f"{row['sessions']:,}",
+                f"{row['bytes_per_session'] / 1024:.1f} KiB",
+                f"{percent(row['idle_cpu'])} of a core",
+                f"{row['reap_cpu_seconds']:.2f} s",
             ]
-            for each in figures("sessions")["results"]
+            for row in figures("sessions")["results"]
         ],
     )
 
@@ -273,41 +273,41 @@ def hosting() -> str:
         [
             [
                 "Gymnasium in a loop of one's own" if name == "in process" else name,
-                duration(each["step_us"] / 1e6),
-                memory(each["session_kb"]) if "session_kb" in each else "",
-                duration(each["open_ms"] / 1e3) if "open_ms" in each else "",
+                duration(row["step_us"] / 1e6),
+                memory(row["session_kb"]) if "session_kb" in row else "",
+                duration(row["open_ms"] / 1e3) if "open_ms" in row else "",
             ]
-            for name, each in figures("hosting")["results"].items()
+            for name, row in figures("hosting")["results"].items()
         ],
     )
 
 
 def hub() -> str:
     """Return the table of `starpod hub`, with a row per library of environments."""
-    measured = figures("hub")
+    data = figures("hub")
     families: dict[str, list[Mapping[str, Any]]] = {}
-    for each in measured["environments"]:
-        families.setdefault(FAMILIES.get(each["id"].partition("-")[0], "Starpod"), []).append(each)
+    for row in data["environments"]:
+        families.setdefault(FAMILIES.get(row["id"].partition("-")[0], "Starpod"), []).append(row)
     rows = []
-    passed, broken = 0, Counter[str]()
-    for family, found in sorted(families.items()):
-        checked = [each for each in found if each["seconds"]]
-        problems = [each["problem"] for each in checked if not each["passed"]]
-        passed += len(checked) - len(problems)
-        broken.update(problem.split()[0] for problem in problems)
-        seconds, speed = (median(each[name] or 0 for each in checked) for name in ("seconds", "steps_per_second"))
-        counts = (str(count) for count in (len(found), len(checked), len(checked) - len(problems)))
+    passed_count, broken_rules = 0, Counter[str]()
+    for family, group in sorted(families.items()):
+        checked = [row for row in group if row["seconds"]]
+        problems = [row["problem"] for row in checked if not row["passed"]]
+        passed_count += len(checked) - len(problems)
+        broken_rules.update(problem.split()[0] for problem in problems)
+        seconds, speed = (median(row[name] or 0 for row in checked) for name in ("seconds", "steps_per_second"))
+        counts = (str(count) for count in (len(group), len(checked), len(checked) - len(problems)))
         rows.append([family, *counts, f"{seconds:.0f} s", f"{speed:,.0f}"])
-    missed, planted, wrong = (measured["planted"][name].values() for name in ("missed", "planted", "wrong"))
+    missed, planted, wrong = (data["planted"][name].values() for name in ("missed", "planted", "wrong"))
     misses = [bug for bugs in missed for bug in bugs]
-    rules = ", ".join(f"{rule} ({count})" for rule, count in sorted(broken.items())) or "nothing"
+    rules = ", ".join(f"{rule} ({count})" for rule, count in sorted(broken_rules.items())) or "nothing"
     return "\n\n".join(
         [
             table(["`starpod hub`", "Installed", "Checked", "Pass", "A check, median", "Steps/s, median"], rows),
-            f"{passed} pass, in {measured['minutes']:.0f} minutes on {measured['machine']['cores']} cores. What other "
+            f"{passed_count} pass, in {data['minutes']:.0f} minutes on {data['machine']['cores']} cores. What other "
             f"checked ones break: {rules}.",
             f"Of {sum(planted)} planted bugs {sum(planted) - len(misses)} are found (missed: "
-            f"{', '.join(misses) or 'none'}); in {measured['planted']['good']} environments without one "
+            f"{', '.join(misses) or 'none'}); in {data['planted']['good']} environments without one "
             f"{sum(map(len, wrong)) or 'nothing'}.",
         ]
     )
@@ -318,25 +318,25 @@ def memory(kibibytes: float) -> str:
 
 
 def soak() -> str:
-    measured = figures("soak")
-    growing = [name for name, trend in measured["trends"].items() if trend["grows"]]
-    done = ", ".join(f"{number:,} {name}" for name, number in measured["done"].items())
-    return f"{measured['seconds'] / 60:.0f} minutes: {done}. What grows: {', '.join(growing) or 'nothing'}."
+    data = figures("soak")
+    names = [name for name, trend in data["trends"].items() if trend["grows"]]
+    counts = ", ".join(f"{number:,} {name}" for name, number in data["done"].items())
+    return f"{data['seconds'] / 60:.0f} minutes: {counts}. What grows: {', '.join(names) or 'nothing'}."
 
 
 # A fleet
 
 
 def placement() -> str:
-    measured = figures("placement")["results"]
+    results = figures("placement")["results"]
     rows: list[list[str]] = []
-    for parts in zip(*(each["parts"] for each in measured), strict=True):
-        what = parts[0]["what"]
+    for parts in zip(*(result["parts"] for result in results), strict=True):
+        unit = parts[0]["what"]
         cells = [duration(part["cpu"] / part["items"]) for part in parts]
-        if what == "session":
+        if unit == "session":
             cells = [f"{cell}; {part['balance']:.3g}" for cell, part in zip(cells, parts, strict=True)]
-        rows.append([f"{parts[0]['name']}: CPU per {what}{'; fullest over mean' * (what == 'session')}", *cells])
-    return table(["Servers", *(f"{each['servers']:,}" for each in measured)], rows)
+        rows.append([f"{parts[0]['name']}: CPU per {unit}{'; fullest over mean' * (unit == 'session')}", *cells])
+    return table(["Servers", *(f"{result['servers']:,}" for result in results)], rows)
 
 
 # Training
@@ -375,45 +375,45 @@ def learning() -> str:
     for name, experiment in MEASURED.items():
         if experiment.over != "iterations" or experiment.metrics != (EVALUATION,) or experiment.transfer:
             continue
-        for each in read_runs(name):
-            shown = f"`{name}`" + f", {each['variant']}" * (len(experiment.variants) > 1)
-            ends = [interval(each["before"]), interval(each["after"])]
-            rows.append([shown, str(each["seed"]), *ends, f"{each['seconds']:.0f} s"])
+        for run in read_runs(name):
+            label = f"`{name}`" + f", {run['variant']}" * (len(experiment.variants) > 1)
+            ends = [interval(run["before"]), interval(run["after"])]
+            rows.append([label, str(run["seed"]), *ends, f"{run['seconds']:.0f} s"])
     models = f"Names that begin with `gpu_` or end in `_llm` train {model_title(SMOLLM2)}, the others a tiny policy."
     return f"{models}\n\n{table(['Experiment', 'Seed', 'Before', 'After', 'Wall time'], rows)}"
 
 
 def reasoning() -> str:
     rows = [
-        [name, each["variant"], str(each["seed"]), *(interval(each[key]) for key in ("before", "after", "transfer"))]
+        [name, run["variant"], str(run["seed"]), *(interval(run[key]) for key in ("before", "after", "transfer"))]
         for name, experiment in (("plain", "reasoning_llm"), ("swapped", "swapped_llm"))
-        for each in figures(f"learning_{experiment}")
+        for run in figures(f"learning_{experiment}")
     ]
     return table(["Names", "`starpod train bandit_llm`", "Seed", "Before", "After", "After, names never seen"], rows)
 
 
 def mixture() -> str:
     rows = []
-    for each in figures("learning_mixture"):
-        parts = {"mean": each, **each["environments"]}
-        for name, own in parts.items():
-            reference = own["reference"] if own is each else own["before"]["reference"]
+    for run in figures("learning_mixture"):
+        parts = {"mean": run, **run["environments"]}
+        for name, part in parts.items():
+            reference = part["reference"] if part is run else part["before"]["reference"]
             random = percent(reference["random"]["success"])
             rows.append(
-                [each["variant"], str(each["seed"]), name, interval(own["before"]), interval(own["after"]), random]
+                [run["variant"], str(run["seed"]), name, interval(part["before"]), interval(part["after"]), random]
             )
     return table(["`starpod train mixture`", "Seed", "Environment", "Before", "After", "random"], rows)
 
 
 def iterations() -> str:
-    measured = figures("llm")
+    data = figures("llm")
     rows = []
-    for name, each in measured["results"].items():
-        seconds, sampling, sampled = (fmean(each[key]) for key in ("seconds", "sampling", "sampled"))
-        alone = f"{sum(each['alone']) / sum(each['inside']):.2f}" if "alone" in each else ""
-        cells = [f"{seconds:.1f} s", f"{sampling:.1f} s", alone, f"{sampled / 64:.1f}", f"{each['peak_gib']:.1f} GiB"]
-        after = interval(each["evaluations"][-1]) if "evaluations" in each else ""
-        rows.append([name, str(len(each["seconds"])), *cells, after])
+    for name, result in data["results"].items():
+        seconds, sampling, sampled = (fmean(result[key]) for key in ("seconds", "sampling", "sampled"))
+        ratio = f"{sum(result['alone']) / sum(result['inside']):.2f}" if "alone" in result else ""
+        cells = [f"{seconds:.1f} s", f"{sampling:.1f} s", ratio, f"{sampled / 64:.1f}", f"{result['peak_gib']:.1f} GiB"]
+        success = interval(result["evaluations"][-1]) if "evaluations" in result else ""
+        rows.append([name, str(len(result["seconds"])), *cells, success])
     head = [
         "64 episodes, two threads",
         "Iterations",
@@ -424,24 +424,24 @@ def iterations() -> str:
         "Peak memory",
         "Success afterwards",
     ]
-    start = interval(measured["results"]["starpod"]["evaluations"][0])
-    return f"{measured['model']}, the same warm-started weights: success {start}.\n\n{table(head, rows)}"
+    start = interval(data["results"]["starpod"]["evaluations"][0])
+    return f"{data['model']}, the same warm-started weights: success {start}.\n\n{table(head, rows)}"
 
 
 def gpu() -> str:
     dtypes = ("bfloat16", "float32")
-    measured = [figures(name) for name in ("gpu_check", "gpu_check_float32")]
-    where = measured[0]["machine"]
+    reports = [figures(name) for name in ("gpu_check", "gpu_check_float32")]
+    host = reports[0]["machine"]
 
     def side_by_side(what: str, cells: Sequence[Mapping[str, str]]) -> str:
-        names = dict.fromkeys(name for each in cells for name in each)
-        return table([what, *dtypes], [[name, *(each.get(name, "") for each in cells)] for name in names])
+        names = dict.fromkeys(name for cell in cells for name in cell)
+        return table([what, *dtypes], [[name, *(cell.get(name, "") for cell in cells)] for name in names])
 
-    gaps = [{c["what"]: f"{c['mean']:.5f}, {c['largest']:.4f}" for c in each["checks"]} for each in measured]
-    speeds = [{s["what"]: f"{s['tokens_per_second']:,.0f}" for s in each["speeds"]} for each in measured]
+    gaps = [{c["what"]: f"{c['mean']:.5f}, {c['largest']:.4f}" for c in report["checks"]} for report in reports]
+    speeds = [{s["what"]: f"{s['tokens_per_second']:,.0f}" for s in report["speeds"]} for report in reports]
     return "\n\n".join(
         [
-            f"On one {where['gpu']}, {where['cores']} cores, Python {where['python']}, {versions(where)}.",
+            f"On one {host['gpu']}, {host['cores']} cores, Python {host['python']}, {versions(host)}.",
             side_by_side("Sampler against trainer: mean, largest, nats", gaps),
             side_by_side("Per second", speeds),
         ]
@@ -450,32 +450,32 @@ def gpu() -> str:
 
 def references() -> str:
     jobs = [name for name, experiment in MEASURED.items() if experiment.base == name]
-    found = {name: own for name in jobs if (own := read_runs(name)[0]["reference"])}
-    policies = list(dict.fromkeys(policy for each in found.values() for policy in each))
+    rows = {name: row for name in jobs if (row := read_runs(name)[0]["reference"])}
+    policies = list(dict.fromkeys(policy for row in rows.values() for policy in row))
     return table(
         ["`starpod train`", *policies],
-        [[name, *(percent(own[p]["success"]) if p in own else "" for p in policies)] for name, own in found.items()],
+        [[name, *(percent(row[p]["success"]) if p in row else "" for p in policies)] for name, row in rows.items()],
     )
 
 
 def shopping() -> str:
     runs = figures("learning_webshop")
     rows = [
-        [f"seed {each['seed']}, {when}", interval(each[key], "return"), interval(each[key])]
-        for each in runs
+        [f"seed {run['seed']}, {when}", interval(run[key], "return"), interval(run[key])]
+        for run in runs
         for when, key in (("after the warm start", "before"), ("at the end", "after"))
     ]
     rows += [
-        [policy, interval(each, "return"), interval(each)]
-        for policy, each in runs[0]["reference"].items()
-        if "return_low" in each
+        [policy, interval(result, "return"), interval(result)]
+        for policy, result in runs[0]["reference"].items()
+        if "return_low" in result
     ]
     return table(["`starpod train webshop`", "Mean score", "Score of 1"], rows)
 
 
 def called(run: Mapping[str, Any]) -> str:
     """Return the step at which a run was first warned of the Echo Trap, or "never"."""
-    return next((str(each["step"]) for each in run["warnings"] if each["text"].startswith("Echo Trap")), "never")
+    return next((str(entry["step"]) for entry in run["warnings"] if entry["text"].startswith("Echo Trap")), "never")
 
 
 def echo_trap() -> str:
@@ -490,9 +490,9 @@ def echo_trap() -> str:
         success = ", ".join(percent(run["after"]["success"]).removesuffix(" %") for run in seeds)
         steps = [called(run) for run in seeds]
         rows.append([name, f"{success} %", *signals, ", ".join(steps) if len(set(steps)) > 1 else steps[0]])
-    before = ", ".join(percent(run["before"]["success"]) for run in runs[: len(seeds)])
+    rates = ", ".join(percent(run["before"]["success"]) for run in runs[: len(seeds)])
     head = ["`starpod train echo_trap`", "Success after", "Deviation in groups", "Diversity", "Called at"]
-    return f"Before: {before}. Signals are means over the seeds.\n\n{table(head, rows)}"
+    return f"Before: {rates}. Signals are means over the seeds.\n\n{table(head, rows)}"
 
 
 def methods() -> str:
@@ -507,23 +507,23 @@ def methods() -> str:
             seeds = [run for run in runs if run["variant"] == variant]
             at_equal = [at_tokens(run, tokens, key) for run in seeds]
             cells = [each_seed([run["before"][key] for run in seeds], key), each_seed(at_equal, key)]
-            after = [run["after"][key] for run in seeds]
-            cells += [each_seed(after, key), mean_with_interval(after, key)]
+            values = [run["after"][key] for run in seeds]
+            cells += [each_seed(values, key), mean_with_interval(values, key)]
             ends = [run["curve"][-1] for run in seeds]
             # The oldest runs did not count forks.
-            cells += [f"{fmean(end[spent] for end in ends):,.0f}" if spent in ends[0] else "" for spent in SPENT]
+            cells += [f"{fmean(end[axis] for end in ends):,.0f}" if axis in ends[0] else "" for axis in SPENT]
             rows.append([f"`{name}`", variant, *cells])
-    spent = [each.capitalize() for each in SPENT]
-    head = ["Experiment", "Variant", "Before", "At equal tokens", "After", "Mean after (95 % interval)", *spent]
-    shown = "Each seed's success, or its return where there is no sign %."
+    headings = [axis.capitalize() for axis in SPENT]
+    head = ["Experiment", "Variant", "Before", "At equal tokens", "After", "Mean after (95 % interval)", *headings]
+    note = "Each seed's success, or its return where there is no sign %."
     equal = "Equal tokens: the fewest that a run of the experiment sampled, on the line between its evaluations."
-    return f"{shown} {equal}\n\n{table(head, rows)}"
+    return f"{note} {equal}\n\n{table(head, rows)}"
 
 
 def each_seed(values: Iterable[float], key: str) -> str:
     if key == "success":
-        return ", ".join(percent(each).removesuffix(" %") for each in values) + " %"
-    return ", ".join(f"{each:.2f}" for each in values)
+        return ", ".join(percent(value).removesuffix(" %") for value in values) + " %"
+    return ", ".join(f"{value:.2f}" for value in values)
 
 
 def mean_with_interval(values: Sequence[float], key: str) -> str:
@@ -538,17 +538,17 @@ def mean_with_interval(values: Sequence[float], key: str) -> str:
 
 def at_tokens(run: Mapping[str, Any], tokens: float, key: str) -> float:
     """Return a metric of a run's evaluations, interpolated at a number of sampled tokens."""
-    points = [(each["sampled tokens"], each[key]) for each in run["curve"]]
+    points = [(point["sampled tokens"], point[key]) for point in run["curve"]]
     return float(np.interp(tokens, *zip(*points, strict=True)))
 
 
 def collection() -> str:
     results = figures("collection")["results"]
     rows = []
-    for name in dict.fromkeys(each["way"] for each in results):
-        rounds = [each for each in results if each["way"] == name]
-        seconds = median(each["seconds"] for each in rounds)
-        idle = median(each["idle"] for each in rounds)
+    for name in dict.fromkeys(result["way"] for result in results):
+        rounds = [result for result in results if result["way"] == name]
+        seconds = median(result["seconds"] for result in rounds)
+        idle = median(result["idle"] for result in rounds)
         rows.append(
             [
                 name,
@@ -569,8 +569,8 @@ def asynchrony() -> str:
 def turn_values() -> str:
     results = figures("turn_values")["results"]
     seeds = len(results[0]["seeds"])
-    made = f"`python -m benchmarks.training.turn_values`: means over {seeds} seeds; errors are mean squares."
-    return f"{made}\n\n{table(*turn_values_table(results))}"
+    note = f"`python -m benchmarks.training.turn_values`: means over {seeds} seeds; errors are mean squares."
+    return f"{note}\n\n{table(*turn_values_table(results))}"
 
 
 # WebShop's search
@@ -578,18 +578,18 @@ def turn_values() -> str:
 
 def search() -> str:
     results = figures("webshop_search")["results"]
-    counts = list(dict.fromkeys(each["documents"] for each in results))
-    cost = {(each["way"], each["documents"]): each for each in results}
+    counts = list(dict.fromkeys(result["documents"] for result in results))
+    cost = {(result["way"], result["documents"]): result for result in results}
     rows = []
-    for name in dict.fromkeys(each["way"] for each in results):
-        found = [cost.get((name, count)) for count in counts]
+    for name in dict.fromkeys(result["way"] for result in results):
+        costs = [cost.get((name, count)) for count in counts]
         cells = [
-            f"{each['p50_cpu_seconds'] * 1e3:.2g} / {each['p99_cpu_seconds'] * 1e3:.2g}" if each else ""
-            for each in found
+            f"{entry['p50_cpu_seconds'] * 1e3:.2g} / {entry['p99_cpu_seconds'] * 1e3:.2g}" if entry else ""
+            for entry in costs
         ]
-        exact = {f"{each['same_top_10']:.0%}".replace("%", "") for each in found if each}
-        rows.append([name, *cells, " to ".join(sorted(exact, key=int)) + " %"])
-    sizes = ", ".join(f"{each['megabytes']:.0f} MB" for each in results if each["megabytes"])
+        shares = {f"{entry['same_top_10']:.0%}".replace("%", "") for entry in costs if entry}
+        rows.append([name, *cells, " to ".join(sorted(shares, key=int)) + " %"])
+    sizes = ", ".join(f"{result['megabytes']:.0f} MB" for result in results if result["megabytes"])
     head = [
         "CPU of a query in ms, p50 / p99",
         *(f"{count:,} documents" for count in counts),
@@ -600,12 +600,12 @@ def search() -> str:
 
 def live_site() -> str:
     """Return the table of the live site's pages with many runs and episodes."""
-    found = figures("ui")
+    report = figures("ui")
     rows = [
-        (name, *(duration(times[each]) for each in ("first", "slowest", "cpu")))
-        for name, times in found["pages"].items()
+        (name, *(duration(times[key]) for key in ("first", "slowest", "cpu")))
+        for name, times in report["pages"].items()
     ]
-    cost = f"{found['indexing_cpu_seconds']:,.0f} s of CPU, {found['index_bytes'] / 2**20:,.0f} MiB"
+    cost = f"{report['indexing_cpu_seconds']:,.0f} s of CPU, {report['index_bytes'] / 2**20:,.0f} MiB"
     return table(["Page", "First after a restart", "Slowest of five", "CPU"], rows) + f"\n\nThe index: {cost}."
 
 
@@ -685,7 +685,7 @@ def chosen() -> str:
         ),
         (
             "`make train`: success before and after, three seeds",
-            ", ".join(f"{min(each, key=float)} to {max(each, key=float)} %" for each in ends),
+            ", ".join(f"{min(rates, key=float)} to {max(rates, key=float)} %" for rates in ends),
             "`python -m benchmarks.training.experiment frozen_lake`",
         ),
         (
@@ -704,8 +704,8 @@ def chosen() -> str:
 
 def readme() -> str:
     """Return README.md with a new table."""
-    above, rest = README.read_text(encoding="utf-8").split(MARKS[0])
-    return above + MARKS[0] + chosen() + MARKS[1] + rest.split(MARKS[1])[1]
+    head, tail = README.read_text(encoding="utf-8").split(MARKS[0])
+    return head + MARKS[0] + chosen() + MARKS[1] + tail.split(MARKS[1])[1]
 
 
 def main() -> None:

@@ -19,10 +19,10 @@ ANIMALS = ("cat", "dog", "elephant", "frog", "horse", "penguin", "shark", "spide
 
 def yes_or_no(text: str) -> bool:
     """Return whether a reply says yes. Raises ValueError if it says neither yes nor no: the model is asked again."""
-    said = re.match(r"\W*(yes|no)\b", text.lower())
-    if said is None:
+    match = re.match(r"\W*(yes|no)\b", text.lower())
+    if match is None:
         raise ValueError("neither yes nor no")
-    return said[1] == "yes"
+    return match[1] == "yes"
 
 
 class Animal(Environment):

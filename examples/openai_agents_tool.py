@@ -35,12 +35,12 @@ async def main() -> None:
     player = agents.Agent(name="player", instructions=state["instructions"], tools=[act], model="policy")
     # There is only one turn, so the episode ends with MaxTurnsExceeded. It also ends if the model calls no tool.
     with contextlib.suppress(agents.AgentsException):
-        told = [
+        messages = [
             *example("Arms: Plumber, Gambler", "Plumber", "Plumber: 0.15 points"),
             *example("Arms: Clerk, Inventor", "Inventor", "Inventor: 1.0 points"),
             {"role": "user", "content": state["observation"]},
         ]
-        await agents.Runner.run(player, told, max_turns=1)
+        await agents.Runner.run(player, messages, max_turns=1)
 
 
 if __name__ == "__main__":

@@ -66,9 +66,9 @@ class ReAct(Grammar):
         return [Inside("think", thought, thought + len("Thought:"), action), answer] if self.thinking else [answer]
 
     def compose(self, thought: str | None, actions: Iterable[str], blocks: Mapping[Further, str] | None = None) -> str:
-        said = f"Thought: {thought or ''} " if self.thinking else ""
-        return f"{said}Action: {' || '.join(actions)}"
+        prefix = f"Thought: {thought or ''} " if self.thinking else ""
+        return f"{prefix}Action: {' || '.join(actions)}"
 
     def describe(self, max_actions: int | None = None) -> str:
-        several = "" if max_actions == 1 else " Put || between actions."
-        return f"Reply in the form: {self.compose('your reasoning', ['your action'])}.{several}"
+        hint = "" if max_actions == 1 else " Put || between actions."
+        return f"Reply in the form: {self.compose('your reasoning', ['your action'])}.{hint}"

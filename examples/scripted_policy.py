@@ -86,11 +86,11 @@ async def play_all(address: str, episodes: int, console: Console) -> dict[tuple[
                         continue
                     tally = tallies[environment, policy.name] = Tally()
                     task = progress.add_task(f"{environment} {policy.name}", total=episodes)
-                    running = [
+                    tasks = [
                         play_episode(fleet, environment, policy, FIRST_SEED + number, tally)
                         for number in range(episodes)
                     ]
-                    for episode in asyncio.as_completed(running):
+                    for episode in asyncio.as_completed(tasks):
                         await episode
                         progress.advance(task)
     return tallies

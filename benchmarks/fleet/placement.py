@@ -94,22 +94,22 @@ def make_fleet(cluster: Cluster, health_seconds: float) -> Fleet:
 
 async def open_groups(fleet: Fleet, sessions: int, group: int) -> list[Session]:
     """Open sessions in groups of size `group`, AT_ONCE groups at a time."""
-    opened: list[Session] = []
+    opened_sessions: list[Session] = []
     counts = [group] * (sessions // group) + ([sessions % group] if sessions % group else [])
-    waiting = iter(counts)
+    queue = iter(counts)
 
     async def work() -> None:
-        for count in waiting:
-            opened.extend(await fleet.open(ENVIRONMENT, seed=1, count=count))
+        for count in queue:
+            opened_sessions.extend(await fleet.open(ENVIRONMENT, seed=1, count=count))
 
     await asyncio.gather(*(work() for _ in range(AT_ONCE)))
-    return opened
+    return opened_sessions
 
 
 async def connected_to(fleet: Fleet, servers: Iterable[Server]) -> None:
     """Wait until the fleet is connected to exactly these servers."""
-    wanted = {server.address for server in servers}
-    while {replica.address for replica in fleet.replicas if replica.ready} != wanted:
+    addresses = {server.address for server in servers}
+    while {replica.address for replica in fleet.replicas if replica.ready} != addresses:
         await asyncio.sleep(0.2)
 
 
@@ -133,20 +133,20 @@ async def one_client(result: Result) -> None:
             replica.placing = 0
         part.bytes = None
 
-        lost = random.Random(1).sample(cluster.living, result.servers // 10)
-        moved = [session for session in sessions if session.address in {server.address for server in lost}]
-        with result.part("bring back what a tenth of them held", "session", len(moved)) as part:
-            for server in lost:
+        lost_servers = random.Random(1).sample(cluster.living, result.servers // 10)
+        orphans = [session for session in sessions if session.address in {server.address for server in lost_servers}]
+        with result.part("bring back what a tenth of them held", "session", len(orphans)) as part:
+            for server in lost_servers:
                 server.kill()
-            await fleet.step_many(moved, ["left"] * len(moved))
+            await fleet.step_many(orphans, ["left"] * len(orphans))
         part.balance = balance(cluster.living)
         result.counts["a tenth lost"] = counts(cluster)
-        cluster.start(len(lost))
-        with result.part("find as many new ones", "server", len(lost)):
+        cluster.start(len(lost_servers))
+        with result.part("find as many new ones", "server", len(lost_servers)):
             await connected_to(fleet, cluster.living)
-        more = result.sessions // 5
-        with result.part(f"open {more:,} more", "session", more) as part:
-            sessions += await open_groups(fleet, more, result.group)
+        new_count = result.sessions // 5
+        with result.part(f"open {new_count:,} more", "session", new_count) as part:
+            sessions += await open_groups(fleet, new_count, result.group)
         part.balance = balance(cluster.living)
         result.counts["a tenth new, a fifth more sessions"] = counts(cluster)
     finally:
@@ -218,7 +218,7 @@ def plot(result: Result, path: Path) -> None:
     axes = figure.add_subplot()
     for name, values in result.counts.items():
         mean = sum(values) / len(values)
-        shares = [place / max(1, len(values) - 1) for place in range(len(values))]
+        shares = [index / max(1, len(values) - 1) for index in range(len(values))]
         axes.plot(shares, [value / mean for value in values], label=name)
     axes.set_xlabel("servers, from the emptiest to the fullest")
     axes.set_ylabel("sessions over the mean")

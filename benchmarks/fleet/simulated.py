@@ -130,13 +130,13 @@ class Cluster:
 
     def start(self, count: int, version: str = VERSION) -> list[Server]:
         """Add `count` servers and return them."""
-        first = len(self.servers)
-        fresh = [
+        first_number = len(self.servers)
+        servers = [
             Server(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}:{PORT}", version)
-            for number in range(first, first + count)
+            for number in range(first_number, first_number + count)
         ]
-        self.servers.update({server.address: server for server in fresh})
-        return fresh
+        self.servers.update({server.address: server for server in servers})
+        return servers
 
     @property
     def living(self) -> list[Server]:

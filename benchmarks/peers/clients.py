@@ -103,20 +103,20 @@ async def open_dm_env(address: str, sessions: int) -> AsyncIterator[Run]:
             ready.wait()
             start = perf_counter()
             while True:
-                for place, action in enumerate(WALK, 1):
+                for number, action in enumerate(WALK, 1):
                     before = perf_counter()
                     step = environment.step({"action": ACTIONS.index(action)})
                     after = perf_counter()
                     waits.append(after - before)
-                    check(place, float(step.reward), step.last())
+                    check(number, float(step.reward), step.last())
                     if after - start >= seconds:
                         return
                 environment.reset()
 
-        playing = asyncio.create_task(together(play, environments))
+        task = asyncio.create_task(together(play, environments))
         await asyncio.to_thread(ready.wait)
         start = perf_counter()
-        await playing
+        await task
         return summarise(len(waits), perf_counter() - start, waits)
 
     try:

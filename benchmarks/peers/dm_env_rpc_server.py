@@ -59,15 +59,15 @@ def _step(episode: Episode, fresh: bool, request: Any, response: Any) -> bool:
     if fresh:
         if episode.turns:
             episode.reset(0, 0)
-        text, reward, ended = episode.observe(NOTHING).parts, 0.0, False
+        text, reward, has_ended = episode.observe(NOTHING).parts, 0.0, False
     else:
         action = ACTIONS[int(unpack_tensor(request.actions[ACTION_UID]))]
         transition = episode.turn([action], NOTHING)
-        text, reward, ended = transition.observation.parts, transition.reward, bool(transition.end_reason)
-    response.state = dm.EnvironmentStateType.TERMINATED if ended else dm.EnvironmentStateType.RUNNING
+        text, reward, has_ended = transition.observation.parts, transition.reward, bool(transition.end_reason)
+    response.state = dm.EnvironmentStateType.TERMINATED if has_ended else dm.EnvironmentStateType.RUNNING
     for uid in request.requested_observations:
         response.observations[uid].CopyFrom(pack_tensor(text if uid == TEXT_UID else reward))
-    return ended
+    return has_ended
 
 
 def _specs() -> dm.ActionObservationSpecs:

@@ -19,8 +19,8 @@ class Pipes:
 
     def __init__(self) -> None:
         self.commands, self.answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
         os.dup2(2, 1)
 
 
@@ -35,20 +35,20 @@ def serve_runs(
         seconds, waits = float(line), []
         reset()
         before, start = Usage.now(), perf_counter()
-        for place, action in cycle(enumerate(WALK, 1)):
-            asked = perf_counter()
+        for number, action in cycle(enumerate(WALK, 1)):
+            send_time = perf_counter()
             for reward, over in step(action):
-                check(place, reward, over)
-            answered = perf_counter()
-            waits.append(answered - asked)
-            if answered - start >= seconds:
+                check(number, reward, over)
+            reply_time = perf_counter()
+            waits.append(reply_time - send_time)
+            if reply_time - start >= seconds:
                 break
-            if place == len(WALK):
+            if number == len(WALK):
                 reset()
-        elapsed, used = answered - start, Usage.now() - before
+        elapsed, usage = reply_time - start, Usage.now() - before
         result = summarise(sessions * len(waits), elapsed, waits)
         print(
-            json.dumps(asdict(replace(result, client_cpu=used.own, server_cpu=used.descendants, wire=used.wire))),
+            json.dumps(asdict(replace(result, client_cpu=usage.own, server_cpu=usage.descendants, wire=usage.wire))),
             file=pipes.answers,
             flush=True,
         )

@@ -45,10 +45,10 @@ def main() -> None:
     count = int(sys.argv[2])
     kind = {"SyncVectorEnv": SyncVectorEnv, "AsyncVectorEnv": AsyncVectorEnv}[sys.argv[1]]
     environments = kind([Lake] * count, autoreset_mode=AutoresetMode.DISABLED)
-    everywhere = np.ones(count, bool)
+    mask = np.ones(count, bool)
 
     def reset() -> None:
-        environments.reset(options={"reset_mask": everywhere})
+        environments.reset(options={"reset_mask": mask})
 
     def step(action: str) -> list[tuple[float, bool]]:
         _, rewards, terminated, truncated, _ = environments.step(np.full(count, ACTIONS.index(action)))

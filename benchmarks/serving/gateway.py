@@ -65,9 +65,9 @@ async def measure(sessions: int, turns: int, engine_seconds: float) -> dict[str,
     async def directly(number: int) -> list[float]:
         waits = []
         for _ in range(turns):
-            began = perf_counter()
+            start = perf_counter()
             await asyncio.sleep(engine_seconds)  # all that the engine does
-            waits.append(perf_counter() - began)
+            waits.append(perf_counter() - start)
         return waits
 
     async def through_the_gateway(number: int) -> list[float]:
@@ -77,9 +77,9 @@ async def measure(sessions: int, turns: int, engine_seconds: float) -> dict[str,
         waits = []
         for turn in range(turns):
             messages.append({"role": "user", "content": f"{turn}. {OBSERVATION}"})
-            began = perf_counter()
+            start = perf_counter()
             reply = json.loads(await caller.post("/v1/chat/completions", {"model": "m", "messages": messages}))
-            waits.append(perf_counter() - began)
+            waits.append(perf_counter() - start)
             messages.append(reply["choices"][0]["message"])
             longest = max(longest, reply["usage"]["prompt_tokens"])
         caller.close()
@@ -97,7 +97,7 @@ async def measure(sessions: int, turns: int, engine_seconds: float) -> dict[str,
         direct = median(await play(directly))
         before = Usage.now()
         waits = await play(through_the_gateway)
-        used = (Usage.now() - before).descendants
+        seconds = (Usage.now() - before).descendants
     cuts = [1e3 * (cut - direct) for cut in quantiles(waits, n=100)]
     return {
         "sessions": sessions,
@@ -108,7 +108,7 @@ async def measure(sessions: int, turns: int, engine_seconds: float) -> dict[str,
         "p50_ms": round(cuts[49], 3),
         "p90_ms": round(cuts[89], 3),
         "p99_ms": round(cuts[98], 3),
-        "cpu_ms": round(1e3 * used / len(waits), 3),
+        "cpu_ms": round(1e3 * seconds / len(waits), 3),
     }
 
 
@@ -125,8 +125,8 @@ async def _serve(port: int, engine_seconds: float) -> None:
     from tests.trainer.scripted_engine import ScriptedEngine
 
     template = Template(tokenizer("chatml"))
-    words = template.encode("I take the key and open the door with it. " * 8)
-    ids = [*words[: REPLY_TOKENS - 1], template.end]
+    tokens = template.encode("I take the key and open the door with it. " * 8)
+    ids = [*tokens[: REPLY_TOKENS - 1], template.end]
 
     class Waiting(ScriptedEngine):
         async def generate(self, request: Request) -> Reply:

@@ -91,7 +91,7 @@ async def measure(seconds: float, rounds: int) -> tuple[list[Point], list[Point]
         stack.callback(peer.close)
         lakes = [stack.enter_context(start_server("frozen_lake")).address for _ in range(max(REPLICAS))]
         cases: list[tuple[str, int, AbstractAsyncContextManager[Count]]] = []
-        found: defaultdict[tuple[str, int], list[Point]] = defaultdict(list)
+        points_by_case: defaultdict[tuple[str, int], list[Point]] = defaultdict(list)
         for number in range(rounds):
             cases = [("starpod, text", size, open_payload(payload.address, size, "text")) for size in SIZES]
             cases += [("starpod, image", size, open_payload(payload.address, size, "image")) for size in PICTURES]
@@ -103,13 +103,13 @@ async def measure(seconds: float, rounds: int) -> tuple[list[Point], list[Point]
                         await count(0.3)
                         before, start = Usage.now(), perf_counter()
                         steps = await count(seconds)
-                        elapsed, used = perf_counter() - start, Usage.now() - before
-                found[way, size].append(
-                    Point(way, size, steps / elapsed, used.own / steps, used.descendants / steps, used.wire / steps)
+                        elapsed, usage = perf_counter() - start, Usage.now() - before
+                points_by_case[way, size].append(
+                    Point(way, size, steps / elapsed, usage.own / steps, usage.descendants / steps, usage.wire / steps)
                 )
     points = [
-        Point(way, size, *(median(getattr(each, name) for each in several) for name in Point.__slots__[2:]))
-        for (way, size), several in found.items()
+        Point(way, size, *(median(getattr(point, name) for point in several) for name in Point.__slots__[2:]))
+        for (way, size), several in points_by_case.items()
     ]
     return [each for each in points if each.way != "replicas"], [each for each in points if each.way == "replicas"]
 
@@ -120,8 +120,8 @@ async def open_payload(address: str, size: int, kind: str) -> AsyncIterator[Coun
     sessions = max(2, min(SESSIONS, 32_000_000 // size))
     async with Fleet(address, max_message_bytes=MESSAGE_BYTES) as fleet:
         options = {"size": size, "kind": kind}
-        opened = await fleet.open("payload-v1", count=sessions, seed=0, options=options, limits=UNLIMITED)
-        groups = [opened[: sessions // 2], opened[sessions // 2 :]]
+        opened_sessions = await fleet.open("payload-v1", count=sessions, seed=0, options=options, limits=UNLIMITED)
+        groups = [opened_sessions[: sessions // 2], opened_sessions[sessions // 2 :]]
 
         async def count(seconds: float) -> int:
             end = perf_counter() + seconds
@@ -132,9 +132,9 @@ async def open_payload(address: str, size: int, kind: str) -> AsyncIterator[Coun
                     transitions = await fleet.step_many(group, ["next"] * len(group))
                     steps += len(transitions)
                 observation = transitions[-1].observation
-                shown = len(observation.text) if kind == "text" else len(observation.image.data)
-                if shown != size:
-                    raise RuntimeError(f"an observation of {size} bytes came with {shown}")
+                length = len(observation.text) if kind == "text" else len(observation.image.data)
+                if length != size:
+                    raise RuntimeError(f"an observation of {size} bytes came with {length}")
                 return steps
 
             return sum(await asyncio.gather(*map(march, groups)))
@@ -221,7 +221,7 @@ def write_plot(path: Path, sizes: list[Point], replicas: list[Point]) -> None:
     left.legend(frameon=False)
     for name, label in (("client_cpu", "client"), ("server_cpu", "servers")):
         right.plot(
-            [each.size for each in replicas], [getattr(each, name) * 1e6 for each in replicas], "o-", label=label
+            [point.size for point in replicas], [getattr(point, name) * 1e6 for point in replicas], "o-", label=label
         )
     right.set(xlabel="replicas, 256 sessions in all", ylabel="CPU µs per step", ylim=(0, None), xticks=REPLICAS)
     right.legend(frameon=False)

@@ -26,12 +26,12 @@ def in_process(steps: int) -> float:
     """Return the CPU seconds per step of a plain loop over Gymnasium."""
     environment = gymnasium.make("FrozenLake-v1", disable_env_checker=True)
     environment.reset(seed=1)
-    begin = time.process_time()
+    start = time.process_time()
     for step in range(steps):
         *_, terminated, truncated, _ = environment.step(int(ACTIONS[step % 4]))
         if terminated or truncated:
             environment.reset(seed=step)
-    return (time.process_time() - begin) / steps
+    return (time.process_time() - start) / steps
 
 
 def cpu(pid: int) -> float:
@@ -42,29 +42,29 @@ def cpu(pid: int) -> float:
 def memory(pid: int) -> int:
     """Return the memory in bytes of a process and all its descendants. Shared pages count once."""
     total = 0
-    for each in (pid, *descendants(pid)):
-        lines = Path(f"/proc/{each}/smaps_rollup").read_text().splitlines()
+    for process in (pid, *descendants(pid)):
+        lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
         total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
     return total * 1024
 
 
 def hosted(kind: str, steps: int, sessions: int) -> dict[str, float]:
-    wanted = f"FrozenLake-v1#concurrency={kind}&id=lake-v1&info=no"
-    with start_server("--host", f"gymnasium:{wanted}") as server, SyncFleet(server.address) as fleet:
+    spec = f"FrozenLake-v1#concurrency={kind}&id=lake-v1&info=no"
+    with start_server("--host", f"gymnasium:{spec}") as server, SyncFleet(server.address) as fleet:
         fleet.open("lake-v1", seed=0)
-        idle, begin = memory(server.pid), cpu(server.pid)
-        opened = [fleet.open("lake-v1", seed=seed)[0] for seed in range(sessions)]
-        open_cpu = (cpu(server.pid) - begin) / sessions
-        each = (memory(server.pid) - idle) / sessions
-        begin = cpu(server.pid)
+        idle, start = memory(server.pid), cpu(server.pid)
+        open_sessions = [fleet.open("lake-v1", seed=seed)[0] for seed in range(sessions)]
+        open_cpu = (cpu(server.pid) - start) / sessions
+        session_bytes = (memory(server.pid) - idle) / sessions
+        start = cpu(server.pid)
         for step in range(0, steps, sessions):
-            over = [session for session in opened if session.done]
-            fleet.reset_many(over, [step] * len(over))
-            fleet.step_many(opened, [ACTIONS[step // sessions % 4]] * sessions)
+            done_sessions = [session for session in open_sessions if session.done]
+            fleet.reset_many(done_sessions, [step] * len(done_sessions))
+            fleet.step_many(open_sessions, [ACTIONS[step // sessions % 4]] * sessions)
         return {
-            "step_us": (cpu(server.pid) - begin) / steps * 1e6,
+            "step_us": (cpu(server.pid) - start) / steps * 1e6,
             "open_ms": open_cpu * 1e3,
-            "session_kb": each / 1024,
+            "session_kb": session_bytes / 1024,
         }
 
 

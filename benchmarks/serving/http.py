@@ -51,8 +51,8 @@ class Caller:
         received = (await self._reader.readuntil(b"\r\n\r\n")).lower()
         if not received.startswith(b"http/1.1 200"):
             raise RuntimeError(received.decode())
-        if (place := received.find(b"content-length: ")) >= 0:
-            return await self._reader.readexactly(int(received[place + 16 :].split(b"\r\n", 1)[0]))
+        if (index := received.find(b"content-length: ")) >= 0:
+            return await self._reader.readexactly(int(received[index + 16 :].split(b"\r\n", 1)[0]))
         chunks = []
         while size := int(await self._reader.readline(), 16):
             chunks.append(await self._reader.readexactly(size))
@@ -93,7 +93,7 @@ async def _opened(
     opening = {"environment_id": ENVIRONMENT, "options": OPTIONS, "seed": 0, "count": sessions, "limits": _UNLIMITED}
     opened = json.loads(await callers[0].post("/v1/sessions:open", opening))["sessions"]
     yield callers, opened
-    await callers[0].post("/v1/sessions:close", {"session_ids": [each["session_id"] for each in opened]})
+    await callers[0].post("/v1/sessions:close", {"session_ids": [session["session_id"] for session in opened]})
     for caller in callers:
         caller.close()
 
@@ -117,26 +117,26 @@ async def open_batches(url: str, sessions: int) -> AsyncIterator[Run]:
         epochs = dict.fromkeys(ids, 1)
 
         async def ask(kind: str, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
-            body = {"calls": [{"call_id": place, kind: call} for place, call in enumerate(calls)]}
+            body = {"calls": [{"call_id": call_id, kind: call} for call_id, call in enumerate(calls)]}
             events = (await caller.post("/v1/sessions:stream", body)).split(b"\n\n")
             replies = [reply for event in events if event for reply in json.loads(event[6:])["replies"]]
-            return [reply[kind] for reply in sorted(replies, key=lambda each: int(each["call_id"]))]
+            return [reply[kind] for reply in sorted(replies, key=lambda reply: int(reply["call_id"]))]
 
         async def march(seconds: float) -> Measurement:
             waits: list[float] = []
             start = perf_counter()
             while perf_counter() - start < seconds:
-                await ask("reset", [{"session_id": each, "epoch": epochs[each], "seed": 0} for each in ids])
-                for each in ids:
-                    epochs[each] += 1
-                for place, action in enumerate(WALK, 1):
+                await ask("reset", [{"session_id": key, "epoch": epochs[key], "seed": 0} for key in ids])
+                for key in ids:
+                    epochs[key] += 1
+                for number, action in enumerate(WALK, 1):
                     before = perf_counter()
-                    step = {"step_index": place - 1, "actions": [{"text": action}]}
-                    replies = await ask("step", [{"session_id": each, "epoch": epochs[each], **step} for each in ids])
+                    step = {"step_index": number - 1, "actions": [{"text": action}]}
+                    replies = await ask("step", [{"session_id": key, "epoch": epochs[key], **step} for key in ids])
                     waits += [perf_counter() - before] * len(ids)
                     for reply in replies:
                         transition = reply["transition"]
-                        check(place, transition["reward"], transition["terminated"])
+                        check(number, transition["reward"], transition["terminated"])
             return summarise(len(waits), perf_counter() - start, waits)
 
         yield march
@@ -170,7 +170,7 @@ def main() -> None:
 
 async def measure(counts: list[int], seconds: float, rounds: int) -> list[dict[str, Any]]:
     """Measure each way with each number of sessions, in turn in each round. Returns medians over the rounds."""
-    measured: dict[tuple[str, int], list[Measurement]] = {}
+    results: dict[tuple[str, int], list[Measurement]] = {}
     with only_on(SERVER_CORE):
         server = ServerProcess([sys.executable, "-m", "starpod.cli.main", "serve", *TASK.serve, "--http", "0"])
     url = next(word.rstrip(",") for word in server.ready.split() if word.startswith("http://"))
@@ -182,17 +182,17 @@ async def measure(counts: list[int], seconds: float, rounds: int) -> list[dict[s
                         await run(_WARM_UP_SECONDS)
                         before = Usage.now()
                         measurement = await run(seconds)
-                        used = Usage.now() - before
-                    measured.setdefault((name, count), []).append(replace(measurement, server_cpu=used.descendants))
+                        usage = Usage.now() - before
+                    results.setdefault((name, count), []).append(replace(measurement, server_cpu=usage.descendants))
     return [
         {
             "way": name,
             "sessions": count,
-            "steps_per_second": round(median(each.rate for each in several), 1),
-            "p50_us": round(1e6 * median(each.p50 for each in several), 1),
-            "server_cpu_us": round(1e6 * median(each.server_cpu / each.steps for each in several), 1),
+            "steps_per_second": round(median(entry.rate for entry in entries), 1),
+            "p50_us": round(1e6 * median(entry.p50 for entry in entries), 1),
+            "server_cpu_us": round(1e6 * median(entry.server_cpu / entry.steps for entry in entries), 1),
         }
-        for (name, count), several in measured.items()
+        for (name, count), entries in results.items()
     ]
 
 

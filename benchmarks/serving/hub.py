@@ -43,7 +43,7 @@ def main() -> None:
     arguments, words = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:
         checked = check_all(Path(folder), arguments.minutes, words)
-        print(f"{sum(each['passed'] for each in checked['environments'])} of {len(checked['environments'])} pass")
+        print(f"{sum(entry['passed'] for entry in checked['environments'])} of {len(checked['environments'])} pass")
         planted = asdict(look_for_all(Path(folder), good())) if arguments.planted else None
     if planted:
         print(planted)
@@ -67,9 +67,9 @@ def check_all(folder: Path, minutes: float, words: list[str]) -> dict[str, Any]:
         subprocess.run([make, *game], cwd=folder, check=True, capture_output=True)
     command = [sys.executable, "-m", "starpod.cli.main", "hub", "--minutes", str(minutes), *words]
     start = perf_counter()
-    done = subprocess.run(command, cwd=folder, check=False)
-    if done.returncode not in (0, 1):
-        raise SystemExit(done.returncode)
+    process = subprocess.run(command, cwd=folder, check=False)
+    if process.returncode not in (0, 1):
+        raise SystemExit(process.returncode)
     entries = json.loads((folder / "hub" / "hub.json").read_text())
     return {
         "minutes": round((perf_counter() - start) / 60, 1),

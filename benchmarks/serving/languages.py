@@ -46,19 +46,19 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=400, help="in one measurement")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    measured: dict[tuple[str, str], list[float]] = defaultdict(list)
+    times: dict[tuple[str, str], list[float]] = defaultdict(list)
     with ExitStack() as stack:
         servers = {
             name: stack.enter_context(closing(ServerProcess(command)))
-            for name, (command, needed) in SERVERS.items()
-            if needed.exists()
+            for name, (command, binary) in SERVERS.items()
+            if binary.exists()
         }
         for _ in range(arguments.rounds):
             for name, server in servers.items():
                 for wire, microseconds in measure(server, arguments.sessions, arguments.messages):
-                    measured[name, wire].append(microseconds)
+                    times[name, wire].append(microseconds)
     table = Table("Server", "Wire", "CPU of the server, µs per step")
-    for (name, wire), values in measured.items():
+    for (name, wire), values in times.items():
         table.add_row(name, wire, f"{median(values):.2f}")
     Console().print(table)
 
@@ -67,19 +67,19 @@ def measure(server: ServerProcess, sessions: int, messages: int) -> Iterator[tup
     """Yield each wire format that the server supports, with microseconds of its CPU per Step."""
     with grpc.insecure_channel(server.address) as channel:
         stub = EnvironmentServiceStub(channel)
-        about = stub.Describe(pb.DescribeRequest())
-        for wire in ("calls", "columns") if about.capabilities.step_columns else ("calls",):
-            request = pb.OpenRequest(environment_id=about.environments[0].id, count=sessions, limits=UNLIMITED)
+        description = stub.Describe(pb.DescribeRequest())
+        for wire in ("calls", "columns") if description.capabilities.step_columns else ("calls",):
+            request = pb.OpenRequest(environment_id=description.environments[0].id, count=sessions, limits=UNLIMITED)
             ids = [session.session_id for session in stub.Open(request).sessions]
             fill = _calls if wire == "calls" else _columns
             requests = [fill(ids, index) for index in range(messages)]
             before = cpu_seconds(server.pid)
-            answered = 0
+            reply_count = 0
             for response in stub.Stream(iter(requests)):
-                answered += len(response.replies) + len(response.transitions.call_ids)
+                reply_count += len(response.replies) + len(response.transitions.call_ids)
                 assert not any(reply.HasField("error") for reply in response.replies)
-            assert answered == sessions * messages
-            yield wire, (cpu_seconds(server.pid) - before) / answered * 1e6
+            assert reply_count == sessions * messages
+            yield wire, (cpu_seconds(server.pid) - before) / reply_count * 1e6
             stub.Close(pb.CloseRequest(session_ids=ids))
 
 

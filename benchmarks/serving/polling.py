@@ -83,19 +83,19 @@ def main() -> None:
     rounds = [
         {name: echo(setting, arguments.seconds) for name, setting in COLUMNS.items()} for _ in range(arguments.rounds)
     ]
-    found = {
+    results = {
         name: {
-            "stream, CPU µs per message": median(each[name]["stream"]["cpu"] for each in rounds),
-            "unary, CPU µs per call": median(each[name]["unary"]["cpu"] for each in rounds),
-            "unary, median µs per call": median(each[name]["unary"]["p50"] for each in rounds),
+            "stream, CPU µs per message": median(result[name]["stream"]["cpu"] for result in rounds),
+            "unary, CPU µs per call": median(result[name]["unary"]["cpu"] for result in rounds),
+            "unary, median µs per call": median(result[name]["unary"]["p50"] for result in rounds),
         }
         for name in COLUMNS
     }
     table = Table("gRPC alone, there and back", *COLUMNS)
-    for row in next(iter(found.values())):
-        table.add_row(row, *(f"{found[name][row]:.0f}" for name in COLUMNS))
+    for row in next(iter(results.values())):
+        table.add_row(row, *(f"{results[name][row]:.0f}" for name in COLUMNS))
     Console().print(table)
-    arguments.json.write_text(json.dumps({**origin(), "results": found}, indent=2) + "\n")
+    arguments.json.write_text(json.dumps({**origin(), "results": results}, indent=2) + "\n")
 
 
 def echo(setting: str, seconds: float) -> dict[str, dict[str, float]]:
@@ -107,8 +107,8 @@ def echo(setting: str, seconds: float) -> dict[str, dict[str, float]]:
         client = [sys.executable, "-c", CLIENT, port, str(server.pid), str(seconds)]
         result = subprocess.run(client, capture_output=True, text=True, check=True, env=environment)
         server.kill()
-    measured: dict[str, dict[str, float]] = json.loads(result.stdout)
-    return measured
+    figures: dict[str, dict[str, float]] = json.loads(result.stdout)
+    return figures
 
 
 if __name__ == "__main__":

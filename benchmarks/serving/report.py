@@ -37,9 +37,9 @@ class Result:
 
 def ratio(results: list[Result], result: Result, baseline: str) -> float | None:
     """Return the rate divided by the baseline's at the same number of sessions; None if that was not measured."""
-    for other in results:
-        if (other.way, other.sessions) == (baseline, result.sessions):
-            return result.steps_per_second / other.steps_per_second
+    for candidate in results:
+        if (candidate.way, candidate.sessions) == (baseline, result.sessions):
+            return result.steps_per_second / candidate.steps_per_second
     return None
 
 
@@ -58,7 +58,7 @@ def rows(results: list[Result]) -> tuple[list[str], list[list[str]]]:
         *(f"x {name}" for name in baselines),
     ]
     cells = []
-    for result in sorted(results, key=lambda each: each.sessions):
+    for result in sorted(results, key=lambda result: result.sessions):
         ratios = [ratio(results, result, name) for name in baselines]
         cells.append(
             [
@@ -79,10 +79,10 @@ def rows(results: list[Result]) -> tuple[list[str], list[list[str]]]:
 def print_table(results: list[Result]) -> None:
     headings, cells = rows(results)
     table = Table()
-    for place, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if place else "left")
-    for before, line in zip([None, *cells], cells, strict=False):
-        if before is not None and before[1] != line[1]:
+    for index, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if index else "left")
+    for previous, line in zip([None, *cells], cells, strict=False):
+        if previous is not None and previous[1] != line[1]:
             table.add_section()
         table.add_row(*line)
     Console(width=None if sys.stdout.isatty() else 170).print(table)

@@ -70,12 +70,12 @@ async def measure(environment: str, sessions: int, idle_seconds: float) -> Resul
     with start_server(environment, "--max-sessions", str(sessions + BATCH)) as server:
         async with grpc.aio.insecure_channel(server.address) as channel:
             stub = EnvironmentServiceStub(channel)
-            warm = await open_and_step(stub, environment, BATCH, lease_seconds=3600)
-            await stub.Close(pb.CloseRequest(session_ids=warm))
+            warm_ids = await open_and_step(stub, environment, BATCH, lease_seconds=3600)
+            await stub.Close(pb.CloseRequest(session_ids=warm_ids))
             empty_cpu = await _cpu_share(server, idle_seconds)
-            before = resident_bytes(server.pid)
+            idle_bytes = resident_bytes(server.pid)
             ids = await open_and_step(stub, environment, sessions, lease_seconds=3600)
-            grown = resident_bytes(server.pid) - before
+            growth = resident_bytes(server.pid) - idle_bytes
             idle_cpu = await _cpu_share(server, idle_seconds)
             for start in range(0, sessions, BATCH):
                 await stub.Close(pb.CloseRequest(session_ids=ids[start : start + BATCH]))
@@ -86,7 +86,7 @@ async def measure(environment: str, sessions: int, idle_seconds: float) -> Resul
             return Result(
                 environment,
                 sessions,
-                grown / sessions,
+                growth / sessions,
                 empty_cpu,
                 idle_cpu,
                 cpu_seconds(server.pid) - cpu,
@@ -103,7 +103,7 @@ async def open_and_step(
     stream = stub.Stream()
     for start in range(0, sessions, BATCH):
         seeds = range(start, min(start + BATCH, sessions))
-        opened = await _exchange(
+        replies = await _exchange(
             stream,
             [
                 pb.Call(
@@ -115,7 +115,7 @@ async def open_and_step(
                 for seed in seeds
             ],
         )
-        batch = [reply.open.sessions[0] for reply in opened]
+        batch = [reply.open.sessions[0] for reply in replies]
         await _exchange(
             stream,
             [
@@ -150,10 +150,10 @@ async def _cpu_share(server: ServerProcess, seconds: float) -> float:
 
 def print_table(results: list[Result]) -> None:
     table = Table(title=f"{results[0].sessions:,} open sessions on one server", title_justify="left")
-    for place, heading in enumerate(
+    for index, heading in enumerate(
         ("Environment", "Memory each", "CPU, none open", "CPU, all open", "CPU to reap all", "Time to reap all")
     ):
-        table.add_column(heading, justify="right" if place else "left")
+        table.add_column(heading, justify="right" if index else "left")
     for result in results:
         table.add_row(
             result.environment,

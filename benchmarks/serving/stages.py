@@ -65,7 +65,7 @@ def main() -> None:
 
 async def measure(rows: int, batches: int) -> dict[str, float]:
     """Return the microseconds per step by stage."""
-    spent: defaultdict[str, list[float]] = defaultdict(list)
+    seconds_by_stage: defaultdict[str, list[float]] = defaultdict(list)
     calls = Calls(Worker(Registry.installed(), ServerLimits(), Metrics(), threads=1))
     table = SessionTable()
     opening = pb.OpenRequest(
@@ -96,23 +96,23 @@ async def measure(rows: int, batches: int) -> dict[str, float]:
         marks.append(perf_counter())
         request = pb.StreamRequest.FromString(data)
         marks.append(perf_counter())
-        read = Rows(request.steps)
+        read_rows = Rows(request.steps)
         marks.append(perf_counter())
         transitions = Transitions()
         start = 0
         while start < rows:  # step_rows handles a slice per call, as in the service
-            others, broken, start = step_rows(read, start, rows, table, 1, calls.worker.metrics, transitions)
+            others, broken, start = step_rows(read_rows, start, rows, table, 1, calls.worker.metrics, transitions)
             assert not others and not broken, "every row was stepped"
         marks.append(perf_counter())
         size = len(transitions.message.SerializeToString())
         marks.append(perf_counter())
         turn, decode, to_rows, stepped, encode = (end - start for start, end in pairwise(marks))
         for stage, seconds in zip(STAGES, (decode, to_rows, turn, stepped - turn, encode), strict=True):
-            spent[stage].append(seconds)
-    found = {stage: median(seconds) / rows * 1e6 for stage, seconds in spent.items()}
-    found["all of it"] = sum(found.values())
-    found["gRPC, per message over rows"] = await echo(bytes(size), 1.0) / rows * 1e6
-    return found
+            seconds_by_stage[stage].append(seconds)
+    medians = {stage: median(seconds) / rows * 1e6 for stage, seconds in seconds_by_stage.items()}
+    medians["all of it"] = sum(medians.values())
+    medians["gRPC, per message over rows"] = await echo(bytes(size), 1.0) / rows * 1e6
+    return medians
 
 
 async def echo(data: bytes, seconds: float) -> float:

@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, default=ROOT / "docs/benchmarks/tail.json")
     arguments = parser.parse_args()
-    found: defaultdict[float, list[Result]] = defaultdict(list)
+    by_share: defaultdict[float, list[Result]] = defaultdict(list)
     console = Console(stderr=True)
     with ExitStack() as stack:
         with only_on(SERVER_CORE):
@@ -60,18 +60,18 @@ def main() -> None:
                 with console.status(f"round {number + 1} of {arguments.rounds}: {share:.0%}"):
                     result = load(server.address, arguments.sessions, arguments.seconds, share, peak)
                 peak = peak or result.steps_per_second
-                found[share].append(result)
+                by_share[share].append(result)
     results = [
-        Result(share, *(median(getattr(each, name) for each in several) for name in Result.__slots__[1:]))
-        for share, several in sorted(found.items())
+        Result(share, *(median(getattr(entry, name) for entry in group) for name in Result.__slots__[1:]))
+        for share, group in sorted(by_share.items())
     ]
     table = Table(*("Share of the peak", "Steps/s", "p50", "p99", "p99.9", "p99.9 over p50"))
-    for each in results:
-        share = "closed loop" if each.share == 1 else f"{each.share:.0%}"
-        latencies = (f"{value:,.2f} ms" for value in (each.p50, each.p99, each.p999))
-        table.add_row(share, f"{each.steps_per_second:,.0f}", *latencies, f"{each.p999 / each.p50:.1f}")
+    for entry in results:
+        share = "closed loop" if entry.share == 1 else f"{entry.share:.0%}"
+        latencies = (f"{value:,.2f} ms" for value in (entry.p50, entry.p99, entry.p999))
+        table.add_row(share, f"{entry.steps_per_second:,.0f}", *latencies, f"{entry.p999 / entry.p50:.1f}")
     Console().print(table)
-    content = {**origin(), "results": [asdict(each) for each in results]}
+    content = {**origin(), "results": [asdict(entry) for entry in results]}
     arguments.json.write_text(json.dumps(content, indent=2) + "\n")
 
 
@@ -81,8 +81,8 @@ def load(address: str, sessions: int, seconds: float, share: float, peak: float)
     command += ["--sessions", str(sessions), "--seconds", str(seconds), "--json", "-"]
     if share < 1:
         command += ["--rate", f"{share * peak:.0f}"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
-    stage: dict[str, Any] = json.loads(done.stdout)["stages"][0]
+    process = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
+    stage: dict[str, Any] = json.loads(process.stdout)["stages"][0]
     step = stage["calls"]["step"]
     return Result(share, stage["steps_per_second"], *(step[name] for name in ("p50_ms", "p99_ms", "p99.9_ms")))
 

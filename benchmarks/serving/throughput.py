@@ -67,7 +67,7 @@ def main() -> None:
 
 async def measure(ways: list[Way], counts: list[int], seconds: float, rounds: int) -> list[Result]:
     """Measure all ways with all numbers of sessions, `rounds` times. Returns medians."""
-    measured: dict[tuple[str, int], list[Measurement]] = defaultdict(list)
+    measurements: dict[tuple[str, int], list[Measurement]] = defaultdict(list)
     console = Console(stderr=True)
     with ExitStack() as stack:
         addresses = {"none": ""}
@@ -81,32 +81,32 @@ async def measure(ways: list[Way], counts: list[int], seconds: float, rounds: in
                 for way in ways:
                     if count > way.most:
                         continue
-                    apart = nullcontext() if way.server in (*SEVERAL, "none") else only_on(CLIENT_CORE)
+                    pinning = nullcontext() if way.server in (*SEVERAL, "none") else only_on(CLIENT_CORE)
                     status = console.status(f"round {number + 1} of {rounds}: {way.name}, {count} sessions")
-                    with apart, status:
+                    with pinning, status:
                         async with way.open(addresses[way.server], count) as run:
                             await run(WARM_UP_SECONDS)
                             before = Usage.now()
                             measurement = await run(seconds)
-                            used = Usage.now() - before
+                            usage = Usage.now() - before
                             if not measurement.client_cpu:  # not measured by the way itself
                                 measurement = replace(
-                                    measurement, client_cpu=used.own, server_cpu=used.descendants, wire=used.wire
+                                    measurement, client_cpu=usage.own, server_cpu=usage.descendants, wire=usage.wire
                                 )
-                            measured[way.name, count].append(measurement)
+                            measurements[way.name, count].append(measurement)
     return [
         Result(
             way=name,
             sessions=count,
-            steps_per_second=median(each.rate for each in several),
-            p50_seconds=median(each.p50 for each in several),
-            p99_seconds=median(each.p99 for each in several),
-            client_cpu_seconds=median(each.client_cpu / each.steps for each in several),
-            server_cpu_seconds=median(each.server_cpu / each.steps for each in several),
-            wire_bytes=median(each.wire / each.steps for each in several),
-            rounds=[each.rate for each in several],
+            steps_per_second=median(entry.rate for entry in entries),
+            p50_seconds=median(entry.p50 for entry in entries),
+            p99_seconds=median(entry.p99 for entry in entries),
+            client_cpu_seconds=median(entry.client_cpu / entry.steps for entry in entries),
+            server_cpu_seconds=median(entry.server_cpu / entry.steps for entry in entries),
+            wire_bytes=median(entry.wire / entry.steps for entry in entries),
+            rounds=[entry.rate for entry in entries],
         )
-        for (name, count), several in measured.items()
+        for (name, count), entries in measurements.items()
     ]
 
 

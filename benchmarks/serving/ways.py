@@ -50,7 +50,7 @@ class Way:
 async def open_in_process(address: str, sessions: int) -> AsyncIterator[Run]:
     """Step all episodes in one loop in this process, which is the upper bound of every other way."""
     episodes = [new_episode() for _ in range(sessions)]
-    nothing = Want()
+    want = Want()
 
     async def run(seconds: float) -> Measurement:
         for episode in episodes:
@@ -58,13 +58,13 @@ async def open_in_process(address: str, sessions: int) -> AsyncIterator[Run]:
         waits: list[float] = []
         start = perf_counter()
         while True:
-            for place, action in enumerate(WALK, 1):
+            for number, action in enumerate(WALK, 1):
                 before = perf_counter()
                 actions = [action]
-                transitions = [episode.turn(actions, nothing) for episode in episodes]
+                transitions = [episode.turn(actions, want) for episode in episodes]
                 after = perf_counter()
                 waits.append((after - before) / sessions)
-                check(place, transitions[-1].reward, bool(transitions[-1].end_reason))
+                check(number, transitions[-1].reward, bool(transitions[-1].end_reason))
                 if after - start >= seconds:
                     return summarise(sessions * len(waits), after - start, waits)
             for episode in episodes:
@@ -203,10 +203,10 @@ async def open_step_many(address: str, sessions: int) -> AsyncIterator[Run]:
     replies to the other.
     """
     async with Fleet(address) as fleet:
-        there: defaultdict[str, list[Session]] = defaultdict(list)
+        by_address: defaultdict[str, list[Session]] = defaultdict(list)
         for session in await _open_fleet(fleet, sessions):
-            there[session.address].append(session)
-        groups = [group for each in there.values() for group in (each[::2], each[1::2]) if group]
+            by_address[session.address].append(session)
+        groups = [group for members in by_address.values() for group in (members[::2], members[1::2]) if group]
 
         async def march(group: list[Session], seconds: float) -> Measurement:
             async def reset() -> None:
@@ -270,8 +270,8 @@ def _load(arguments: Sequence[str], options: Mapping[str, Any]) -> Run:
             stderr=asyncio.subprocess.DEVNULL,
             cwd=ROOT,
         )
-        out, _ = await process.communicate()
-        (stage,) = json.loads(out)["stages"]
+        output, _ = await process.communicate()
+        (stage,) = json.loads(output)["stages"]
         step, (generator,) = stage["calls"]["step"], stage["generators"]
         return Measurement(
             stage["steps"],
@@ -292,9 +292,9 @@ async def _march(
     waits: list[float] = []
     start = perf_counter()
     while True:
-        for place, action in enumerate(WALK, 1):
+        for number, action in enumerate(WALK, 1):
             before = perf_counter()
-            await step(place, action)
+            await step(number, action)
             after = perf_counter()
             waits.append(after - before)
             if after - start >= seconds:
@@ -311,10 +311,10 @@ async def _open(stub: EnvironmentServiceStub, sessions: int) -> Sequence[pb.Sess
 async def _open_fleet(fleet: Fleet, sessions: int) -> list[Session]:
     """Open sessions in at least two groups, so that two servers get half of them each."""
     opened: list[Session] = []
-    while (missing := sessions - len(opened)) > 0:
+    while (missing_count := sessions - len(opened)) > 0:
         opened += await fleet.open(
             ENVIRONMENT,
-            count=min(missing, (sessions + 1) // 2, MOST_IN_A_GROUP),
+            count=min(missing_count, (sessions + 1) // 2, MOST_IN_A_GROUP),
             seed=0,
             options=OPTIONS,
             limits=Limits(max_turns=0, max_actions_per_turn=0, max_actions=0),
@@ -327,7 +327,7 @@ async def open_empty_calls(address: str, sessions: int) -> AsyncIterator[Run]:
     """Call Renew without a session, with one call in flight per "session": the cost of a call in gRPC itself."""
     async with grpc.aio.insecure_channel(address) as channel:
         stub = EnvironmentServiceStub(channel)
-        nothing = pb.RenewRequest()
+        request = pb.RenewRequest()
 
         async def run(seconds: float) -> Measurement:
             waits: list[float] = []
@@ -335,7 +335,7 @@ async def open_empty_calls(address: str, sessions: int) -> AsyncIterator[Run]:
 
             async def call() -> None:
                 while (before := perf_counter()) - start < seconds:
-                    await stub.Renew(nothing)
+                    await stub.Renew(request)
                     waits.append(perf_counter() - before)
 
             await asyncio.gather(*(call() for _ in range(sessions)))

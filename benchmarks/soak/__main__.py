@@ -96,28 +96,28 @@ def main() -> None:
     arguments = parser.parse_args()
     environments = arguments.environment or list(ENVIRONMENTS)
     modules = [*arguments.environment_module, *([] if arguments.environment else [str(ISOLATED)])]
-    words = [word for module in modules for word in ("--environment-module", module)]
-    with start_server(*environments, *words) as server, running(server.address, environments, arguments) as client:
+    problems = [word for module in modules for word in ("--environment-module", module)]
+    with start_server(*environments, *problems) as server, running(server.address, environments, arguments) as client:
         peak = measure_peak(client, arguments.peak_seconds)
         client.pace(arguments.load * peak)
         before = dict(client.done)
         seconds, series = watch(server.pid, server.address, client, 60 * arguments.minutes)
-        done = {kind: count - before.get(kind, 0) for kind, count in client.done.items() if kind != "tasks"}
+        counts = {kind: count - before.get(kind, 0) for kind, count in client.done.items() if kind != "tasks"}
     trends = {name: trend(seconds, values, TOLERANCES[name.split()[1]]) for name, values in series.items()}
-    print_table(trends, peak, done, seconds)
+    print_table(trends, peak, counts, seconds)
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     content: dict[str, Any] = {**origin(), "peak_steps_per_second": round(peak)}
-    content |= {"done": done, "seconds": round(seconds[-1], 1)}
-    content |= {"trends": {name: asdict(found) for name, found in trends.items()}}
+    content |= {"done": counts, "seconds": round(seconds[-1], 1)}
+    content |= {"trends": {name: asdict(result) for name, result in trends.items()}}
     content |= {"samples": {"seconds": [round(second, 1) for second in seconds], **series}}
     arguments.json.write_text(json.dumps(content) + "\n")
     with suppress(ModuleNotFoundError):
         plot(arguments.plot or arguments.json.with_suffix(".svg"), seconds, series)
-    failed = {kind: count for kind, count in done.items() if kind.startswith("error")}
-    growing = [name for name, found in trends.items() if found.grows]
-    if failed or growing:
-        words = [f"{name} grows" for name in growing] + [f"{count} times {kind}" for kind, count in failed.items()]
-        sys.exit("soak: " + "; ".join(words))
+    errors = {kind: count for kind, count in counts.items() if kind.startswith("error")}
+    growths = [name for name, result in trends.items() if result.grows]
+    if errors or growths:
+        problems = [f"{name} grows" for name in growths] + [f"{count} times {kind}" for kind, count in errors.items()]
+        sys.exit("soak: " + "; ".join(problems))
 
 
 @contextmanager
@@ -149,7 +149,7 @@ def watch(server: int, address: str, client: Client, seconds: float) -> tuple[li
     start = monotonic()
     with grpc.insecure_channel(address) as channel:
         stub = EnvironmentServiceStub(channel)
-        while (now := monotonic() - start) < seconds:
+        while (elapsed := monotonic() - start) < seconds:
             if not client.alive:
                 sys.exit("soak: the client ended too early")
             row = {f"server {name}": value for name, value in facts(server).items()}
@@ -157,7 +157,7 @@ def watch(server: int, address: str, client: Client, seconds: float) -> tuple[li
             row["server processes"] = float(len(descendants(server)))
             row["server sessions"] = float(stub.Describe(pb.DescribeRequest(), timeout=30).live_sessions)
             row["client tasks"] = float(client.done.get("tasks", 0))
-            times.append(now)
+            times.append(elapsed)
             for name, value in row.items():
                 series.setdefault(name, []).append(value)
             sleep(pause)
@@ -182,11 +182,11 @@ def print_table(trends: dict[str, Trend], peak: float, done: dict[str, int], sec
         + ", ".join(f"{count:,} {kind}" for kind, count in done.items()),
         title_justify="left",
     )
-    for place, heading in enumerate(("Series", "Mean", "Slope per hour", "Rise", "Allowed", "")):
-        table.add_column(heading, justify="right" if 0 < place < 5 else "left")
-    for name, found in trends.items():
-        cells = [written(name, value) for value in (found.mean, found.slope, found.rise, found.tolerance)]
-        table.add_row(name, *cells, "grows" if found.grows else "steady")
+    for index, heading in enumerate(("Series", "Mean", "Slope per hour", "Rise", "Allowed", "")):
+        table.add_column(heading, justify="right" if 0 < index < 5 else "left")
+    for name, result in trends.items():
+        cells = [written(name, value) for value in (result.mean, result.slope, result.rise, result.tolerance)]
+        table.add_row(name, *cells, "grows" if result.grows else "steady")
     Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 

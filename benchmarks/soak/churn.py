@@ -68,7 +68,7 @@ class Churn:
                 spec = specs[environment]
                 self._actions[environment] = list(spec.action_space.names) or list(ELSEWHERE)
                 self._shares.append(IN_A_PROCESS if spec.concurrency == pb.CONCURRENCY_CLASS_PROCESS else 1.0)
-            tasks = [asyncio.create_task(self._live(fleet, random.Random(place))) for place in range(players)]
+            tasks = [asyncio.create_task(self._live(fleet, random.Random(number))) for number in range(players)]
             tasks.append(asyncio.create_task(self._tell()))
             await asyncio.to_thread(self._obey, asyncio.get_running_loop())
             self.over = True
@@ -87,9 +87,9 @@ class Churn:
         while not self.over:
             try:
                 if luck.random() < OWN_CONNECTION:
-                    async with Fleet(self.address) as own:
+                    async with Fleet(self.address) as own_fleet:
                         self.done["connections"] += 1
-                        await self._group(own, luck)
+                        await self._group(own_fleet, luck)
                 else:
                     await self._group(fleet, luck)
             except StarpodError as error:
@@ -120,9 +120,9 @@ class Churn:
                     await self._play(fleet, copies, luck, 3)
                 await fleet.close_sessions(copies)
             if luck.random() < 0.1:
-                restored = await fleet.restore(await sessions[0].snapshot(), lease_seconds=LEASE_SECONDS)
+                session = await fleet.restore(await sessions[0].snapshot(), lease_seconds=LEASE_SECONDS)
                 self.done["restored"] += 1
-                await restored.close()
+                await session.close()
         if luck.random() < ABANDONED:
             self.done["abandoned"] += len(sessions)
         else:
@@ -131,13 +131,13 @@ class Churn:
 
     async def _play(self, fleet: Fleet, sessions: list[Session], luck: random.Random, turns: int) -> None:
         for _ in range(turns):
-            live = [session for session in sessions if not session.done]
-            if not live or self.over:
+            open_sessions = [session for session in sessions if not session.done]
+            if not open_sessions or self.over:
                 return
-            await self.pacer.take(len(live))
-            actions = self._actions[live[0].environment_id]
-            await fleet.step_many(live, [luck.choice(actions) for _ in live])
-            self.done["steps"] += len(live)
+            await self.pacer.take(len(open_sessions))
+            actions = self._actions[open_sessions[0].environment_id]
+            await fleet.step_many(open_sessions, [luck.choice(actions) for _ in open_sessions])
+            self.done["steps"] += len(open_sessions)
 
 
 def main() -> None:

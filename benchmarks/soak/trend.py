@@ -40,16 +40,16 @@ def trend(seconds: Sequence[float], values: Sequence[float], tolerance: Toleranc
     if len(seconds) != len(values):
         raise ValueError(f"{len(seconds)} times and {len(values)} values")
     span = seconds[-1] - seconds[0] if seconds else 0.0
-    since = seconds[0] + WARM_UP * span if seconds else 0.0
-    kept = [(second, value) for second, value in zip(seconds, values, strict=True) if second >= since]
-    if len(kept) < 2 * PARTS:
-        raise ValueError(f"{len(kept)} samples after the warm-up are too few: sample more often, or for longer")
-    x, y = np.array(kept).T
+    start = seconds[0] + WARM_UP * span if seconds else 0.0
+    samples = [(second, value) for second, value in zip(seconds, values, strict=True) if second >= start]
+    if len(samples) < 2 * PARTS:
+        raise ValueError(f"{len(samples)} samples after the warm-up are too few: sample more often, or for longer")
+    x, y = np.array(samples).T
     slope = float(np.polyfit(x - x[0], y, 1)[0])
     rise = slope * float(x[-1] - x[0])
     mean = float(y.mean())
     allowed = max(tolerance.absolute, tolerance.relative * abs(mean))
     steps = [median(part.tolist()) for part in np.array_split(y, PARTS)]
-    steady = all(later - earlier > -allowed for earlier, later in pairwise(steps))
-    settled = steps[-1] - steps[0]
-    return Trend(mean, 3600 * slope, rise, settled, allowed, steady and min(rise, settled) > allowed)
+    is_steady = all(later - earlier > -allowed for earlier, later in pairwise(steps))
+    change = steps[-1] - steps[0]
+    return Trend(mean, 3600 * slope, rise, change, allowed, is_steady and min(rise, change) > allowed)

@@ -87,29 +87,29 @@ def summary(staleness: int, seed: int, success: float, folder: Path) -> dict[str
     """Return the figures of a run. success: rate of an evaluation at which the time to success is taken."""
     metrics = [step["metrics"] for step in RunFolder(folder).read_metrics()]
     evaluations = RunFolder(folder).read_evaluations()
-    clock = [0.0, *itertools.accumulate(each["time/step"] for each in metrics)]
-    curve = [(clock[each["step"]], each["success"]) for each in evaluations]
-    reached = next((when for when, found in curve if found >= success), None)
+    clock = [0.0, *itertools.accumulate(step["time/step"] for step in metrics)]
+    curve = [(clock[evaluation["step"]], evaluation["success"]) for evaluation in evaluations]
+    success_time = next((seconds for seconds, rate in curve if rate >= success), None)
 
     def mean(name: str) -> float:
-        return statistics.fmean(each.get(name, 0.0) for each in metrics)
+        return statistics.fmean(step.get(name, 0.0) for step in metrics)
 
     return {
         "staleness": staleness,
         "seed": seed,
         "seconds": clock[-1],
         "iterations": len(metrics),
-        "successes": sum(each["collect/success"] * each["collect/episodes"] for each in metrics),
-        "minutes_to_success": reached and reached / 60,
+        "successes": sum(step["collect/success"] * step["collect/episodes"] for step in metrics),
+        "minutes_to_success": success_time and success_time / 60,
         "curve": curve,
         "last": evaluations[-1]["success"],
         "staleness_mean": mean("collect/staleness_mean"),
-        "staleness_max": max(each.get("collect/staleness_max", 0.0) for each in metrics),
-        "stale_groups": sum(each.get("collect/stale_groups", 0.0) for each in metrics),
+        "staleness_max": max(step.get("collect/staleness_max", 0.0) for step in metrics),
+        "stale_groups": sum(step.get("collect/stale_groups", 0.0) for step in metrics),
         "overlap": mean("time/overlap_share"),
         "collecting": mean("time/collect"),
         "updating": mean("time/update"),
-        "failed": sum(each["collect/failed"] for each in metrics),
+        "failed": sum(step["collect/failed"] for step in metrics),
     }
 
 
@@ -128,18 +128,18 @@ def main() -> None:
     file = arguments.json or RESULTS / ("asynchrony.json" if job == "frozen_lake" else f"asynchrony_{job}.json")
     results = []
     for seed in range(1, arguments.seeds + 1):
-        begun = arguments.runs / str(seed)
+        base_run = arguments.runs / str(seed)
         folders = {staleness: arguments.runs / f"{seed}-{staleness}" for staleness in arguments.staleness}
-        for folder in (begun, *folders.values()):
+        for folder in (base_run, *folders.values()):
             shutil.rmtree(folder, ignore_errors=True)
-        train(begun, *words(job, 0), f"seed={seed}", "stop.iterations=0")
+        train(base_run, *words(job, 0), f"seed={seed}", "stop.iterations=0")
         for folder in folders.values():
-            shutil.copytree(begun, folder)
+            shutil.copytree(base_run, folder)
         for number in range(1, arguments.rounds + 1):
             until = arguments.iterations * number // arguments.rounds if number < arguments.rounds else None
             for staleness, folder in folders.items():
-                own = (*words(job, staleness), f"seed={seed}", f"stop.iterations={arguments.iterations}")
-                train(folder, *own, "--resume", until=until)
+                run_words = (*words(job, staleness), f"seed={seed}", f"stop.iterations={arguments.iterations}")
+                train(folder, *run_words, "--resume", until=until)
         results += [summary(staleness, seed, arguments.success, folder) for staleness, folder in folders.items()]
     content = {**origin(), "success": arguments.success, "results": results}
     file.write_text(json.dumps(content, indent=2) + "\n")
@@ -153,22 +153,22 @@ def main() -> None:
 def asynchrony_table(content: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Return the head and the rows of a table, with a row per bound of staleness. Figures are means over its seeds."""
     rows = []
-    for bound in dict.fromkeys(each["staleness"] for each in content["results"]):
-        mine: Sequence[Mapping[str, Any]] = [each for each in content["results"] if each["staleness"] == bound]
-        reached = [each["minutes_to_success"] for each in mine if each["minutes_to_success"] is not None]
-        hours = sum(each["seconds"] for each in mine) / 3600
+    for bound in dict.fromkeys(result["staleness"] for result in content["results"]):
+        runs: Sequence[Mapping[str, Any]] = [run for run in content["results"] if run["staleness"] == bound]
+        minutes = [run["minutes_to_success"] for run in runs if run["minutes_to_success"] is not None]
+        hours = sum(run["seconds"] for run in runs) / 3600
         rows.append(
             [
                 str(bound) if bound else "0 (lock step)",
-                f"{sum(each['iterations'] for each in mine) / hours:,.0f}",
-                f"{sum(each['successes'] for each in mine) / hours:,.0f}",
-                f"{statistics.fmean(reached):.1f}"
-                if len(reached) == len(mine)
-                else f"{len(reached)} of {len(mine)} runs",
-                f"{statistics.fmean(each['last'] for each in mine):.0%}".replace("%", " %"),
-                f"{statistics.fmean(each['staleness_mean'] for each in mine):.2f}",
-                f"{max(each['staleness_max'] for each in mine):.0f}",
-                f"{statistics.fmean(each['overlap'] for each in mine):.0%}".replace("%", " %"),
+                f"{sum(run['iterations'] for run in runs) / hours:,.0f}",
+                f"{sum(run['successes'] for run in runs) / hours:,.0f}",
+                f"{statistics.fmean(minutes):.1f}"
+                if len(minutes) == len(runs)
+                else f"{len(minutes)} of {len(runs)} runs",
+                f"{statistics.fmean(run['last'] for run in runs):.0%}".replace("%", " %"),
+                f"{statistics.fmean(run['staleness_mean'] for run in runs):.2f}",
+                f"{max(run['staleness_max'] for run in runs):.0f}",
+                f"{statistics.fmean(run['overlap'] for run in runs):.0%}".replace("%", " %"),
             ]
         )
     head = [

@@ -116,8 +116,8 @@ def main() -> None:
             results["TRL"] = train_trl(arguments.trl, model, iterations, work)
         if "now" in arguments.way:
             minutes = sum(results["TRL"]["seconds"]) / 60
-            now = ["algorithm.mini_batch_size=64", f"stop.minutes={minutes}", f"evaluation.every={EVERY}"]
-            results["starpod"] = train(sys.executable, now, model, FOR_EVER, work / "now")
+            settings = ["algorithm.mini_batch_size=64", f"stop.minutes={minutes}", f"evaluation.every={EVERY}"]
+            results["starpod"] = train(sys.executable, settings, model, FOR_EVER, work / "now")
             results["starpod"]["evaluations"] = evaluations(work / "now")
             results["starpod"] |= asyncio.run(sample_inside_and_alone(model, work / "inside"))
         if "before" in arguments.way:
@@ -131,12 +131,12 @@ def main() -> None:
 
 def warm_started(work: Path) -> Path:
     """Return the model of `make train-llm` before its first update."""
-    run, out = work / "start", work / "model"
+    run, model_folder = work / "start", work / "model"
     words = ["stop.iterations=0", "evaluation.episodes=1", "monitor.screen=plain"]
     starpod("train", "bandit_llm", f"seed={SEED}", *words, "--run-dir", str(run))
-    starpod("export", str(run), str(out))
+    starpod("export", str(run), str(model_folder))
     shutil.rmtree(run)
-    return out
+    return model_folder
 
 
 def peak_gib(command: Sequence[str]) -> float:
@@ -186,7 +186,7 @@ def train(
 
 def evaluations(folder: Path) -> list[dict[str, Any]]:
     """Return the evaluations of a run, in the form of the result file."""
-    return [{key: each[key] for key in EVALUATED} for each in RunFolder(folder).read_evaluations()]
+    return [{key: evaluation[key] for key in EVALUATED} for evaluation in RunFolder(folder).read_evaluations()]
 
 
 async def evaluate(model: Path, folder: Path) -> dict[str, Any]:
@@ -226,12 +226,12 @@ async def sample_inside_and_alone(model: Path, folder: Path) -> dict[str, list[f
             groups = await run.collect()
             seconds["inside"].append(run.metrics["time/collect"])
             requests = [
-                Request(turn.prompt, len(turn.reply), frozenset(), seed=place)
-                for place, turn in enumerate(turn for episode in episodes_of(groups) for turn in episode.turns)
+                Request(turn.prompt, len(turn.reply), frozenset(), seed=number)
+                for number, turn in enumerate(turn for episode in episodes_of(groups) for turn in episode.turns)
             ]
-            began = perf_counter()
+            start = perf_counter()
             await asyncio.gather(*map(engine.generate, requests))
-            seconds["alone"].append(perf_counter() - began)
+            seconds["alone"].append(perf_counter() - start)
     return seconds
 
 
@@ -239,7 +239,7 @@ def train_trl(
     python: str, model: Path, iterations: int, work: Path, size: Size = SIZE, *, evaluated: bool = True
 ) -> dict[str, Any]:
     """Measure complete iterations of TRL's trainer with a callback's clock, and evaluate its weights after each."""
-    settings, out, weights = work / "settings.json", work / "trl.json", work / "trl"
+    settings, report, weights = work / "settings.json", work / "trl.json", work / "trl"
     with local_services(["bandit-v1"]) as address:
         with SyncFleet([address]) as fleet:
             (episode,) = fleet.open("bandit-v1", seed=0)
@@ -262,13 +262,13 @@ def train_trl(
             "weights": str(weights),
         }
         settings.write_text(json.dumps(values))
-        peak = peak_gib([python, "-m", "benchmarks.training.trl_run", str(settings), str(out)])
-    played = [
+        peak = peak_gib([python, "-m", "benchmarks.training.trl_run", str(settings), str(report)])
+    evaluations = [
         asyncio.run(evaluate(weights / str(step), work / f"trl-{step}")) | {"step": step}
         for step in range(1, iterations + 1)
         if evaluated
     ]
-    return json.loads(out.read_text()) | {"peak_gib": peak, "evaluations": played}
+    return json.loads(report.read_text()) | {"peak_gib": peak, "evaluations": evaluations}
 
 
 def success_chart(results: Mapping[str, Mapping[str, Any]]) -> str:
@@ -277,9 +277,9 @@ def success_chart(results: Mapping[str, Mapping[str, Any]]) -> str:
     series = []
     for colour, name in enumerate(("starpod", "TRL")):
         minutes = [0.0, *(seconds / 60 for seconds in accumulate(results[name]["seconds"]))]
-        played = [start, *(each for each in results[name]["evaluations"] if each["step"] > 0)]
-        points = [(minutes[each["step"]], each["success"]) for each in played]
-        band = [(minutes[each["step"]], each["success_low"], each["success_high"]) for each in played]
+        entries = [start, *(entry for entry in results[name]["evaluations"] if entry["step"] > 0)]
+        points = [(minutes[entry["step"]], entry["success"]) for entry in entries]
+        band = [(minutes[entry["step"]], entry["success_low"], entry["success_high"]) for entry in entries]
         series.append(Series(name, points, colour, band=band, dots=True))
     title = f"Success on {EPISODES} held-out start states"
     return standalone(line_chart(title, series, kind="share", x_label="minutes of training", width=600, height=280))

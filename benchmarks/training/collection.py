@@ -79,16 +79,16 @@ class LockStep(Engine):
         return self._engine.stats()
 
     async def _meet(self) -> None:
-        waiting = asyncio.get_running_loop().create_future()
-        self._here.append(waiting)
+        future = asyncio.get_running_loop().create_future()
+        self._here.append(future)
         self._go_if_complete()
-        await waiting
+        await future
 
     def _go_if_complete(self) -> None:
         if len(self._here) >= self._playing:
-            for waiting in self._here:
-                if not waiting.done():
-                    waiting.set_result(None)
+            for future in self._here:
+                if not future.done():
+                    future.set_result(None)
             self._here.clear()
 
 
@@ -148,7 +148,7 @@ async def measure(arguments: argparse.Namespace) -> list[Result]:
             policy = await teach(fleet, environment, actions, arguments.imitate)
             template = Template(policy.tokenizer, prefill=PROMPT.opening)
             starts = [Start(index, index) for index in range(arguments.groups)]
-            played: list[Episode] | None = None
+            last_episodes: list[Episode] | None = None
             for _ in range(arguments.rounds):
                 for way in (LOCK_STEP, COROUTINES):
                     engine: Engine = TorchEngine(policy, slots=episodes, max_context=SAMPLING.max_episode_tokens)
@@ -162,11 +162,11 @@ async def measure(arguments: argparse.Namespace) -> list[Result]:
                     collector = Collector(
                         fleet=fleet, agents=agents, task=make_task(environment, actions), rewards=rewards
                     )
-                    result, now = await collect(way, collector, starts, arguments.size)
+                    result, new_episodes = await collect(way, collector, starts, arguments.size)
                     await engine.close()
-                    if played is not None:
-                        check(played, now)
-                    played = now
+                    if last_episodes is not None:
+                        check(last_episodes, new_episodes)
+                    last_episodes = new_episodes
                     results.append(result)
     return results
 
@@ -191,12 +191,12 @@ async def collect(
     way: str, collector: Collector[EngineAgents], starts: Sequence[Start], size: int
 ) -> tuple[Result, list[Episode]]:
     engine = collector.agents.engine
-    before, began = engine.stats(), perf_counter()
-    collected = await collector.collect(starts, size)
-    seconds, after = perf_counter() - began, engine.stats()
-    if collected.failed:
-        raise RuntimeError(f"{collected.failed} episodes failed")
-    episodes = episodes_of(collected.groups)
+    before, start = engine.stats(), perf_counter()
+    batch = await collector.collect(starts, size)
+    seconds, after = perf_counter() - start, engine.stats()
+    if batch.failed:
+        raise RuntimeError(f"{batch.failed} episodes failed")
+    episodes = episodes_of(batch.groups)
     return Result(
         way,
         seconds,
@@ -217,12 +217,12 @@ def check(one: Sequence[Episode], other: Sequence[Episode]) -> None:
 
 
 def medians(results: Sequence[Result], way: str) -> dict[str, float]:
-    mine = [result for result in results if result.way == way]
+    rows = [result for result in results if result.way == way]
     return {
-        "seconds": statistics.median(result.seconds for result in mine),
-        "episodes_per_second": statistics.median(result.episodes / result.seconds for result in mine),
-        "steps_per_second": statistics.median(result.steps / result.seconds for result in mine),
-        "idle": statistics.median(result.idle for result in mine),
+        "seconds": statistics.median(result.seconds for result in rows),
+        "episodes_per_second": statistics.median(result.episodes / result.seconds for result in rows),
+        "steps_per_second": statistics.median(result.steps / result.seconds for result in rows),
+        "idle": statistics.median(result.idle for result in rows),
     }
 
 
@@ -255,14 +255,14 @@ def write_plot(path: Path, results: Sequence[Result], shortest: float, longest: 
 
     figure, (rates, delays) = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
     ways = (LOCK_STEP, COROUTINES)
-    for place, way in enumerate(ways):
-        each = [result.episodes / result.seconds for result in results if result.way == way]
-        rates.bar(place, statistics.median(each), width=0.6, color=("#9aa5b1", "#2f7ed8")[place])
-        rates.plot([place] * len(each), each, "k.", markersize=5)
+    for index, way in enumerate(ways):
+        speeds = [result.episodes / result.seconds for result in results if result.way == way]
+        rates.bar(index, statistics.median(speeds), width=0.6, color=("#9aa5b1", "#2f7ed8")[index])
+        rates.plot([index] * len(speeds), speeds, "k.", markersize=5)
     rates.set(ylabel="episodes per second")
     rates.set_xticks(range(len(ways)), ways)
     sample = sorted(1000 * delay(seed, 1, shortest, longest) for seed in range(5000))
-    delays.plot(sample, [1 - place / len(sample) for place in range(len(sample))], color="#2f7ed8")
+    delays.plot(sample, [1 - rank / len(sample) for rank in range(len(sample))], color="#2f7ed8")
     delays.set(xscale="log", xlabel="a step takes longer than this, in ms", ylabel="share of the steps")
     delays.grid(alpha=0.3)
     figure.savefig(path, metadata={"Date": None})

@@ -77,10 +77,10 @@ def write_comparison(
             for colour, (label, folders) in enumerate(kinds.items())
             if (line := _series(label, folders, name, axis, colour % COLOURS)) is not None
         ]
-        known, environment = metric(_figure(name)), _environment(name)
-        rules = _rules(kinds, name, known.kind) if _figure(name) in _EVALUATED else []
-        label = f"{known.label}: {environment}" if environment else known.label
-        chart = line_chart(label, series, rules=rules, kind=known.kind, x_label=axis, width=600, height=280)
+        spec, environment = metric(_figure(name)), _environment(name)
+        rules = _rules(kinds, name, spec.kind) if _figure(name) in _EVALUATED else []
+        label = f"{spec.label}: {environment}" if environment else spec.label
+        chart = line_chart(label, series, rules=rules, kind=spec.kind, x_label=axis, width=600, height=280)
         if chart:
             charts[name if axis == STEPS else f"{name} {axis}"] = chart
     body = (
@@ -91,9 +91,9 @@ def write_comparison(
         + "</div>"
     )
     write_atomic(path, page(title, body))
-    together = path.with_suffix(".svg")
-    write_atomic(together, standalone(*charts.values()))
-    written = [path, together]
+    picture = path.with_suffix(".svg")
+    write_atomic(picture, standalone(*charts.values()))
+    written = [path, picture]
     for name, chart in charts.items():
         file = path.with_name(f"{path.stem}-{re.sub('[^a-z0-9]+', '-', name.lower())}.svg")
         write_atomic(file, standalone(chart))
@@ -102,11 +102,11 @@ def write_comparison(
 
 
 def _series(label: str, folders: Sequence[RunFolder], name: str, axis: str, colour: int) -> Series | None:
-    drawn = [(folder, points) for folder in folders if (points := finite(_curve(folder, name)))]
-    curves = [points for _, points in drawn]
+    pairs = [(folder, points) for folder in folders if (points := finite(_curve(folder, name)))]
+    curves = [points for _, points in pairs]
     if not curves:
         return None
-    spent = [spent_by(folder, axis) for folder, _ in drawn]
+    spent = [spent_by(folder, axis) for folder, _ in pairs]
     if axis != STEPS and not any(at_step(x) for at_step, points in zip(spent, curves, strict=True) for x, _ in points):
         return None
     dots = _figure(name) in _EVALUATED
@@ -114,26 +114,26 @@ def _series(label: str, folders: Sequence[RunFolder], name: str, axis: str, colo
         curves = [smooth(points) for points in curves]
     if len(curves) == 1:
         (at_step,) = spent
-        band = [(at_step(x), low, high) for x, low, high in _own_interval(drawn[0][0], name)] if dots else ()
+        band = [(at_step(x), low, high) for x, low, high in _own_interval(pairs[0][0], name)] if dots else ()
         return Series(label, [(at_step(x), y) for x, y in curves[0]], colour, band=band, dots=dots)
-    at: defaultdict[float, list[float]] = defaultdict(list)
+    values: defaultdict[float, list[float]] = defaultdict(list)
     for points in curves:
         for x, y in points:
-            at[x].append(y)
+            values[x].append(y)
     ends = [points[-1] for points in curves]
     if dots and axis != STEPS and len({x for x, _ in ends}) > 1:  # runs with the same budget end at different steps
-        at[END] = [y for _, y in ends]
+        values[END] = [y for _, y in ends]
     # A mean over fewer seeds would jump where a run ends early.
-    common = [x for x in sorted(at) if len(at[x]) == len(curves)]
+    xs = [x for x in sorted(values) if len(values[x]) == len(curves)]
     share = metric(_figure(name)).kind == "share"
-    low_end, high_end = (0.0, 1.0) if share else (0.0 if min(map(min, at.values())) >= 0 else -math.inf, math.inf)
-    intervals = {x: mean_interval(at[x]) for x in common}
+    low_end, high_end = (0.0, 1.0) if share else (0.0 if min(map(min, values.values())) >= 0 else -math.inf, math.inf)
+    intervals = {x: mean_interval(values[x]) for x in xs}
     places = {
-        x: fmean(at_step(end if x == END else x) for at_step, (end, _) in zip(spent, ends, strict=True)) for x in common
+        x: fmean(at_step(end if x == END else x) for at_step, (end, _) in zip(spent, ends, strict=True)) for x in xs
     }
     return Series(
         label,
-        [(places[x], fmean(at[x])) for x in common],
+        [(places[x], fmean(values[x])) for x in xs],
         colour,
         band=[(places[x], max(low, low_end), min(high, high_end)) for x, (low, high) in intervals.items()],
         faint=[[(at_step(x), y) for x, y in points] for at_step, points in zip(spent, curves, strict=True)],
@@ -145,17 +145,17 @@ def spent_by(folder: RunFolder, axis: str) -> Callable[[float], float]:
     """Return a function from a step to the quantity that the run had used by then."""
     if axis == STEPS:
         return lambda step: step
-    total, found = 0.0, {0.0: 0.0}
+    total, totals = 0.0, {0.0: 0.0}
     for line in folder.read_metrics():
         total += spent_in(line["metrics"])[axis.replace(" ", "_")]
-        found[line["step"]] = total
-    return lambda step: found[step]
+        totals[line["step"]] = total
+    return lambda step: totals[step]
 
 
 def _curve(folder: RunFolder, name: str) -> list[Point]:
     if _figure(name) in _EVALUATED:
         value = _EVALUATED[_figure(name)][0]
-        return [(step, own[value]) for step, own in _evaluations(folder, name) if own.get(value) is not None]
+        return [(step, line[value]) for step, line in _evaluations(folder, name) if line.get(value) is not None]
     return curve(folder.read_metrics(), name)
 
 
@@ -180,7 +180,7 @@ def _evaluations(folder: RunFolder, name: str) -> list[tuple[int, Mapping[str, A
 
 def _own_interval(folder: RunFolder, name: str) -> list[tuple[float, float, float]]:
     low, high = (f"{_EVALUATED[_figure(name)][1]}_{end}" for end in ("low", "high"))
-    return [(step, own[low], own[high]) for step, own in _evaluations(folder, name) if own.get(low) is not None]
+    return [(step, line[low], line[high]) for step, line in _evaluations(folder, name) if line.get(low) is not None]
 
 
 def _rules(kinds: Mapping[str, Sequence[RunFolder]], name: str, kind: Kind) -> list[Rule]:
@@ -188,8 +188,8 @@ def _rules(kinds: Mapping[str, Sequence[RunFolder]], name: str, kind: Kind) -> l
     reference: dict[str, Any] = {}
     for folders in kinds.values():
         for folder in folders:
-            for _, own in _evaluations(folder, name):
-                reference = own.get("reference") or reference
+            for _, line in _evaluations(folder, name):
+                reference = line.get("reference") or reference
     value = _EVALUATED[_figure(name)][0]
     return [Rule(each[value], f"{name} {show(each[value], kind)}") for name, each in reference.items() if value in each]
 

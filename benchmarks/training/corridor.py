@@ -42,11 +42,11 @@ class Corridor(Environment):
         self.passed.append(action == RIGHT[self.signs[len(self.passed)]])
         won, last = all(self.passed), len(self.passed) == len(self.signs)
         locked = self.options.locked
-        done = last or (locked and not won)
+        is_over = last or (locked and not won)
         return Outcome(
             reward=float(won and last) if locked and not self.options.graded else self.passed[-1] / len(self.signs),
-            terminated=done,
-            success=won if done else None,
+            terminated=is_over,
+            success=won if is_over else None,
             criteria={f"room {room}": right for room, right in enumerate(self.passed, 1)},
         )
 

@@ -43,8 +43,8 @@ class Doors(Environment):
         self.begun = True
         if action == RIGHT[self.signs[0]]:
             self.signs.pop(0)
-        done = not self.signs
-        return Outcome(reward=float(done), terminated=done, success=True if done else None)
+        is_over = not self.signs
+        return Outcome(reward=float(is_over), terminated=is_over, success=True if is_over else None)
 
     def render(self, mode: str = "text") -> str:
         if not self.signs:

@@ -88,8 +88,8 @@ class Experiment(Section):
 
     def read_variants(self) -> dict[str, Variant]:
         machine = load_yaml((FOLDER / "gpu.yaml").read_text()) if self.machine == "one GPU" else {}
-        changes = {name: {"base": self.base, **machine, **self.set, **own} for name, own in self.variants.items()}
-        return {name: Variant(str(own.pop("base")), own) for name, own in changes.items()}
+        changes = {name: {"base": self.base, **machine, **self.set, **keys} for name, keys in self.variants.items()}
+        return {name: Variant(str(keys.pop("base")), keys) for name, keys in changes.items()}
 
 
 def read_experiment(path: Path) -> Experiment:
@@ -104,9 +104,9 @@ def read_experiment(path: Path) -> Experiment:
 
 def _explain(item: Any) -> str:
     """Return one of pydantic's errors as a sentence."""
-    place = ".".join(map(str, item["loc"]))
-    unknown = item["type"] == "extra_forbidden"
-    return f"{place}: " + (f"no such key{nearest(place, list(Experiment.model_fields))}" if unknown else item["msg"])
+    key = ".".join(map(str, item["loc"]))
+    is_unknown = item["type"] == "extra_forbidden"
+    return f"{key}: " + (f"no such key{nearest(key, list(Experiment.model_fields))}" if is_unknown else item["msg"])
 
 
 def read_configs(path: Path) -> dict[str, Config]:
@@ -128,26 +128,26 @@ def starpod(*words: str, stdout: int | None = None) -> str:
     """
     # A command in a job, such as that of an agent, means this interpreter by `python`.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    ended = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "starpod.cli.main", *words], stdout=stdout, text=True, env={**os.environ, "PATH": path}
     )
-    if ended.returncode:
-        raise SystemExit(ended.returncode)
-    return ended.stdout
+    if process.returncode:
+        raise SystemExit(process.returncode)
+    return process.stdout
 
 
 def run(name: str, variant: Variant, seed: int, folder: Path, words: Sequence[str]) -> dict[str, object]:
     """Train once and return the figures. An unfinished run of this configuration is resumed, a finished one kept."""
-    changed = {word.partition("=")[0] for word in words}
-    kept = [word for word in variant.words if word.partition("=")[0] not in changed]
-    command = ["train", *kept, *words, f"seed={seed}", "monitor.screen=plain"]
-    asked = starpod(*command, "--dry-run", stdout=subprocess.PIPE)
-    before, source = folder / "asked.yaml", folder / "origin.json"
-    if not before.exists() or before.read_text() != asked:
+    changed_keys = {word.partition("=")[0] for word in words}
+    variant_words = [word for word in variant.words if word.partition("=")[0] not in changed_keys]
+    command = ["train", *variant_words, *words, f"seed={seed}", "monitor.screen=plain"]
+    settings = starpod(*command, "--dry-run", stdout=subprocess.PIPE)
+    settings_file, source = folder / "asked.yaml", folder / "origin.json"
+    if not settings_file.exists() or settings_file.read_text() != settings:
         shutil.rmtree(folder, ignore_errors=True)
     if not (folder / "report.html").exists():
         folder.mkdir(parents=True, exist_ok=True)
-        before.write_text(asked)
+        settings_file.write_text(settings)
         if not source.exists():  # otherwise the run was started there before, and is resumed
             source.write_text(json.dumps(origin()))
         starpod(*command, "--run-dir", str(folder), "--resume-or-start")
@@ -165,22 +165,22 @@ def run(name: str, variant: Variant, seed: int, folder: Path, words: Sequence[st
         "after": {key: final[key] for key in KEYS},
         "environments": {
             name: {
-                "before": own,
-                "after": {key: value for key, value in final["environments"][name].items() if key in own},
+                "before": result,
+                "after": {key: value for key, value in final["environments"][name].items() if key in result},
             }
-            for name, own in first.get("environments", {}).items()
+            for name, result in first.get("environments", {}).items()
         },
         "last": evaluations[-1]["success"],
         "curve": [
-            {"success": each["success"], "return_mean": each["return_mean"]}
-            | {axis: round(at_step(each["step"])) for axis, at_step in spent.items()}
-            for each in evaluations
+            {"success": line["success"], "return_mean": line["return_mean"]}
+            | {axis: round(at_step(line["step"])) for axis, at_step in spent.items()}
+            for line in evaluations
         ],
         "greedy": (final.get("greedy") or {}).get("success"),
         "best_of": (final.get("best_of") or {}).get("success"),
         "reference": first.get("reference", {}),
         "factors": _factors(steps),
-        "signals": {signal.name: found for signal in SIGNALS if (found := _signal(signal, steps))},
+        "signals": {signal.name: means for signal in SIGNALS if (means := _signal(signal, steps))},
         "warnings": [
             {"step": step["step"], "text": text.partition(". To do")[0]}
             for step in steps
@@ -191,11 +191,11 @@ def run(name: str, variant: Variant, seed: int, folder: Path, words: Sequence[st
 
 def _factors(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return the mean factors (predicted and measured, by agent) by which one scale changes squared gradients."""
-    found: dict[str, list[float]] = {}
+    factors: dict[str, list[float]] = {}
     for name, value in (item for step in steps for item in step["metrics"].items()):
         if name.startswith("gradients/agents/") and name.endswith("_factor"):
-            found.setdefault(name.removeprefix("gradients/agents/"), []).append(value)
-    return {name: statistics.fmean(values) for name, values in found.items()}
+            factors.setdefault(name.removeprefix("gradients/agents/"), []).append(value)
+    return {name: statistics.fmean(values) for name, values in factors.items()}
 
 
 def transfer(folder: Path, options: Mapping[str, Any]) -> dict[str, object]:
@@ -207,8 +207,8 @@ def transfer(folder: Path, options: Mapping[str, Any]) -> dict[str, object]:
     words += ["--episodes", str(config.evaluation.episodes), "--temperature", str(config.evaluation.temperature)]
     with local_services([environment]) as address:
         starpod("eval", str(folder), address, "-e", environment, *words, "--json", str(report))
-    found = json.loads(report.read_text())["environments"][environment]
-    return {key: found[key] for key in KEYS[1:]}
+    result = json.loads(report.read_text())["environments"][environment]
+    return {key: result[key] for key in KEYS[1:]}
 
 
 def _signal(signal: Signal, steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -264,10 +264,10 @@ def print_commands(name: str, seeds: int | None) -> None:
     experiment, configs = read_experiment(EXPERIMENTS[name]), read_configs(EXPERIMENTS[name])
     seeds = seeds or experiment.seeds
     limits = [config.stop.minutes for config in configs.values()]
-    most = "" if None in limits else f", at most {seeds * sum(filter(None, limits)):g} minutes of training"
-    print(f"# {name}: {len(configs)} variants x {seeds} seeds on {experiment.machine}{most}")
-    for variant, found in experiment.read_variants().items():
-        print(f"# {variant}\nstarpod train {shlex.join(found.words)}")
+    note = "" if None in limits else f", at most {seeds * sum(filter(None, limits)):g} minutes of training"
+    print(f"# {name}: {len(configs)} variants x {seeds} seeds on {experiment.machine}{note}")
+    for variant, settings in experiment.read_variants().items():
+        print(f"# {variant}\nstarpod train {shlex.join(settings.words)}")
 
 
 def run_experiment(name: str, arguments: argparse.Namespace) -> None:

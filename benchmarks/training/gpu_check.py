@@ -81,8 +81,8 @@ def main() -> None:
                 {"name": name, "slots": arguments.requests, "dtype": arguments.dtype, "handover": handover}
             )
             label = name if name == "torch" else f"{name}, {handover}"
-            done, rates = asyncio.run(check_engine(label, config, policy, arguments))
-            checks += done
+            new_checks, rates = asyncio.run(check_engine(label, config, policy, arguments))
+            checks += new_checks
             speeds += rates
     except EngineError as error:
         print(f"gpu-check: {error}", file=sys.stderr)
@@ -142,18 +142,18 @@ async def check_engine(
         requests = make_requests(arguments, policy.vocabulary, 1)
         replies = await sample(engine, requests)
         check_gaps("first weights", requests, replies)
-        began = perf_counter()
-        again = await sample(engine, requests)
-        generating = perf_counter() - began
-        rate = sum(len(reply.tokens) for reply in again) / generating
+        start = perf_counter()
+        new_replies = await sample(engine, requests)
+        generating = perf_counter() - start
+        rate = sum(len(reply.tokens) for reply in new_replies) / generating
 
         change(policy, 1)
-        stale = statistics.fmean(gaps_of(policy, requests, replies))
+        stale_gap = statistics.fmean(gaps_of(policy, requests, replies))
         seconds = await hand_over(engine, policy, 1)
         replies = await sample(engine, requests)
         check_gaps("weights handed over", requests, replies)
         # Otherwise this check could not distinguish old weights from new ones.
-        checks.append(Check(f"{label}: the change of weights shows", stale, stale, stale > 2 * mean_bound))
+        checks.append(Check(f"{label}: the change of weights shows", stale_gap, stale_gap, stale_gap > 2 * mean_bound))
 
         calls = [asyncio.ensure_future(engine.generate(request)) for request in requests]
         await asyncio.sleep(generating / 4)
@@ -177,11 +177,11 @@ async def sample(engine: Engine, requests: Sequence[Request]) -> list[Reply]:
 
 
 async def hand_over(engine: Engine, policy: Policy, version: int) -> float:
-    began = perf_counter()
+    start = perf_counter()
     await engine.pause()
     await engine.load(version, policy.model)
     await engine.resume()
-    return perf_counter() - began
+    return perf_counter() - start
 
 
 def change(policy: Policy, seed: int) -> None:
@@ -199,15 +199,15 @@ def gaps_of(
 ) -> list[float]:
     """Return |sampler - trainer| of each sampled token's log-probability, under the policy's current weights."""
     gaps: list[float] = []
-    for first in range(0, len(requests), 32):
-        rows = list(zip(requests[first : first + 32], replies[first : first + 32], strict=True))
-        packed = pack(rows, policy.device)
-        logprobs = policy.score(*packed).logprobs_N.tolist()
-        theirs = [value for _, reply in rows for value in reply.logprobs]
+    for start in range(0, len(requests), 32):
+        rows = list(zip(requests[start : start + 32], replies[start : start + 32], strict=True))
+        batch = pack(rows, policy.device)
+        logprobs = policy.score(*batch).logprobs_N.tolist()
+        engine_logprobs = [value for _, reply in rows for value in reply.logprobs]
         versions = [version for _, reply in rows for version in reply.versions]
         gaps += [
-            abs(mine - other)
-            for mine, other, version in zip(logprobs, theirs, versions, strict=True)
+            abs(logprob - engine_logprob)
+            for logprob, engine_logprob, version in zip(logprobs, engine_logprobs, versions, strict=True)
             if keep is None or version == keep
         ]
     return gaps
@@ -219,11 +219,11 @@ def pack(
     """Return the arguments of `Policy.score`: padded ids, lengths, and the mask of sampled tokens."""
     tokens = [[*request.prompt, *reply.tokens] for request, reply in rows]
     longest = max(map(len, tokens))
-    padded = torch.tensor([row + [0] * (longest - len(row)) for row in tokens], device=device)
-    sampled = torch.zeros_like(padded, dtype=torch.bool)
-    for place, (request, reply) in enumerate(rows):
-        sampled[place, len(request.prompt) : len(request.prompt) + len(reply.tokens)] = True
-    return padded, torch.tensor(list(map(len, tokens)), device=device), sampled
+    ids = torch.tensor([row + [0] * (longest - len(row)) for row in tokens], device=device)
+    sampled = torch.zeros_like(ids, dtype=torch.bool)
+    for index, (request, reply) in enumerate(rows):
+        sampled[index, len(request.prompt) : len(request.prompt) + len(reply.tokens)] = True
+    return ids, torch.tensor(list(map(len, tokens)), device=device), sampled
 
 
 def measure_update(policy: Policy, arguments: argparse.Namespace, rounds: int = 5) -> float:
@@ -235,13 +235,13 @@ def measure_update(policy: Policy, arguments: argparse.Namespace, rounds: int = 
     for _ in range(rounds + 1):
         policy.zero_grad(set_to_none=True)
         torch.cuda.synchronize()
-        began = perf_counter()
-        for first in range(0, len(requests), 64):
-            rows = list(zip(requests[first : first + 64], replies[first : first + 64], strict=True))
-            packed = pack(rows, policy.device)
-            policy.score(*packed).logprobs_N.sum().backward()  # type: ignore[no-untyped-call]
+        start = perf_counter()
+        for offset in range(0, len(requests), 64):
+            rows = list(zip(requests[offset : offset + 64], replies[offset : offset + 64], strict=True))
+            batch = pack(rows, policy.device)
+            policy.score(*batch).logprobs_N.sum().backward()  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
-        rates.append(total / (perf_counter() - began))
+        rates.append(total / (perf_counter() - start))
     return statistics.median(rates[1:])
 
 

@@ -130,9 +130,9 @@ def product_tflops(size: int = 1024) -> float:
 
 
 def timed(work: Callable[[], object]) -> float:
-    began = perf_counter()
+    start = perf_counter()
     work()
-    return perf_counter() - began
+    return perf_counter() - start
 
 
 # --- our run ----------------------------------------------------------------------------------------------------------
@@ -157,9 +157,9 @@ async def measure_run(shape: str, work: Path, parameters: int, peak: float, argu
     config.write_text(text)
     steps: list[dict[str, float]] = []
     memory = 0
-    began = perf_counter()
+    start = perf_counter()
     async with beside_trl.opened(config, work / "run") as run:
-        opening = perf_counter() - began
+        opening = perf_counter() - start
         for _ in range(arguments.iterations):
             run.begin_step()
             await run.sync()
@@ -171,18 +171,18 @@ async def measure_run(shape: str, work: Path, parameters: int, peak: float, argu
             run.finish_step()
             episodes = episodes_of(groups)
             contexts = sum(len(sample.tokens) for row in Batch(episodes).samples for sample in row)
-            sampled = sum(episode.sampled_tokens for episode in episodes)
-            steps.append({**run.metrics, "contexts": contexts, "sampled": sampled})
+            token_count = sum(episode.sampled_tokens for episode in episodes)
+            steps.append({**run.metrics, "contexts": contexts, "sampled": token_count})
         rounds = rounds_of(episodes)
-        alone = await sample_alone(run.collecting.collector.agents.engine, rounds)
+        alone_seconds = await sample_alone(run.collecting.collector.agents.engine, rounds)
     last = steps[1:] or steps
-    inside = statistics.median(step["sampled"] / step["time/collect"] for step in last)
+    rate = statistics.median(step["sampled"] / step["time/collect"] for step in last)
     arithmetic = 6 * parameters * statistics.median(step["contexts"] / step["time/update"] for step in last) / 1e12
     rows = [
         Row(shape, f"opening the run, engine {engine_name()}", opening, "s"),
         Row(shape, "iteration", statistics.median(step["time/step"] for step in last), "s"),
-        Row(shape, "sampling inside the run", inside, "tokens/s"),
-        Row(shape, "sampling, share of the engine alone", inside * alone / sampled, ""),
+        Row(shape, "sampling inside the run", rate, "tokens/s"),
+        Row(shape, "sampling, share of the engine alone", rate * alone_seconds / token_count, ""),
         Row(shape, "update, 6ND", arithmetic, "TFLOP/s"),
         Row(shape, "update, 6ND as a share of the peak", arithmetic / peak, ""),
         Row(shape, "memory of the update" if gpu else "memory of the process", memory / 2**30, "GiB"),
@@ -193,7 +193,7 @@ async def measure_run(shape: str, work: Path, parameters: int, peak: float, argu
             Row(shape, "sampling, share of vLLM's LLM.generate", None, "not measured: vllm is not installed"),
         ]
     offline = in_vllm(work, rounds)
-    return [*rows, Row(shape, "sampling, share of vLLM's LLM.generate", inside * offline / sampled, "")]
+    return [*rows, Row(shape, "sampling, share of vLLM's LLM.generate", rate * offline / token_count, "")]
 
 
 def engine_name() -> str:
@@ -205,25 +205,25 @@ def rounds_of(episodes: Sequence[Episode]) -> list[list[tuple[list[int], int]]]:
     rounds: list[list[tuple[list[int], int]]] = []
     for episode in episodes:
         context: list[int] = []
-        for place, turn in enumerate(episode.turns):
+        for index, turn in enumerate(episode.turns):
             context = [*([] if turn.fresh else context), *turn.prompt]
-            if place == len(rounds):
+            if index == len(rounds):
                 rounds.append([])
-            rounds[place].append((context, len(turn.reply)))
+            rounds[index].append((context, len(turn.reply)))
             context = [*context, *turn.reply]
     return rounds
 
 
 async def sample_alone(engine: Engine, rounds: Sequence[Sequence[tuple[list[int], int]]]) -> float:
     """Return the seconds in which the engine samples as many tokens after the same contexts, round by round."""
-    began = perf_counter()
+    start = perf_counter()
     for calls in rounds:
         requests = [
-            Request(context, count, frozenset(), seed=place, conversation=f"alone {place}")
-            for place, (context, count) in enumerate(calls)
+            Request(context, count, frozenset(), seed=index, conversation=f"alone {index}")
+            for index, (context, count) in enumerate(calls)
         ]
         await asyncio.gather(*map(engine.generate, requests))
-    return perf_counter() - began
+    return perf_counter() - start
 
 
 # --- vLLM alone -------------------------------------------------------------------------------------------------------
@@ -231,11 +231,11 @@ async def sample_alone(engine: Engine, rounds: Sequence[Sequence[tuple[list[int]
 
 def in_vllm(work: Path, rounds: Sequence[Sequence[tuple[list[int], int]]]) -> float:
     """Return the seconds that `sample_offline` needs in a process of its own, whose memory is free afterwards."""
-    asked = work / "offline.json"
-    asked.write_text(json.dumps({"model": str(work / "model"), "rounds": rounds}))
-    command = [sys.executable, "-m", "benchmarks.training.gpu_scale", "--offline", str(asked)]
-    done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
-    return float(done.stdout.splitlines()[-1])
+    request_file = work / "offline.json"
+    request_file.write_text(json.dumps({"model": str(work / "model"), "rounds": rounds}))
+    command = [sys.executable, "-m", "benchmarks.training.gpu_scale", "--offline", str(request_file)]
+    process = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    return float(process.stdout.splitlines()[-1])
 
 
 def sample_offline(model: str, rounds: Sequence[Sequence[tuple[list[int], int]]]) -> float:
@@ -259,27 +259,27 @@ def sample_offline(model: str, rounds: Sequence[Sequence[tuple[list[int], int]]]
 def beside_others(shape: str, work: Path, arguments: argparse.Namespace) -> list[Row]:
     """Measure `gpu_check`'s requests in vLLM alone, and an iteration on the bandit beside TRL's."""
     rows = []
-    what = "gpu-check's requests in vLLM's LLM.generate"
+    label = "gpu-check's requests in vLLM's LLM.generate"
     if engine_name() == "vllm":
-        asked = gpu_check.make_requests(argparse.Namespace(requests=256, tokens=128), SHAPES[shape][-1], 1)
-        calls = [(list(request.prompt), request.max_tokens) for request in asked]
-        rows.append(Row(shape, what, 256 * 128 / in_vllm(work, [calls]), "tokens/s"))
+        requests = gpu_check.make_requests(argparse.Namespace(requests=256, tokens=128), SHAPES[shape][-1], 1)
+        calls = [(list(request.prompt), request.max_tokens) for request in requests]
+        rows.append(Row(shape, label, 256 * 128 / in_vllm(work, [calls]), "tokens/s"))
     else:
-        rows.append(Row(shape, what, None, "not measured: vllm is not installed"))
-    what = "iteration on the bandit, share of TRL's"
+        rows.append(Row(shape, label, None, "not measured: vllm is not installed"))
+    label = "iteration on the bandit, share of TRL's"
     if not has_trl(arguments.trl):
-        return [*rows, Row(shape, what, None, f"not measured: {arguments.trl} has no TRL")]
+        return [*rows, Row(shape, label, None, f"not measured: {arguments.trl} has no TRL")]
     episodes = 2 * arguments.groups * arguments.group_size
     sizes = {"rows": 32, "engine": "vllm", "micro_batch_tokens": 16384} if engine_name() == "vllm" else {"rows": 2}
     size = beside_trl.Size(arguments.groups, episodes // arguments.groups, **sizes)
-    theirs = beside_trl.train_trl(arguments.trl, work / "model", arguments.iterations, work, size, evaluated=False)
+    peer = beside_trl.train_trl(arguments.trl, work / "model", arguments.iterations, work, size, evaluated=False)
     ours = beside_trl.train(sys.executable, (), work / "model", arguments.iterations, work / "ours", size)
-    pair = [statistics.median(each["seconds"][1:] or each["seconds"]) for each in (ours, theirs)]
+    pair = [statistics.median(result["seconds"][1:] or result["seconds"]) for result in (ours, peer)]
     return [
         *rows,
         Row(shape, "iteration on the bandit", pair[0], "s"),
         Row(shape, "iteration on the bandit, TRL", pair[1], "s"),
-        Row(shape, what, pair[0] / pair[1], ""),
+        Row(shape, label, pair[0] / pair[1], ""),
     ]
 
 

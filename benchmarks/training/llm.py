@@ -53,8 +53,8 @@ def main() -> None:
     policy = build_policy(ModelConfig(name=arguments.model, dtype=arguments.dtype), texts=None, critic="none", seed=0)
     algorithm = AlgorithmConfig.model_validate({"preset": "starpo-s", "advantage": "grpo"})
     learner = Learner({"": PolicyTrainer(policy, algorithm, OptimizerConfig(lr=1e-6), Parallel())})
-    rounds = [asyncio.run(measure(policy, learner, arguments, place)) for place in range(arguments.rounds + 1)][1:]
-    figures = {name: sum(each[name] for each in rounds) / len(rounds) for name in rounds[0]}
+    rounds = [asyncio.run(measure(policy, learner, arguments, index)) for index in range(arguments.rounds + 1)][1:]
+    figures = {name: sum(result[name] for result in rounds) / len(rounds) for name in rounds[0]}
     if not arguments.without_plain:
         figures["plain sampled tokens/s"] = sample_plainly(policy, arguments)
     figures["peak GiB"] = peak_bytes() / 2**30
@@ -73,14 +73,14 @@ def main() -> None:
 def prompts_of(policy: Policy, arguments: argparse.Namespace, place: int) -> list[list[int]]:
     """Return a prompt per group. All have the same first half and a different second half."""
     rng = random.Random(place)
-    shared = [random.Random(0).randrange(3, policy.vocabulary) for _ in range(arguments.prompt // 2)]
-    own = arguments.prompt - len(shared)
-    return [[*shared, *(rng.randrange(3, policy.vocabulary) for _ in range(own))] for _ in range(arguments.groups)]
+    prefix = [random.Random(0).randrange(3, policy.vocabulary) for _ in range(arguments.prompt // 2)]
+    length = arguments.prompt - len(prefix)
+    return [[*prefix, *(rng.randrange(3, policy.vocabulary) for _ in range(length))] for _ in range(arguments.groups)]
 
 
 async def measure(policy: Policy, learner: Learner, arguments: argparse.Namespace, place: int) -> dict[str, float]:
     """Measure one iteration: sampling and the update."""
-    spent = process_time()
+    start_cpu = process_time()
     rng = random.Random(place)
     engine = TorchEngine(policy, slots=arguments.groups * arguments.group_size, max_context=512)
     prompts = prompts_of(policy, arguments, place)
@@ -102,19 +102,19 @@ async def measure(policy: Policy, learner: Learner, arguments: argparse.Namespac
         )
         return Episode(group, member, "none", turns=[turn])
 
-    began = perf_counter()
+    start = perf_counter()
     try:
         members = [(group, member) for group in range(arguments.groups) for member in range(arguments.group_size)]
-        episodes = await asyncio.gather(*(play(*each) for each in members))
+        episodes = await asyncio.gather(*(play(*member) for member in members))
     finally:
         await engine.close()
-    sampling = perf_counter() - began
+    sampling = perf_counter() - start
     groups = [Group(group, [each for each in episodes if each.group == group]) for group in range(arguments.groups)]
-    began = perf_counter()
-    kept = groups[: max(1, len(groups) // 2)]
-    metrics = learner.learn(kept, version=0)
-    update = perf_counter() - began
-    sampled = sum(each.sampled_tokens for each in episodes)
+    start = perf_counter()
+    trained = groups[: max(1, len(groups) // 2)]
+    metrics = learner.learn(trained, version=0)
+    update = perf_counter() - start
+    token_count = sum(episode.sampled_tokens for episode in episodes)
     print(
         place, f"{sampling:.1f} s sampling, {update:.1f} s update, gap {metrics.get('policy/logprob_gap_max', 0):.3f}"
     )
@@ -122,9 +122,9 @@ async def measure(policy: Policy, learner: Learner, arguments: argparse.Namespac
         "seconds per iteration": sampling + update,
         "seconds of sampling": sampling,
         "seconds of the update": update,
-        "sampled tokens/s": sampled / sampling,
-        "CPU seconds per iteration": process_time() - spent,
-        "trained tokens/s": sum(each.sampled_tokens for group in kept for each in group.episodes) / update,
+        "sampled tokens/s": token_count / sampling,
+        "CPU seconds per iteration": process_time() - start_cpu,
+        "trained tokens/s": sum(episode.sampled_tokens for group in trained for episode in group.episodes) / update,
     }
 
 
@@ -136,7 +136,7 @@ def sample_plainly(policy: Policy, arguments: argparse.Namespace) -> float:
     model = build_policy(ModelConfig(name=arguments.model), texts=None, critic="none", seed=0).model
     model.to(getattr(torch, arguments.dtype))
     tokens = torch.tensor(prompts)
-    began = perf_counter()
+    start = perf_counter()
     with torch.inference_mode():
         model.generate(  # type: ignore[operator]
             input_ids=tokens,
@@ -147,7 +147,7 @@ def sample_plainly(policy: Policy, arguments: argparse.Namespace) -> float:
             min_new_tokens=max(lengths),
             pad_token_id=0,
         )
-    return sum(lengths) / (perf_counter() - began)
+    return sum(lengths) / (perf_counter() - start)
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ def make_workload(conversations: int, turns: int, lengths: tuple[int, int], voca
         return [rng.randrange(vocabulary) for _ in range(rng.randint(*(LATER if place else FIRST)))]
 
     return Workload(
-        [[ids(place) for place in range(turns)] for _ in range(conversations)],
+        [[ids(index) for index in range(turns)] for _ in range(conversations)],
         [[rng.randint(*lengths) for _ in range(turns)] for _ in range(conversations)],
     )
 
@@ -133,13 +133,13 @@ def make_workload(conversations: int, turns: int, lengths: tuple[int, int], voca
 def measure_ways(part: str, of: str, tokens: int, ways: dict[str, Callable[[], object]], rounds: int) -> list[Result]:
     """Measure all ways in turn, `rounds` times after a warm-up."""
     rates: dict[str, list[float]] = {way: [] for way in ways}
-    for place in range(rounds + 1):
+    for index in range(rounds + 1):
         for way, run in ways.items():
-            began = perf_counter()
+            start = perf_counter()
             run()
-            if place:
-                rates[way].append(tokens / (perf_counter() - began))
-    return [Result(part, way, of, statistics.median(each), each) for way, each in rates.items()]
+            if index:
+                rates[way].append(tokens / (perf_counter() - start))
+    return [Result(part, way, of, statistics.median(values), values) for way, values in rates.items()]
 
 
 # --- generation -------------------------------------------------------------------------------------------------------
@@ -151,14 +151,14 @@ async def generate(policy: Policy, work: Workload) -> list[Episode]:
 
     async def converse(number: int) -> Episode:
         episode, context = Episode(number, 0, "none"), list[int]()
-        for place, (added, length) in enumerate(zip(work.added[number], work.replies[number], strict=True)):
-            context += added
-            seed = 1000 * number + place
+        for index, (new_ids, length) in enumerate(zip(work.added[number], work.replies[number], strict=True)):
+            context += new_ids
+            seed = 1000 * number + index
             reply = await engine.generate(Request(context[:], length, frozenset(), seed=seed, conversation=str(number)))
             context += reply.tokens
             turn = Turn(
-                prompt=added,
-                fresh=not place,
+                prompt=new_ids,
+                fresh=not index,
                 reply=reply.tokens,
                 logprobs=reply.logprobs,
                 versions=reply.versions,
@@ -177,15 +177,15 @@ async def generate(policy: Policy, work: Workload) -> list[Episode]:
 def generate_plainly(policy: Policy, work: Workload) -> None:
     """Sample all conversations in one batch with `generate`, each turn until the longest reply is done."""
     contexts: list[list[int]] = [[] for _ in work.added]
-    for place in range(len(work.added[0])):
+    for index in range(len(work.added[0])):
         for context, added in zip(contexts, work.added, strict=True):
-            context += added[place]
-        lengths = [replies[place] for replies in work.replies]
+            context += added[index]
+        lengths = [replies[index] for replies in work.replies]
         longest = max(map(len, contexts))
         tokens = torch.tensor([[0] * (longest - len(context)) + context for context in contexts])
         mask = torch.tensor([[0] * (longest - len(context)) + [1] * len(context) for context in contexts])
         with torch.inference_mode():
-            out = policy.model.generate(  # type: ignore[operator]
+            output = policy.model.generate(  # type: ignore[operator]
                 input_ids=tokens,
                 attention_mask=mask,
                 do_sample=True,
@@ -194,7 +194,7 @@ def generate_plainly(policy: Policy, work: Workload) -> None:
                 min_new_tokens=max(lengths),
                 pad_token_id=0,
             )
-        for context, row, length in zip(contexts, out.tolist(), lengths, strict=True):
+        for context, row, length in zip(contexts, output.tolist(), lengths, strict=True):
             context += row[longest : longest + length]
 
 
@@ -205,16 +205,16 @@ def update(policy: Policy, batch: Batch, micro_batch_tokens: int) -> None:
     """Score as the trainer does: rows are sorted by length, and the output layer sees only sampled positions."""
     policy.zero_grad(set_to_none=True)
     for block in batch.micro_batches(range(len(batch)), micro_batch_tokens):
-        packed = batch.pack(block)
-        scores = policy.score(packed.tokens_SL, packed.lengths_S, packed.sampled_SL)
+        inputs = batch.pack(block)
+        scores = policy.score(inputs.tokens_SL, inputs.lengths_S, inputs.sampled_SL)
         scores.logprobs_N.sum().backward()  # type: ignore[no-untyped-call]
 
 
 def update_plainly(policy: Policy, episodes: Sequence[Episode], rows: int = 32) -> None:
     policy.zero_grad(set_to_none=True)
-    for first in range(0, len(episodes), rows):
+    for start in range(0, len(episodes), rows):
         tokens, sampled = [], []
-        for episode in episodes[first : first + rows]:
+        for episode in episodes[start : start + rows]:
             tokens.append([token for turn in episode.turns for token in (*turn.prompt, *turn.reply)])
             sampled.append(
                 [flag for turn in episode.turns for flag in ([0] * len(turn.prompt) + [1] * len(turn.reply))]
@@ -245,8 +245,8 @@ def read_shares(path: Path) -> dict[str, float]:
 def print_tables(results: Sequence[Result], shares: dict[str, float], parameters: int) -> None:
     console = Console(width=None if sys.stdout.isatty() else 120)
     table = Table("Part", "Way", "Tokens/s", "x transformers", title=f"{parameters / 1e6:.2f} M parameters")
-    for place, result in enumerate(results):
-        peer = results[place - place % 2]
+    for index, result in enumerate(results):
+        peer = results[index - index % 2]
         rate = f"{result.tokens_per_second:,.0f}"
         table.add_row(result.part, result.way, rate, f"{result.tokens_per_second / peer.tokens_per_second:.2f}")
     console.print(table)

@@ -40,9 +40,9 @@ class SamePrompt(Rollouts):
         return episodes
 
     def __call__(self, prompts: list[list[dict[str, Any]]], trainer: Any) -> dict[str, Any]:
-        began = perf_counter()
+        start = perf_counter()
         result = super().__call__(prompts, trainer)
-        self.seconds.append(perf_counter() - began)
+        self.seconds.append(perf_counter() - start)
         self.tokens.append(sum(map(len, result["completion_ids"])))
         self.prompts.append(sum(map(len, result["prompt_ids"])))
         return result

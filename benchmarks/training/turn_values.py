@@ -48,12 +48,12 @@ class Walk:
     towards: list[list[str]] = field(init=False)
 
     def __post_init__(self) -> None:
-        left, ways = distances_to_goal(self.lake.map), self.lake.ways
+        distances, ways = distances_to_goal(self.lake.map), self.lake.ways
         far = len(self.lake.tiles) + 1
 
         def distance(place: int) -> int:
-            found = left[place]
-            return far if found is None else found
+            steps = distances[place]
+            return far if steps is None else steps
 
         self.towards = []
         for place in range(len(self.lake.tiles)):
@@ -73,22 +73,22 @@ class Walk:
 
     def exact(self) -> dict[tuple[int, int, str], float]:
         """Return Q, the discounted probability of success, by turns left, cell and action."""
-        found: dict[tuple[int, int, str], float] = {}
+        action_values: dict[tuple[int, int, str], float] = {}
         value = [0.0] * len(self.lake.tiles)
-        for left in range(1, TURNS + 1):
+        for turns_left in range(1, TURNS + 1):
             for place in filter(self.lake.is_open, range(len(value))):
                 for action in self.lake.ways:
-                    found[left, place, action] = sum(
-                        chance * (1.0 if there == self.lake.goal else GAMMA * value[there])
-                        for chance, there in self.outcomes(place, action)
+                    action_values[turns_left, place, action] = sum(
+                        chance * (1.0 if next_cell == self.lake.goal else GAMMA * value[next_cell])
+                        for chance, next_cell in self.outcomes(place, action)
                     )
             value = [
-                sum(p * found[left, place, name] for name, p in self.chances(place).items())
+                sum(p * action_values[turns_left, place, name] for name, p in self.chances(place).items())
                 if self.lake.is_open(place)
                 else 0.0
                 for place in range(len(value))
             ]
-        return found
+        return action_values
 
     def play(self, rng: random.Random, place: int, turns: int) -> tuple[list[tuple[int, str]], bool]:
         """Play an episode. Returns its cells and actions, and whether the goal was reached."""
@@ -125,31 +125,31 @@ class ScoredEpisodes:
 
 def play(seeds: range, steps: int, success_rate: float, forked: bool, rng: random.Random) -> ScoredEpisodes:
     """Play the lakes of these seeds in turn, until the steps are used up."""
-    played = ScoredEpisodes()
-    while played.steps < steps:
-        seed = seeds[len(played.episodes) % len(seeds)]
+    data = ScoredEpisodes()
+    while data.steps < steps:
+        seed = seeds[len(data.episodes) % len(seeds)]
         walk = walk_of(seed, success_rate)
         path, success = walk.play(rng, walk.lake.start, TURNS)
-        played.steps += len(path)
+        data.steps += len(path)
         exact = walk.exact()
         turns, values, targets = [], [], []
         for index, (place, action) in enumerate(path):
             text = walk.lake.describe(place)
             turns.append(Turn(fresh=False, observation=text, actions=[action], state_key=walk.lake.key(place)))
             values.append(exact[TURNS - index, place, action])
-            own = [GAMMA ** (len(path) - 1 - index) * success]
+            returns = [GAMMA ** (len(path) - 1 - index) * success]
             for _ in range(FORKS if forked else 0):
-                there = walk.move(rng, place, action)
-                rest, reached = walk.play(rng, there, TURNS - index - 1)
-                played.steps += 1 + len(rest)
-                own.append(GAMMA ** len(rest) * reached)
-            targets.append(statistics.fmean(own))
-        played.episodes.append(Episode(len(played.episodes), 0, "lake", turns=turns, end="terminal", success=success))
-        played.exact.append(values)
-        played.targets.append(targets)
+                cell = walk.move(rng, place, action)
+                tail, is_goal = walk.play(rng, cell, TURNS - index - 1)
+                data.steps += 1 + len(tail)
+                returns.append(GAMMA ** len(tail) * is_goal)
+            targets.append(statistics.fmean(returns))
+        data.episodes.append(Episode(len(data.episodes), 0, "lake", turns=turns, end="terminal", success=success))
+        data.exact.append(values)
+        data.targets.append(targets)
     if not forked:
-        played.targets = turn_targets(played.episodes, GAMMA)
-    return played
+        data.targets = turn_targets(data.episodes, GAMMA)
+    return data
 
 
 def write_tokens(template: Template, episodes: list[Episode]) -> None:
@@ -172,19 +172,19 @@ def chosen(scorer: QScorer, template: Template, seeds: range, success_rate: floa
     places = [walk.lake.start for walk in walks]
     pasts: list[list[Turn]] = [[] for _ in walks]
     for _ in range(TURNS):
-        tried: list[tuple[int, Episode]] = []
+        tries: list[tuple[int, Episode]] = []
         for number, (walk, place, past) in enumerate(zip(walks, places, pasts, strict=True)):
             if walk.lake.is_open(place):
                 names, weights = zip(*walk.chances(place).items(), strict=True)
                 for action in rng.choices(names, weights, k=count):
                     turn = Turn(fresh=False, observation=walk.lake.describe(place), actions=[action])
-                    tried.append((number, Episode(0, 0, "lake", turns=[*past, turn])))
-        write_tokens(template, [episode for _, episode in tried])
-        worth = (
-            [own[-1] for own in scorer.score([episode for _, episode in tried])] if count > 1 else [0.0] * len(tried)
+                    tries.append((number, Episode(0, 0, "lake", turns=[*past, turn])))
+        write_tokens(template, [episode for _, episode in tries])
+        values = (
+            [row[-1] for row in scorer.score([episode for _, episode in tries])] if count > 1 else [0.0] * len(tries)
         )
         best: dict[int, tuple[float, Episode]] = {}
-        for (number, episode), value in zip(tried, worth, strict=True):
+        for (number, episode), value in zip(tries, values, strict=True):
             if number not in best or value > best[number][0]:
                 best[number] = (value, episode)
         for number, (_, episode) in best.items():
@@ -195,29 +195,29 @@ def chosen(scorer: QScorer, template: Template, seeds: range, success_rate: floa
 
 def within_cells(scorer: QScorer, template: Template, seeds: range, success_rate: float) -> float:
     """Return the mean rank correlation of Q with the exact values of a cell's actions, for cells where these differ."""
-    found: list[float] = []
+    correlations: list[float] = []
     for walk in (walk_of(seed, success_rate) for seed in seeds):
         exact, actions = walk.exact(), list(walk.lake.ways)
         cells = [place for place in range(len(walk.lake.tiles)) if walk.lake.is_open(place)]
-        tried = [
+        tries = [
             Episode(0, 0, "lake", turns=[Turn(fresh=False, observation=walk.lake.describe(place), actions=[action])])
             for place in cells
             for action in actions
         ]
-        write_tokens(template, tried)
-        worth = [own[0] for own in scorer.score(tried)]
+        write_tokens(template, tries)
+        values = [row[0] for row in scorer.score(tries)]
         for number, place in enumerate(cells):
-            own = worth[len(actions) * number : len(actions) * (number + 1)]
-            known = [exact[TURNS, place, action] for action in actions]
-            if (correlation := rank_correlation(list(zip(own, known, strict=True)))) is not None:
-                found.append(correlation)
-    return statistics.fmean(found)
+            estimates = values[len(actions) * number : len(actions) * (number + 1)]
+            truths = [exact[TURNS, place, action] for action in actions]
+            if (correlation := rank_correlation(list(zip(estimates, truths, strict=True)))) is not None:
+                correlations.append(correlation)
+    return statistics.fmean(correlations)
 
 
 def squared(found: list[list[float]], exact: list[list[float]]) -> float:
     """Return the mean squared difference over turns."""
-    pairs = [pair for own, true in zip(found, exact, strict=True) for pair in zip(own, true, strict=True)]
-    return statistics.fmean((one - other) ** 2 for one, other in pairs)
+    pairs = [pair for row, truth in zip(found, exact, strict=True) for pair in zip(row, truth, strict=True)]
+    return statistics.fmean((a - b) ** 2 for a, b in pairs)
 
 
 def measure(success_rate: float, forked: bool, seed: int, steps: int, fits: int) -> dict[str, float]:
@@ -236,15 +236,15 @@ def measure(success_rate: float, forked: bool, seed: int, steps: int, fits: int)
     for _ in range(fits):
         rows = rng.sample(range(len(train.episodes)), min(32, len(train.episodes)))
         scorer.fit_to([train.episodes[row] for row in rows], [train.targets[row] for row in rows])
-    found = scorer.score(test.episodes)
-    mean = statistics.fmean(value for own in train.targets for value in own)
-    pairs = [pair for own, true in zip(found, test.exact, strict=True) for pair in zip(own, true, strict=True)]
+    scores = scorer.score(test.episodes)
+    mean = statistics.fmean(value for row in train.targets for value in row)
+    pairs = [pair for row, truth in zip(scores, test.exact, strict=True) for pair in zip(row, truth, strict=True)]
     return {
         "episodes": len(train.episodes),
         "steps": train.steps,
         "target_error": squared(train.targets, train.exact),
-        "error": squared(found, test.exact),
-        "constant": squared([[mean] * len(own) for own in test.exact], test.exact),
+        "error": squared(scores, test.exact),
+        "constant": squared([[mean] * len(row) for row in test.exact], test.exact),
         "correlation": rank_correlation(pairs) or 0.0,
         "within_cells": within_cells(scorer, template, range(900_000, 900_060), success_rate),
         "success": chosen(scorer, template, range(900_000, 900_200), success_rate, 1),
@@ -259,7 +259,7 @@ def turn_values_table(results: Sequence[Mapping[str, Any]]) -> tuple[list[str], 
     rows = []
     for result in results:
         seeds = result["seeds"]
-        means = {key: statistics.fmean(each[key] for each in seeds) for key in seeds[0]}
+        means = {key: statistics.fmean(figures[key] for figures in seeds) for key in seeds[0]}
         cells = [f"{1 - result['success_rate']:.0%}", result["targets"], f"{means['episodes']:.0f}"]
         cells += [f"{means[key]:.3f}" for key in ("target_error", "error", "constant")]
         cells += [f"{means[key]:.2f}" for key in ("correlation", "within_cells")]
@@ -278,11 +278,11 @@ def main() -> None:
     results: list[dict[str, Any]] = []
     for success_rate in (1.0, 0.8):
         for name, forked in (("visits", False), (f"{FORKS} forks", True)):
-            found = [
+            seeds = [
                 measure(success_rate, forked, seed, arguments.steps, arguments.fits)
                 for seed in range(1, arguments.seeds + 1)
             ]
-            results.append({"success_rate": success_rate, "targets": name, "seeds": found})
+            results.append({"success_rate": success_rate, "targets": name, "seeds": seeds})
     if arguments.json:
         figures = {"steps": arguments.steps, "fits": arguments.fits, **origin(), "results": results}
         arguments.json.write_text(json.dumps(figures, indent=2) + "\n")

@@ -33,18 +33,18 @@ LINK = "/picture?run=run&file=train-000001.jsonl.gz&member=0"
 
 async def record(address: str, environment: str, turns: int, count: int) -> list[Episode]:
     choose, _ = REFERENCES["random"]
-    found: list[Episode] = []
+    episodes: list[Episode] = []
     async with Fleet(address) as fleet:
         names = next(spec.action_space.names for spec in await fleet.describe() if spec.id == environment)
         for seed in range(100 * count):
             limits = Limits(max_turns=turns, max_actions=0)
             (session,) = await fleet.open(environment, seed=seed, limits=limits, want=Want(valid_actions=True))
-            episode = await play(ReferenceAgent(choose, names, random.Random(seed)), session, group=len(found))
+            episode = await play(ReferenceAgent(choose, names, random.Random(seed)), session, group=len(episodes))
             if len(episode.turns) == turns:
-                found.append(episode)
-            if len(found) == count:
+                episodes.append(episode)
+            if len(episodes) == count:
                 break
-    return found
+    return episodes
 
 
 async def measure(site: str, episodes: list[Episode]) -> tuple[list[float], list[float]]:
@@ -56,9 +56,9 @@ async def measure(site: str, episodes: list[Episode]) -> tuple[list[float], list
         for episode in episodes[1:]:
             link = f"{LINK}&group={episode.group}&turn="
             for seconds in times:
-                began = time.perf_counter()
+                start = time.perf_counter()
                 replies = await asyncio.gather(*(http.get(f"{link}{turn}") for turn in range(len(episode.turns) + 1)))
-                seconds.append(time.perf_counter() - began)
+                seconds.append(time.perf_counter() - start)
                 assert all(reply.content.startswith(b"\x89PNG") for reply in replies)
     return times
 
@@ -68,19 +68,19 @@ def main() -> None:
     parser.add_argument("--environment", default="sokoban-v1")
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--episodes", type=int, default=20)
-    asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place, start_server(asked.environment) as server:
-        folder = RunFolder.create(Path(place) / "run")
-        limits = f"max_turns: {asked.turns}, max_actions: 0"
-        folder.config.write_text(f"environment: {{id: {asked.environment}, {limits}}}\n")
-        episodes = asyncio.run(record(server.address, asked.environment, asked.turns, asked.episodes + 1))
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory, start_server(arguments.environment) as server:
+        folder = RunFolder.create(Path(directory) / "run")
+        limits = f"max_turns: {arguments.turns}, max_actions: 0"
+        folder.config.write_text(f"environment: {{id: {arguments.environment}, {limits}}}\n")
+        episodes = asyncio.run(record(server.address, arguments.environment, arguments.turns, arguments.episodes + 1))
         folder.write_rollouts(1, episodes, most=2**30)
-        site = ServerProcess([sys.executable, "-m", "starpod.cli.main", "ui", place, "--address", server.address])
+        site = ServerProcess([sys.executable, "-m", "starpod.cli.main", "ui", directory, "--address", server.address])
         try:
             first, again = asyncio.run(measure(site.address, episodes))
         finally:
             site.close()
-    table = Table("Pictures", "Median", "Slowest", title=f"{asked.turns} turns of {asked.environment}")
+    table = Table("Pictures", "Median", "Slowest", title=f"{arguments.turns} turns of {arguments.environment}")
     for name, seconds in (("drawn by replay", first), ("asked for again", again)):
         table.add_row(name, f"{1000 * median(seconds):.0f} ms", f"{1000 * max(seconds):.0f} ms")
     Console().print(table)

@@ -58,9 +58,9 @@ def write_run(folder: Path, name: str, steps: int) -> Path:
 
 def write_episodes(path: Path, count: int) -> None:
     rng = random.Random(0)
-    for first in range(0, count, PER_FILE):
+    for start in range(0, count, PER_FILE):
         lines = []
-        for number in range(first, min(first + PER_FILE, count)):
+        for number in range(start, min(start + PER_FILE, count)):
             turns = [_turn(rng) for _ in range(3)]
             episode = {
                 "group": number // 16,
@@ -69,7 +69,7 @@ def write_episodes(path: Path, count: int) -> None:
                 "seed": number // 16,
             }
             lines.append(json.dumps({**episode, "turns": turns, "end": "terminal", "success": rng.random() < 0.5}))
-        name = f"train-{first // PER_FILE + 1:06d}.jsonl.gz"
+        name = f"train-{start // PER_FILE + 1:06d}.jsonl.gz"
         with gzip.open(path / "episodes" / name, "wt", compresslevel=1) as file:
             file.write("\n".join(lines) + "\n")
 
@@ -105,41 +105,41 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=100_000)
     parser.add_argument("--folder", type=Path, help="Where the runs are written, and kept: used as they are if there.")
     parser.add_argument("--json", type=Path)
-    asked = parser.parse_args()
+    arguments = parser.parse_args()
     console = Console()
-    with tempfile.TemporaryDirectory() if asked.folder is None else nullcontext(asked.folder) as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory() if arguments.folder is None else nullcontext(arguments.folder) as directory:
+        folder = Path(directory)
         if not (folder / "many").exists():
             console.print("writing runs ...")
-            for number in range(asked.runs):
+            for number in range(arguments.runs):
                 write_run(folder, f"small-{number:04d}", 20)
-            write_run(folder, "long", asked.iterations)
-            write_episodes(write_run(folder, "many", 20), asked.episodes)
+            write_run(folder, "long", arguments.iterations)
+            write_episodes(write_run(folder, "many", 20), arguments.episodes)
         (folder / NAME).unlink(missing_ok=True)
         console.print("indexing ...")
-        began = time.perf_counter()
+        start = time.perf_counter()
         site = serve(folder)
         try:
             address = site.address.rstrip("/")
             # Wait until all episodes are indexed and the pages show no notice about the index.
-            while f"{asked.episodes:,} episode" not in fetch(f"{address}/episodes?run=many") or NOTICE in fetch(
+            while f"{arguments.episodes:,} episode" not in fetch(f"{address}/episodes?run=many") or NOTICE in fetch(
                 address
             ):
                 time.sleep(1.0)
-            indexing, indexing_cpu = time.perf_counter() - began, cpu_seconds(site.pid)
+            indexing, indexing_cpu = time.perf_counter() - start, cpu_seconds(site.pid)
             site.close()
             site = serve(folder)
             address = site.address.rstrip("/")
             pages = {
-                f"list of {asked.runs + 2:,} runs": "/",
-                f"run of {asked.iterations:,} iterations": "/runs/long",
-                f"episodes of a run with {asked.episodes:,}": "/episodes?run=many",
+                f"list of {arguments.runs + 2:,} runs": "/",
+                f"run of {arguments.iterations:,} iterations": "/runs/long",
+                f"episodes of a run with {arguments.episodes:,}": "/episodes?run=many",
                 "... not solved, malformed, worst first": "/episodes?run=many&outcome=unsolved&malformed=1&sort=worst",
                 "... with two words, which most of them have": "/episodes?run=many&text=goal+hole",
                 "... with the beginnings of two such words": "/episodes?run=many&text=goa*+ho*",
                 "... with a reward part above 0, by the return": "/episodes?run=many&part=paid+environment&sort=best",
                 "... of one step": "/episodes?run=many&step=7",
-                "... the last page": f"/episodes?run=many&page={asked.episodes // 50}",
+                "... the last page": f"/episodes?run=many&page={arguments.episodes // 50}",
                 "a group of 16": "/group?run=many&file=train-000007.jsonl.gz&group=100",
                 "one episode": "/episode?run=many&file=train-000007.jsonl.gz&group=100&member=3",
                 "two runs compared": "/compare?run=long&run=small-0001",
@@ -148,20 +148,20 @@ def main() -> None:
             for name, path in pages.items():
                 seconds, cpu = [], cpu_seconds(site.pid)
                 for _ in range(TIMES):
-                    began = time.perf_counter()
+                    start = time.perf_counter()
                     fetch(address + path)
-                    seconds.append(time.perf_counter() - began)
+                    seconds.append(time.perf_counter() - start)
                 cpu = (cpu_seconds(site.pid) - cpu) / TIMES
                 results[name] = {"first": seconds[0], "slowest": max(seconds), "cpu": cpu}
         finally:
             site.close()
         size = (folder / NAME).stat().st_size
-    told = f"Indexed in {indexing:.0f} s, {indexing_cpu:.0f} s of CPU, {size / 2**20:.0f} MiB"
-    table = Table("Page", "First", "Slowest of five", "CPU", title=told)
+    title = f"Indexed in {indexing:.0f} s, {indexing_cpu:.0f} s of CPU, {size / 2**20:.0f} MiB"
+    table = Table("Page", "First", "Slowest of five", "CPU", title=title)
     for name, times in results.items():
-        table.add_row(name, *(f"{times[each]:.2f} s" for each in ("first", "slowest", "cpu")))
+        table.add_row(name, *(f"{times[key]:.2f} s" for key in ("first", "slowest", "cpu")))
     console.print(table)
-    if asked.json:
+    if arguments.json:
         facts = {
             **origin(),
             "indexing_seconds": indexing,
@@ -169,7 +169,7 @@ def main() -> None:
             "index_bytes": size,
             "pages": results,
         }
-        asked.json.write_text(json.dumps(facts, indent=1) + "\n")
+        arguments.json.write_text(json.dumps(facts, indent=1) + "\n")
 
 
 if __name__ == "__main__":

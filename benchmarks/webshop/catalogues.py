@@ -66,42 +66,42 @@ def main() -> None:
     arguments = parser.parse_args()
     sizes = sorted((Manifest.read(store).products, store) for store in arguments.store)
     built_already = {size for size, _ in sizes}
-    to_do = [*sizes, *((size, None) for size in arguments.products if size not in built_already)]
+    jobs = [*sizes, *((size, None) for size in arguments.products if size not in built_already)]
     results: list[Result] = []
     with ExitStack() as stack:
         folder = arguments.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="webshop-")))
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
         progress = stack.enter_context(Progress(*columns, console=Console(stderr=True), refresh_per_second=2))
-        for size, given in sorted(to_do, key=lambda each: each[0]):
+        for size, store in sorted(jobs, key=lambda job: job[0]):
             task = progress.add_task(f"{size:,} products", total=None)
 
             def tell(what: str, size: int = size, task: int = task) -> None:
                 progress.update(task, description=f"{size:,} products: {what}")  # type: ignore[arg-type]
 
-            built = None
-            if given is None:
+            build_result = None
+            if store is None:
                 tell("building")
-                given = folder / str(size)
-                built = build(size, given)
+                store = folder / str(size)
+                build_result = build(size, store)
             modes = ["text"] if results else ["text", "text_rich", "html"]
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 result = runner.run(
-                    measure(given, modes, arguments.sessions, arguments.seconds, arguments.rounds, tell)
+                    measure(store, modes, arguments.sessions, arguments.seconds, arguments.rounds, tell)
                 )
-            results.append(replace(result, build=built))
+            results.append(replace(result, build=build_result))
             progress.update(task, description=f"{size:,} products", total=1, completed=1)
     print_tables(results)
     if not arguments.no_report:
-        where = origin()
-        where["machine"]["versions"] |= {name: version(name) for name in PACKAGES if find_spec(name)}
-        write(arguments.json, results, where)
+        source = origin()
+        source["machine"]["versions"] |= {name: version(name) for name in PACKAGES if find_spec(name)}
+        write(arguments.json, results, source)
 
 
 def build(products: int, out: Path) -> Build:
     """Run `starpod webshop build --synthetic N`. Raises RuntimeError with its output if it fails."""
     command = [sys.executable, "-m", "starpod.cli.main", "webshop", "build", "--synthetic", str(products)]
     with tempfile.TemporaryFile(mode="w+") as log:
-        begin, peak = time.perf_counter(), 0
+        start, peak = time.perf_counter(), 0
         process = subprocess.Popen(
             [*command, "--out", str(out), "--force"], stdin=subprocess.DEVNULL, stdout=log, stderr=log
         )
@@ -111,14 +111,14 @@ def build(products: int, out: Path) -> Build:
         if process.returncode:
             log.seek(0)
             raise RuntimeError(log.read())
-        return Build(time.perf_counter() - begin, peak)
+        return Build(time.perf_counter() - start, peak)
 
 
 async def measure(store: Path, modes: Sequence[str], sessions: int, seconds: float, rounds: int, tell: Tell) -> Result:
     """Measure everything about one store. tell: called with a description of each part as it starts."""
     tell("recording what is played")
-    played = apart(episodes.record_at, store)
-    warm_up, timed = played[:WARM_UP], played[WARM_UP : WARM_UP + TIMED]
+    all_episodes = apart(episodes.record_at, store)
+    warm_up, timed = all_episodes[:WARM_UP], all_episodes[WARM_UP : WARM_UP + TIMED]
     tell("steps in the environment")
     inside = apart(episodes.inside, store, warm_up, timed)
     tell("starts")
@@ -133,7 +133,7 @@ async def measure(store: Path, modes: Sequence[str], sessions: int, seconds: flo
         steps = []
         for mode in modes:
             tell(f"{sessions} sessions, {mode}")
-            loads = await wire.all_at_once(server, played, sessions, seconds, rounds, mode)
+            loads = await wire.all_at_once(server, all_episodes, sessions, seconds, rounds, mode)
             steps.append(Steps.of(mode, sessions, loads))
             memory.setdefault(f"one server, after {sessions} sessions", [wire.Memory.of(server.pid)])
     finally:
@@ -146,7 +146,7 @@ async def measure(store: Path, modes: Sequence[str], sessions: int, seconds: flo
         store_bytes=manifest.bytes,
         build=None,
         start=wire.Start(*(median(getattr(each, name) for each in starts) for name in ("ready", "first_open", "cpu"))),
-        used_steps=sum(len(each.actions) for each in (*warm_up, *timed)),
+        used_steps=sum(len(episode.actions) for episode in (*warm_up, *timed)),
         memory=memory,
         wire=summaries(over_the_wire),
         inside=summaries(inside),
@@ -179,11 +179,11 @@ def apart(call: Callable[Parameters, Returned], *args: Parameters.args, **kwargs
 def summaries(waits: Waits) -> dict[str, Wait]:
     """Return medians and 99th percentiles of each kind of step, and of all clicks together."""
     clicks = [wait for kind in episodes.KINDS if kind != episodes.SEARCH for wait in waits[kind]]
-    found = {}
-    for kind, all_of_it in {**waits, CLICKS: clicks}.items():
-        p50, p99 = np.percentile(all_of_it, (50, 99))
-        found[kind] = Wait(len(all_of_it), float(p50), float(p99))
-    return found
+    summary = {}
+    for kind, seconds in {**waits, CLICKS: clicks}.items():
+        p50, p99 = np.percentile(seconds, (50, 99))
+        summary[kind] = Wait(len(seconds), float(p50), float(p99))
+    return summary
 
 
 if __name__ == "__main__":

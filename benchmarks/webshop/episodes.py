@@ -59,8 +59,8 @@ class ShopEpisode:
 
     def check(self, place: int, reward: float, over: bool) -> None:
         """Raise RuntimeError if a step has a wrong result, because speed counts only with correct results."""
-        last = place == len(self.actions) - 1
-        if over != last or not isclose(reward, self.reward if last else 0.0, abs_tol=1e-9):
+        is_last = place == len(self.actions) - 1
+        if over != is_last or not isclose(reward, self.reward if is_last else 0.0, abs_tol=1e-9):
             raise RuntimeError(f"{self.actions[place]} for goal {self.goal} gave reward {reward}, over {over}")
 
 
@@ -87,22 +87,22 @@ def record(store: Store, count: int = COUNT) -> list[ShopEpisode]:
 
 def _query(instruction: str, rng: random.Random) -> str:
     words = instruction.split()
-    kept = rng.randint(min(SHORTEST_QUERY, len(words)), len(words))
-    return actions.search(" ".join(words[place] for place in sorted(rng.sample(range(len(words)), kept)))) or ""
+    count = rng.randint(min(SHORTEST_QUERY, len(words)), len(words))
+    return actions.search(" ".join(words[index] for index in sorted(rng.sample(range(len(words)), count)))) or ""
 
 
 def _play(shop: Shop, query: str, rng: random.Random) -> ShopEpisode | None:
     """Play an episode; None if its search finds nothing, or if a page refuses a planned click."""
-    done: list[tuple[str, str]] = []
+    steps: list[tuple[str, str]] = []
 
     def click(kind: str, text: str) -> bool:
-        done.append((kind, f"click[{text}]"))
+        steps.append((kind, f"click[{text}]"))
         return bool(shop.click(text))
 
     def open_one() -> bool:
         return click(PRODUCT, rng.choice(sorted(shop.listing().links)))
 
-    done.append((SEARCH, query))
+    steps.append((SEARCH, query))
     shop.search(actions.parse(query)[1])
     if not (shop.hits() and click(PAGE, "next >") and click(PAGE, "< prev")):
         return None
@@ -112,13 +112,13 @@ def _play(shop: Shop, query: str, rng: random.Random) -> ShopEpisode | None:
         return None
     item = shop.item()
     assert item is not None
-    offered = [each.text for each in item.clickables.values() if each.kind == "option" and actions.click(each.text)]
-    for text in rng.sample(offered, min(len(offered), 1 + (rng.random() < SECOND_OPTION))):
+    options = [each.text for each in item.clickables.values() if each.kind == "option" and actions.click(each.text)]
+    for text in rng.sample(options, min(len(options), 1 + (rng.random() < SECOND_OPTION))):
         click(OPTION, text)
     click(BUY, "buy now")
     if shop.state.page != "done" or shop.state.reward is None:
         return None
-    kinds, played = zip(*done, strict=True)
+    kinds, played = zip(*steps, strict=True)
     return ShopEpisode(shop.state.goal, played, kinds, shop.state.reward)
 
 
@@ -137,18 +137,18 @@ def inside(path: Path, warm_up: Sequence[ShopEpisode], episodes: Sequence[ShopEp
     environment = WebShop()
     environment.options = WebShop.Options(**OPTIONS)
     episode = Episode(environment, Limits())
-    nothing = Want()
+    want = Want()
     waits: Waits = {kind: [] for kind in (*KINDS, RESET)}
-    for number, played in enumerate((*warm_up, *episodes)):
+    for number, shop_episode in enumerate((*warm_up, *episodes)):
         marks = [perf_counter()]
-        episode.reset(played.goal, 0)
-        episode.observe(nothing)
+        episode.reset(shop_episode.goal, 0)
+        episode.observe(want)
         marks.append(perf_counter())
-        for place, action in enumerate(played.actions):
-            transition = episode.turn((action,), nothing)
+        for index, action in enumerate(shop_episode.actions):
+            transition = episode.turn((action,), want)
             marks.append(perf_counter())
-            played.check(place, transition.reward, bool(transition.end_reason))
+            shop_episode.check(index, transition.reward, bool(transition.end_reason))
         if number >= len(warm_up):
-            for kind, start, end in zip((RESET, *played.kinds), marks, marks[1:], strict=False):
+            for kind, start, end in zip((RESET, *shop_episode.kinds), marks, marks[1:], strict=False):
                 waits[kind].append(end - start)
     return waits

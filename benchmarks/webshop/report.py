@@ -117,8 +117,8 @@ def aims(results: Sequence[Result]) -> Sheet:
 
 def _large_aims(result: Result) -> Iterator[tuple[str, float, float, Callable[[float], str]]]:
     yield "warm start under 2 s, to the first Open", result.start.first_open, 2.0, _seconds
-    used = next(each for name, each in result.memory.items() if "workers, used" in name)
-    yield "private memory of a worker under 400 MB", max(each.private for each in used), 400 * MB, _megabytes
+    workers = next(usage for name, usage in result.memory.items() if "workers, used" in name)
+    yield "private memory of a worker under 400 MB", max(worker.private for worker in workers), 400 * MB, _megabytes
     yield "search under 10 ms at p50, over the wire", result.wire[SEARCH].p50, 10e-3, _milliseconds
     yield "search under 40 ms at p99, over the wire", result.wire[SEARCH].p99, 40e-3, _milliseconds
     if result.build:
@@ -136,7 +136,7 @@ def stores(results: Sequence[Result]) -> Sheet:
                 _seconds(build.seconds) if build else "",
                 _megabytes(build.peak_bytes) if build else "",
                 _megabytes(result.store_bytes),
-                *(_seconds(each) for each in (result.start.ready, result.start.first_open, result.start.cpu)),
+                *(_seconds(seconds) for seconds in (result.start.ready, result.start.first_open, result.start.cpu)),
                 f"{original.start[0]} to {original.start[1]} s" if original else "",
             ]
         )
@@ -149,7 +149,7 @@ def memory(results: Sequence[Result]) -> Sheet:
     for situation in results[0].memory:
         cells = [situation]
         for result in results:
-            cells.append(_megabytes(max(each.private for each in result.memory[situation])))
+            cells.append(_megabytes(max(worker.private for worker in result.memory[situation])))
             if original := ORIGINAL.get(result.products):
                 resident = dict(zip(("one server, started", "one server, used"), original.resident, strict=True))
                 cells.append(f"{resident[situation]:,} MB" if situation in resident else "")
@@ -191,21 +191,21 @@ def throughput(results: Sequence[Result]) -> Sheet:
     ]
     rows = [
         [
-            f"{result.products:,}, {each.mode}",
-            f"{each.sessions:,}",
-            f"{each.steps_per_second:,.0f}",
-            *(_milliseconds(wait) for wait in (each.p50_seconds, each.p99_seconds)),
-            *(f"{cpu * 1e6:,.0f} µs" for cpu in (each.server_cpu_seconds, each.client_cpu_seconds)),
-            f"{each.steps_per_second / STEPS_PER_SECOND:,.0f}" if each.mode == "text" else "",
+            f"{result.products:,}, {load.mode}",
+            f"{load.sessions:,}",
+            f"{load.steps_per_second:,.0f}",
+            *(_milliseconds(wait) for wait in (load.p50_seconds, load.p99_seconds)),
+            *(f"{cpu * 1e6:,.0f} µs" for cpu in (load.server_cpu_seconds, load.client_cpu_seconds)),
+            f"{load.steps_per_second / STEPS_PER_SECOND:,.0f}" if load.mode == "text" else "",
         ]
         for result in results
-        for each in result.steps
+        for load in result.steps
     ]
     return Sheet("Steps per second over the wire", headings, rows)
 
 
 def _text(result: Result) -> Steps:
-    return next(each for each in result.steps if each.mode == "text")
+    return next(load for load in result.steps if load.mode == "text")
 
 
 def _seconds(value: float) -> str:
@@ -228,8 +228,8 @@ def print_tables(results: Sequence[Result]) -> None:
     for sheet in sheets(results):
         if sheet.rows:
             table = Table(title=sheet.title, title_justify="left")
-            for place, heading in enumerate(sheet.headings):
-                table.add_column(heading, justify="right" if place else "left")
+            for index, heading in enumerate(sheet.headings):
+                table.add_column(heading, justify="right" if index else "left")
             for row in sheet.rows:
                 table.add_row(*row)
             console.print(table)
@@ -247,14 +247,14 @@ def write(path: Path, results: Sequence[Result], where: dict[str, Any]) -> None:
 def page(path: Path) -> str:
     """Return the tables of a JSON file as Markdown."""
     content = json.loads(path.read_text(encoding="utf-8"))
-    where, there = content["machine"], content["machine"]["versions"]
-    names = (name for name in ("starpod", "grpcio", "numpy", "numba", "textblob", "scipy") if name in there)
-    versions = ", ".join(f"{name} {there[name]}" for name in names)
+    host, packages = content["machine"], content["machine"]["versions"]
+    names = (name for name in ("starpod", "grpcio", "numpy", "numba", "textblob", "scipy") if name in packages)
+    versions = ", ".join(f"{name} {packages[name]}" for name in names)
     lines = [
         "# WebShop: figures",
         "",
-        f"Made by `{content['command']}`; [what they mean](../benchmarks.md#webshop). On {where['cores']} cores "
-        f"({where['processor']}), Python {where['python']}, {versions}.",
+        f"Made by `{content['command']}`; [what they mean](../benchmarks.md#webshop). On {host['cores']} cores "
+        f"({host['processor']}), Python {host['python']}, {versions}.",
         "",
         HOW,
     ]
@@ -276,18 +276,18 @@ def _plot(path: Path, results: Sequence[Result]) -> None:
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.5), layout="constrained")
     sizes = [result.products for result in results]
-    there = sorted(ORIGINAL)
+    products = sorted(ORIGINAL)
     for kind, colour in ((SEARCH, "C0"), (CLICKS, "C1")):
         for name, style in (("p50", "-"), ("p99", ":")):
             ours = [getattr(result.wire[kind], name) * 1e3 for result in results]
             left.plot(sizes, ours, style, marker="o", color=colour, label=f"{kind}, {name}")
-        theirs = [ORIGINAL[size].waits[kind][0] for size in there]
-        left.plot(there, theirs, "--", color=colour, alpha=0.6, label=f"{kind}, p50, original in process")
+        theirs = [ORIGINAL[size].waits[kind][0] for size in products]
+        left.plot(products, theirs, "--", color=colour, alpha=0.6, label=f"{kind}, p50, original in process")
     left.set(xscale="log", yscale="log", xlabel="products", ylabel="milliseconds, ours over the wire")
     right.plot(sizes, [_text(result).steps_per_second for result in results], "-o", label="text")
     for mode in ("text_rich", "html"):
         points = [
-            (result.products, each.steps_per_second) for result in results for each in result.steps if each.mode == mode
+            (result.products, load.steps_per_second) for result in results for load in result.steps if load.mode == mode
         ]
         right.plot(*zip(*points, strict=True), "o", label=mode)
     right.axhline(STEPS_PER_SECOND, linestyle="--", color="grey", label="original in process, one core")

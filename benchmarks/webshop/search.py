@@ -73,27 +73,27 @@ def main() -> None:
         results += measure(count, arguments.queries, peers=count <= arguments.peers)
         print_table([result for result in results if result.documents == count])
     content = origin() | {"results": [asdict(result) for result in results]}
-    used = ("numpy", "numba", "bm25s", "tantivy")
-    content["machine"]["versions"] |= {name: version(name) for name in used if installed(name)}
+    packages = ("numpy", "numba", "bm25s", "tantivy")
+    content["machine"]["versions"] |= {name: version(name) for name in packages if installed(name)}
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     arguments.json.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def measure(count: int, queries: int, *, peers: bool) -> list[Result]:
     """Measure every way on the same documents and queries."""
-    asked = list(questions(count, queries))
+    texts = list(questions(count, queries))
     seconds, index = timed(count, Index.build)
     index = Index(index.arrays)
     size = sum(array.nbytes for array in index.arrays.values()) / 1e6
-    truth = [index.search(query, HITS)[:TOP] for query in asked]
-    results = [result("starpod", count, seconds, size, lambda query: index.search(query, HITS), asked, truth)]
+    truth = [index.search(query, HITS)[:TOP] for query in texts]
+    results = [result("starpod", count, seconds, size, lambda query: index.search(query, HITS), texts, truth)]
     postings = strategies.Postings.of(index.arrays)
     for name, way in STRATEGIES.items():
-        results.append(result(name, count, None, None, strategy(index, postings, way, asked), asked, truth))
+        results.append(result(name, count, None, None, strategy(index, postings, way, texts), texts, truth))
     for name, peer in PEERS.items():
         if peers and installed(name):
             seconds, search = timed(count, peer)
-            results.append(result(name, count, seconds, None, search, asked, truth))
+            results.append(result(name, count, seconds, None, search, texts, truth))
     return results
 
 
@@ -107,7 +107,7 @@ def result(
     truth: list[list[int]],
 ) -> Result:
     """Measure a way: every query once as a warm-up, and then once with the clock."""
-    same = [list(search(query)[:TOP]) == best for query, best in zip(asked, truth, strict=True)]
+    matches = [list(search(query)[:TOP]) == hits for query, hits in zip(asked, truth, strict=True)]
     waits, cpu = [], []
     for query in asked:
         start, start_cpu = time.perf_counter(), time.thread_time()
@@ -116,7 +116,7 @@ def result(
         waits.append(time.perf_counter() - start)
     p50, p99 = np.percentile(waits, (50, 99))
     cpu50, cpu99 = np.percentile(cpu, (50, 99))
-    share = sum(same) / len(same)
+    share = sum(matches) / len(matches)
     return Result(way, count, build_seconds, megabytes, float(p50), float(p99), float(cpu50), float(cpu99), share)
 
 
@@ -126,10 +126,10 @@ def timed(count: int, build: Callable[[Iterator[tuple[str, str]]], Built]) -> tu
 
     def metered() -> Iterator[tuple[str, str]]:
         nonlocal making
-        made = documents(count)
+        stream = documents(count)
         while True:
             start = time.process_time()
-            document = next(made, None)
+            document = next(stream, None)
             making += time.process_time() - start
             if document is None:
                 return
@@ -148,17 +148,17 @@ def documents(count: int) -> Iterator[tuple[str, str]]:
     rng = np.random.default_rng(0)
     chances = np.cumsum((np.arange(VOCABULARY) + 20.0) ** -1.15)
     words = _words()
-    for begin in range(0, count, CHUNK):
-        size = min(CHUNK, count - begin)
+    for start in range(0, count, CHUNK):
+        size = min(CHUNK, count - start)
         lengths = np.clip(rng.lognormal(np.log(76.5), 0.82, size), 4, 4000).astype(np.int64)
         ends = np.cumsum(lengths)
         starts = np.repeat(ends - lengths, lengths)
-        drawn = np.searchsorted(chances, rng.random(ends[-1]) * chances[-1])
-        earlier = starts + (rng.random(len(drawn)) * (np.arange(len(drawn)) - starts)).astype(np.int64)
-        row = words[np.where(rng.random(len(drawn)) < 0.4, drawn[earlier], drawn)].tolist()
+        draws = np.searchsorted(chances, rng.random(ends[-1]) * chances[-1])
+        earlier = starts + (rng.random(len(draws)) * (np.arange(len(draws)) - starts)).astype(np.int64)
+        row = words[np.where(rng.random(len(draws)) < 0.4, draws[earlier], draws)].tolist()
         asins = rng.permutation(size)
         for number, (length, end) in enumerate(zip(lengths.tolist(), ends.tolist(), strict=True)):
-            yield f"B{begin // CHUNK:03d}{asins[number]:06d}", " ".join(row[end - length : end])
+            yield f"B{start // CHUNK:03d}{asins[number]:06d}", " ".join(row[end - length : end])
 
 
 def questions(count: int, queries: int) -> Iterator[str]:
@@ -196,11 +196,11 @@ def _terms(index: Index, query: str) -> tuple[NDArray[np.int64], NDArray[np.floa
     """Return the rows and weights of a query's distinct terms."""
     arrays = index.arrays
     counts = Counter(analyze(query))
-    encoded = [term.encode() for term in counts]
-    wanted = np.frombuffer(b"".join(encoded), np.uint8)
-    rows = find(arrays["terms"], arrays["term_offsets"], wanted, np.cumsum([0, *map(len, encoded)]))
-    containing = arrays["posting_offsets"][rows + 1] - arrays["posting_offsets"][rows]
-    return rows, term_weights(np.array([*counts.values()]), containing, len(index))
+    terms = [term.encode() for term in counts]
+    buffer = np.frombuffer(b"".join(terms), np.uint8)
+    rows = find(arrays["terms"], arrays["term_offsets"], buffer, np.cumsum([0, *map(len, terms)]))
+    document_counts = arrays["posting_offsets"][rows + 1] - arrays["posting_offsets"][rows]
+    return rows, term_weights(np.array([*counts.values()]), document_counts, len(index))
 
 
 def bm25s(texts: Iterator[tuple[str, str]]) -> Search:
@@ -210,8 +210,8 @@ def bm25s(texts: Iterator[tuple[str, str]]) -> Search:
     engine.index([analyze(text) for _, text in texts], show_progress=False)
 
     def search(query: str) -> list[int]:
-        found, _ = engine.retrieve([analyze(query)], k=HITS, show_progress=False)
-        return [int(number) for number in found[0]]
+        hits, _ = engine.retrieve([analyze(query)], k=HITS, show_progress=False)
+        return [int(number) for number in hits[0]]
 
     return search
 
@@ -253,17 +253,17 @@ def installed(package: str) -> bool:
 def print_table(results: list[Result]) -> None:
     headings = ["Way", "Documents", "Build CPU s", "MB", "p50 ms", "p99 ms", "p50 CPU ms", "p99 CPU ms", "Same top 10"]
     table = Table()
-    for place, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if place else "left")
-    for each in results:
-        times = (each.p50_seconds, each.p99_seconds, each.p50_cpu_seconds, each.p99_cpu_seconds)
+    for index, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if index else "left")
+    for entry in results:
+        times = (entry.p50_seconds, entry.p99_seconds, entry.p50_cpu_seconds, entry.p99_cpu_seconds)
         table.add_row(
-            each.way,
-            f"{each.documents:,}",
-            "" if each.build_seconds is None else f"{each.build_seconds:,.1f}",
-            "" if each.megabytes is None else f"{each.megabytes:,.1f}",
+            entry.way,
+            f"{entry.documents:,}",
+            "" if entry.build_seconds is None else f"{entry.build_seconds:,.1f}",
+            "" if entry.megabytes is None else f"{entry.megabytes:,.1f}",
             *(f"{value * 1e3:,.3f}" for value in times),
-            f"{each.same_top_10:.3f}",
+            f"{entry.same_top_10:.3f}",
         )
     Console(width=None if sys.stdout.isatty() else 120).print(table)
 

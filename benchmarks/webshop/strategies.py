@@ -47,9 +47,9 @@ def dense_numpy(index: Postings, rows: NDArray[np.int64], weights: NDArray[np.fl
     """Add up terms one by one in NumPy, with a sum for every document. Returns the k best documents with a term."""
     index.sums[:] = 0
     for row, weight in zip(rows, weights, strict=True):
-        part = slice(index.offsets[row], index.offsets[row + 1])
-        documents = index.documents[part]
-        saturation = 1 + index.values[index.frequencies[part]] * index.factors[index.lengths[documents]]
+        postings = slice(index.offsets[row], index.offsets[row + 1])
+        documents = index.documents[postings]
+        saturation = 1 + index.values[index.frequencies[postings]] * index.factors[index.lengths[documents]]
         index.sums[documents] += weight - weight / saturation
     scores = index.sums.astype(np.float32)
     hits = np.flatnonzero(scores)
@@ -61,18 +61,18 @@ def dense_numpy(index: Postings, rows: NDArray[np.int64], weights: NDArray[np.fl
 
 def dense_compiled(index: Postings, rows: NDArray[np.int64], weights: NDArray[np.float32], k: int) -> list[int]:
     """Add up terms like `dense_numpy`, with one compiled loop over postings and one over documents."""
-    found, scores = np.empty(k, np.int64), np.empty(k, np.float32)
+    hits, scores = np.empty(k, np.int64), np.empty(k, np.float32)
     starts, ends = index.offsets[rows], index.offsets[rows + 1]
-    best: list[int] = found[: _dense(*_arrays(index), starts, ends, weights, index.sums, found, scores)].tolist()
+    best: list[int] = hits[: _dense(*_arrays(index), starts, ends, weights, index.sums, hits, scores)].tolist()
     return best
 
 
 def bounded(index: Postings, rows: NDArray[np.int64], weights: NDArray[np.float32], k: int) -> list[int]:
     """Run MaxScore in blocks. Once k documents exceed the weakest terms' joint bound, these are only looked up."""
-    found, scores = np.empty(k, np.int64), np.empty(k, np.float32)
+    hits, scores = np.empty(k, np.int64), np.empty(k, np.float32)
     starts, ends = index.offsets[rows], index.offsets[rows + 1]
-    size = _bounded(*_arrays(index), starts, ends, weights, index.peaks[rows], found, scores)
-    best: list[int] = found[:size].tolist()
+    size = _bounded(*_arrays(index), starts, ends, weights, index.peaks[rows], hits, scores)
+    best: list[int] = hits[:size].tolist()
     return best
 
 
@@ -84,8 +84,8 @@ def _arrays(index: Postings) -> tuple[NDArray[Any], ...]:
 def _peaks(documents, frequencies, values, lengths, factors, offsets):
     peaks = np.zeros(len(offsets) - 1, np.float32)
     for term in range(len(peaks)):
-        for place in range(offsets[term], offsets[term + 1]):
-            peaks[term] = max(peaks[term], values[frequencies[place]] * factors[lengths[documents[place]]])
+        for index in range(offsets[term], offsets[term + 1]):
+            peaks[term] = max(peaks[term], values[frequencies[index]] * factors[lengths[documents[index]]])
     return peaks
 
 
@@ -94,18 +94,18 @@ def _dense(documents, frequencies, values, lengths, factors, starts, ends, weigh
     one = np.float32(1)
     for term in range(len(starts)):
         weight = weights[term]
-        for place in range(starts[term], ends[term]):
-            document = documents[place]
-            saturation = one + values[frequencies[place]] * factors[lengths[document]]
+        for index in range(starts[term], ends[term]):
+            document = documents[index]
+            saturation = one + values[frequencies[index]] * factors[lengths[document]]
             sums[document] += weight - weight / saturation
-    count, least = 0, np.float32(0)
+    count, threshold = 0, np.float32(0)
     for document in range(len(lengths)):
         total = sums[document]
         sums[document] = 0
-        if total > least and np.float32(total) > least:
+        if total > threshold and np.float32(total) > threshold:
             count = insert(found, scores, count, document, np.float32(total))
             if count == len(found):
-                least = scores[count - 1]
+                threshold = scores[count - 1]
     return count
 
 
@@ -118,41 +118,41 @@ def _bounded(documents, frequencies, values, lengths, factors, starts, ends, wei
     together = np.cumsum(bounds[order].astype(np.float64)) * (1 + 1e-6)  # bound of a term and all weaker ones
     places = starts.copy()
     sums = np.zeros(BLOCK)
-    count, least, weak = 0, np.float32(0), 0
+    count, threshold, weak = 0, np.float32(0), 0
     while weak < len(starts):
-        first = len(lengths)
+        start = len(lengths)
         for term in range(weak, len(starts)):
-            if places[term] < ends[term] and documents[places[term]] < first:
-                first = documents[places[term]]
-        if first == len(lengths):
+            if places[term] < ends[term] and documents[places[term]] < start:
+                start = documents[places[term]]
+        if start == len(lengths):
             break
-        end = min(first + BLOCK, len(lengths))
+        end = min(start + BLOCK, len(lengths))
         for term in range(weak, len(starts)):
-            place, weight = places[term], weights[term]
-            while place < ends[term] and documents[place] < end:
-                document = documents[place]
-                saturation = one + values[frequencies[place]] * factors[lengths[document]]
-                sums[document - first] += weight - weight / saturation
-                place += 1
-            places[term] = place
-        for document in range(first, end):
-            total = sums[document - first]
-            sums[document - first] = 0
+            index, weight = places[term], weights[term]
+            while index < ends[term] and documents[index] < end:
+                document = documents[index]
+                saturation = one + values[frequencies[index]] * factors[lengths[document]]
+                sums[document - start] += weight - weight / saturation
+                index += 1
+            places[term] = index
+        for document in range(start, end):
+            total = sums[document - start]
+            sums[document - start] = 0
             if total == 0:
                 continue
             for term in range(weak - 1, -1, -1):
-                if total + together[term] <= least:
+                if total + together[term] <= threshold:
                     break
-                place = _seek(documents, places[term], ends[term], document)
-                places[term] = place
-                if place < ends[term] and documents[place] == document:
-                    saturation = one + values[frequencies[place]] * factors[lengths[document]]
+                index = _seek(documents, places[term], ends[term], document)
+                places[term] = index
+                if index < ends[term] and documents[index] == document:
+                    saturation = one + values[frequencies[index]] * factors[lengths[document]]
                     total += weights[term] - weights[term] / saturation
-            if total > least and np.float32(total) > least:
+            if total > threshold and np.float32(total) > threshold:
                 count = insert(found, scores, count, document, np.float32(total))
                 if count == len(found):
-                    least = scores[count - 1]
-        while weak < len(starts) and together[weak] <= least:
+                    threshold = scores[count - 1]
+        while weak < len(starts) and together[weak] <= threshold:
             weak += 1
     return count
 

@@ -72,13 +72,13 @@ def serve(store: Path, *arguments: str) -> ServerProcess:
 
 async def start(store: Path) -> Start:
     """Measure the start of a server up to its first session."""
-    begin = perf_counter()
+    start_time = perf_counter()
     server = serve(store)
     try:
-        ready = perf_counter() - begin
+        ready = perf_counter() - start_time
         async with grpc.aio.insecure_channel(server.address) as channel:
             await _open(EnvironmentServiceStub(channel))
-        return Start(ready, perf_counter() - begin, cpu_seconds(server.pid))
+        return Start(ready, perf_counter() - start_time, cpu_seconds(server.pid))
     finally:
         server.close()
 
@@ -96,21 +96,21 @@ async def one_by_one(address: str, warm_up: Sequence[ShopEpisode], episodes: Seq
         stub = EnvironmentServiceStub(channel)
         session = await _open(stub)
         epoch = session.epoch
-        for number, played in enumerate((*warm_up, *episodes)):
+        for number, episode in enumerate((*warm_up, *episodes)):
             marks = [perf_counter()]
-            reset = pb.ResetRequest(session_id=session.session_id, epoch=epoch, seed=played.goal)
+            reset = pb.ResetRequest(session_id=session.session_id, epoch=epoch, seed=episode.goal)
             epoch = (await stub.Reset(reset)).session.epoch
             marks.append(perf_counter())
-            for place, action in enumerate(played.actions):
+            for index, action in enumerate(episode.actions):
                 step = pb.StepRequest(
-                    session_id=session.session_id, epoch=epoch, step_index=place, actions=[pb.Action(text=action)]
+                    session_id=session.session_id, epoch=epoch, step_index=index, actions=[pb.Action(text=action)]
                 )
                 transition = (await stub.Step(step)).transition
                 marks.append(perf_counter())
-                played.check(place, transition.reward, transition.terminated or transition.truncated)
+                episode.check(index, transition.reward, transition.terminated or transition.truncated)
             if number >= len(warm_up):
-                for kind, begin, end in zip((RESET, *played.kinds), marks, marks[1:], strict=False):
-                    waits[kind].append(end - begin)
+                for kind, start, end in zip((RESET, *episode.kinds), marks, marks[1:], strict=False):
+                    waits[kind].append(end - start)
         await stub.Close(pb.CloseRequest(session_ids=[session.session_id]))
     return waits
 
@@ -136,14 +136,14 @@ async def all_at_once(
             limits=Limits(max_turns=0, max_actions_per_turn=0, max_actions=0),
         )
         source = cycle(episodes)
-        groups = [Group(fleet, opened[place::2], source) for place in range(2) if opened[place::2]]
+        groups = [Group(fleet, opened[offset::2], source) for offset in range(2) if opened[offset::2]]
         await asyncio.gather(*(group.march(SETTLE_SECONDS) for group in groups))
         for _ in range(rounds):
-            client_cpu, server_cpu, begin = process_time(), cpu_seconds(server.pid), perf_counter()
+            client_cpu, server_cpu, start = process_time(), cpu_seconds(server.pid), perf_counter()
             waits = await asyncio.gather(*(group.march(seconds) for group in groups))
-            elapsed = perf_counter() - begin
-            steps = sum(len(each) * len(group.sessions) for each, group in zip(waits, groups, strict=True))
-            summary = summarise(steps, elapsed, [wait for each in waits for wait in each])
+            elapsed = perf_counter() - start
+            steps = sum(len(times) * len(group.sessions) for times, group in zip(waits, groups, strict=True))
+            summary = summarise(steps, elapsed, [wait for times in waits for wait in times])
             loads.append(
                 Load(
                     summary.rate,
@@ -166,7 +166,7 @@ class Group:
         self._played = [next(source) for _ in sessions]
         self._places = [0] * len(sessions)
         # The first episodes have different lengths, because otherwise all sessions would search at the same time.
-        self._ends = [1 + place % len(played.actions) for place, played in enumerate(self._played)]
+        self._ends = [1 + index % len(episode.actions) for index, episode in enumerate(self._played)]
         self._over = list(range(len(sessions)))
 
     async def march(self, seconds: float) -> list[float]:
@@ -176,21 +176,21 @@ class Group:
         while True:
             await asyncio.gather(*(self.sessions[row].reset(seed=self._played[row].goal) for row in self._over))
             before = perf_counter()
-            turns = [played.actions[place] for played, place in zip(self._played, self._places, strict=True)]
+            turns = [episode.actions[index] for episode, index in zip(self._played, self._places, strict=True)]
             transitions = await self._fleet.step_many(self.sessions, turns)
             after = perf_counter()
             waits.append(after - before)
-            for played, place, transition in zip(self._played, self._places, transitions, strict=True):
-                played.check(place, transition.reward, transition.done)
+            for episode, index, transition in zip(self._played, self._places, transitions, strict=True):
+                episode.check(index, transition.reward, transition.done)
             self._move_on()
             if after >= end:
                 return waits
 
     def _move_on(self) -> None:
-        self._places = [place + 1 for place in self._places]
+        self._places = [index + 1 for index in self._places]
         self._over = [
-            row for row, (place, end) in enumerate(zip(self._places, self._ends, strict=True)) if place == end
+            row for row, (index, end) in enumerate(zip(self._places, self._ends, strict=True)) if index == end
         ]
         for row in self._over:
-            self._played[row] = played = next(self._source)
-            self._places[row], self._ends[row] = 0, len(played.actions)
+            self._played[row] = episode = next(self._source)
+            self._places[row], self._ends[row] = 0, len(episode.actions)

@@ -47,9 +47,9 @@ def main() -> None:
     parser.add_argument("--sentences", type=int, default=40, help="number of sentences of pages")
     arguments = parser.parse_args()
     rng = random.Random(arguments.seed)
-    drawn = rng.sample(list(docstrings()), arguments.docstrings) + rng.sample(list(sentences()), arguments.sentences)
-    for number, (place, text) in enumerate(drawn, 1):
-        print(f"{number}. {place}\n   {text.strip()}\n")
+    texts = rng.sample(list(docstrings()), arguments.docstrings) + rng.sample(list(sentences()), arguments.sentences)
+    for number, (source, text) in enumerate(texts, 1):
+        print(f"{number}. {source}\n   {text.strip()}\n")
 
 
 if __name__ == "__main__":
