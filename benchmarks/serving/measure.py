@@ -62,12 +62,12 @@ async def drive(players: Sequence[Player], seconds: float) -> Measurement:
 
     async def play(player: Player) -> None:
         while True:
-            for place, action in enumerate(WALK, 1):
+            for number, action in enumerate(WALK, 1):
                 before = perf_counter()
                 reward, over = await player.step(action)
                 after = perf_counter()
                 waits.append(after - before)
-                check(place, reward, over)
+                check(number, reward, over)
                 if after >= end:
                     return
             await player.reset()
@@ -78,6 +78,6 @@ async def drive(players: Sequence[Player], seconds: float) -> Measurement:
 
 def check(place: int, reward: float, over: bool) -> None:
     """Raise RuntimeError if a step of the walk has a wrong result, because speed counts only with correct results."""
-    last = TASK.ends and place == len(WALK)
-    if over != last or reward != float(last):
+    is_last = TASK.ends and place == len(WALK)
+    if over != is_last or reward != float(is_last):
         raise RuntimeError(f"step {place} of {len(WALK)} gave reward {reward}, over {over}")

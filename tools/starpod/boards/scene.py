@@ -77,13 +77,13 @@ class Scene:
 
     def blocked(self, direction: str) -> bool | None:
         """Return whether a move in this direction would change nothing; None if the observation does not show it."""
-        ahead = self.beside(direction)
-        if self.holds(ahead, "wall"):
+        cell = self.beside(direction)
+        if self.holds(cell, "wall"):
             return True
-        if self.holds(ahead, "box"):
-            behind = self.cells.get(self.beside(direction, 2))
-            return None if behind is None else bool(behind & {"wall", "box"})
-        return False if ahead in self.cells else None
+        if self.holds(cell, "box"):
+            kinds = self.cells.get(self.beside(direction, 2))
+            return None if kinds is None else bool(kinds & {"wall", "box"})
+        return False if cell in self.cells else None
 
     def loose(self) -> frozenset[Cell]:
         """Return the cells of boxes that are on no target."""
@@ -101,19 +101,19 @@ def family_of(environment: str) -> str:
 @functools.lru_cache(maxsize=256)
 def legend_of(family: str, instructions: str) -> dict[str, frozenset[str]]:
     """Return the kinds that each symbol shows, according to the instructions, or by default if they do not say it."""
-    default = _LAKE if family == "frozen_lake" else _ROOM
-    shown = dict(default)
-    place = _LEGEND.search(instructions)
-    if place is not None:
+    default_legend = _LAKE if family == "frozen_lake" else _ROOM
+    legend = dict(default_legend)
+    match = _LEGEND.search(instructions)
+    if match is not None:
         entries: dict[str, str] = {}
-        entry = _ENTRY.match(instructions, place.end())
+        entry = _ENTRY.match(instructions, match.end())
         while entry is not None:
             entries[entry[1]] = _MEANINGS.get(entry[2], entry[2])
             entry = _ENTRY.match(instructions, entry.end())
         border = _BORDER.search(instructions)
         wall = border[1] if border else "#"
-        shown = ({wall: "wall"} if family == "frozen_lake" and wall not in entries else {}) | entries
-    return {symbol: frozenset(kinds.split()) for symbol, kinds in shown.items()}
+        legend = ({wall: "wall"} if family == "frozen_lake" and wall not in entries else {}) | entries
+    return {symbol: frozenset(kinds.split()) for symbol, kinds in legend.items()}
 
 
 @functools.lru_cache(maxsize=4096)
@@ -141,64 +141,64 @@ def read_scene(environment: str, instructions: str, observation: str) -> Scene:
 
 
 def _read_grid(family: str, legend: Mapping[str, frozenset[str]], rows: Sequence[str]) -> Scene:
-    shown = {(row, column): legend[symbol] for row, line in enumerate(rows) for column, symbol in enumerate(line)}
-    (player,) = (cell for cell, kinds in shown.items() if "player" in kinds)
+    cells = {(row, column): legend[symbol] for row, line in enumerate(rows) for column, symbol in enumerate(line)}
+    (player,) = (cell for cell, kinds in cells.items() if "player" in kinds)
     if family == "frozen_lake":
-        shown |= {cell: frozenset({"wall"}) for cell in _border(len(rows), len(rows[0]))}
-    return _scene(family, player, shown)
+        cells |= {cell: frozenset({"wall"}) for cell in _border(len(rows), len(rows[0]))}
+    return _scene(family, player, cells)
 
 
 def _read_coordinates(family: str, text: str) -> Scene:
-    found: dict[str, list[Cell]] = {}
+    positions: dict[str, list[Cell]] = {}
     for line in text.splitlines()[1:]:
         name, _, places = line.partition(": ")
-        found[name] = [(int(row), int(column)) for row, column in _PLACE.findall(places)]
-    (player,) = next(cells for name, cells in found.items() if name.startswith("Player"))
+        positions[name] = [(int(row), int(column)) for row, column in _PLACE.findall(places)]
+    (player,) = next(cells for name, cells in positions.items() if name.startswith("Player"))
     size = _SIZE.match(text)
     if size is None:
         raise ValueError("no size")
     rows, columns = int(size[1]), int(size[2])
-    shown: dict[Cell, set[str]] = {}
+    cells: dict[Cell, set[str]] = {}
     if family == "frozen_lake":
-        shown = {(row, column): set() for row in range(rows) for column in range(columns)}
-        shown |= {cell: {"wall"} for cell in _border(rows, columns)}
-    shown.setdefault(player, set())
+        cells = {(row, column): set() for row in range(rows) for column in range(columns)}
+        cells |= {cell: {"wall"} for cell in _border(rows, columns)}
+    cells.setdefault(player, set())
     names = {"Goal": "goal", "Holes": "hole", "Targets": "target", "Boxes": "box", "Boxes on target": "box"}
     for name, kind in names.items():
-        for cell in found.get(name, ()):
-            shown.setdefault(cell, set()).add(kind)
+        for cell in positions.get(name, ()):
+            cells.setdefault(cell, set()).add(kind)
     # Coordinates of a Sokoban room omit the walls: a cell that is not named is floor or wall.
-    hidden = set() if family == "frozen_lake" else {"wall"}
-    return _scene(family, player, {cell: frozenset(kinds) for cell, kinds in shown.items()}, hidden)
+    hidden_kinds = set() if family == "frozen_lake" else {"wall"}
+    return _scene(family, player, {cell: frozenset(kinds) for cell, kinds in cells.items()}, hidden_kinds)
 
 
 def _read_lake_line(legend: Mapping[str, frozenset[str]], lines: Sequence[str]) -> Scene:
     (line,) = lines
-    symbol, row, column, _, goal_row, goal_column, _, _, *around = line.split()
+    symbol, row, column, _, goal_row, goal_column, _, _, *tiles = line.split()
     player = int(row), int(column)
-    shown = {player: legend[symbol], (int(goal_row), int(goal_column)): frozenset({"goal"})}
-    for direction, tile in zip(("Left", "Down", "Right", "Up"), around, strict=True):
-        shown[_step(player, direction)] = legend[tile]
-    return _scene("frozen_lake", player, shown, {"hole", "wall"})
+    cells = {player: legend[symbol], (int(goal_row), int(goal_column)): frozenset({"goal"})}
+    for direction, tile in zip(("Left", "Down", "Right", "Up"), tiles, strict=True):
+        cells[_step(player, direction)] = legend[tile]
+    return _scene("frozen_lake", player, cells, {"hole", "wall"})
 
 
 def _read_room_lines(legend: Mapping[str, frozenset[str]], lines: Sequence[str]) -> Scene:
-    shown: dict[Cell, frozenset[str]] = {}
+    cells: dict[Cell, frozenset[str]] = {}
     whole: dict[Cell, frozenset[str]] = {}
     player: Cell | None = None
     for line in lines:
-        symbol, row, column, *rest = line.split()
+        symbol, row, column, *fields = line.split()
         cell = int(row), int(column)
-        if not rest:  # the line of a target does not say what is on the target
+        if not fields:  # the line of a target does not say what is on the target
             whole[cell] = whole.get(cell, frozenset()) | legend[symbol]
             continue
         player = cell if player is None else player
         whole[cell] = legend[symbol]
-        for direction, tile in zip(STEPS, rest[2:], strict=True):
-            shown[_step(cell, direction)] = legend[tile]
+        for direction, tile in zip(STEPS, fields[2:], strict=True):
+            cells[_step(cell, direction)] = legend[tile]
     if player is None:
         raise ValueError("no player")
-    return _scene("sokoban", player, shown | whole, {"wall"})
+    return _scene("sokoban", player, cells | whole, {"wall"})
 
 
 def _scene(family: str, player: Cell, shown: Mapping[Cell, frozenset[str]], hidden: Collection[str] = ()) -> Scene:

@@ -37,10 +37,10 @@ def session_options(spec: pb.EnvironmentSpec, assignments: Sequence[str]) -> dic
         properties = options_schema(spec)
     except (ValueError, AttributeError):
         return {}  # requirement C-04 reports it
-    applicable = [
+    spec_assignments = [
         assignment for assignment in assignments if assignment.partition("=")[0] in properties or "=" not in assignment
     ]
-    options = parse_options(spec, applicable)
+    options = parse_options(spec, spec_assignments)
     for name in schema.get("required", ()):
         if name in options:
             continue

@@ -199,16 +199,16 @@ def _with_options(
 
 
 def _select(server: pb.DescribeResponse, names: Sequence[str]) -> list[pb.EnvironmentSpec]:
-    newest: dict[str, pb.EnvironmentSpec] = {}
+    newest_specs: dict[str, pb.EnvironmentSpec] = {}
     for spec in server.environments:
-        newest.setdefault(spec.id, spec)
-    chosen = []
+        newest_specs.setdefault(spec.id, spec)
+    specs = []
     for name in names:
-        matches = [spec for key, spec in newest.items() if name in (key, key.rpartition("-v")[0])]
+        matches = [spec for key, spec in newest_specs.items() if name in (key, key.rpartition("-v")[0])]
         if not matches:
-            raise WrongCall(f"no environment {name!r} is hosted{nearest(name, list(newest))}")
-        chosen += matches
-    return chosen if names else list(newest.values())
+            raise WrongCall(f"no environment {name!r} is hosted{nearest(name, list(newest_specs))}")
+        specs += matches
+    return specs if names else list(newest_specs.values())
 
 
 async def _check(
@@ -276,8 +276,8 @@ async def _run(target: Target, requirement: Requirement, bugs: dict[str, str]) -
         status, message = "skipped", str(error)
     except Broken as error:
         message = str(error)
-        if (first := bugs.setdefault(_without_numbers(error), requirement.id)) != requirement.id:
-            status, message = "skipped", f"stopped by the bug that {first} reports"
+        if (reporter := bugs.setdefault(_without_numbers(error), requirement.id)) != requirement.id:
+            status, message = "skipped", f"stopped by the bug that {reporter} reports"
     except Unmet as error:
         message = str(error)
     except grpc.aio.AioRpcError as error:
@@ -300,10 +300,10 @@ def _out_of_scope(target: Target, requirement: Requirement) -> str:
         return f"{target.connection.transport} has no Stream in both directions"
     if level in ("core", "reward"):
         return ""
-    owner, described = ("server", target.server) if level == "stream" else ("environment", target.spec)
-    declared = getattr(described.capabilities, level)
-    if declared != requirement.absent:
+    owner, subject = ("server", target.server) if level == "stream" else ("environment", target.spec)
+    capability = getattr(subject.capabilities, level)
+    if capability != requirement.absent:
         return ""
-    if declared:
+    if capability:
         return f"only for {owner}s without {level}, and this one has it"
     return f"the {owner} does not declare {level}"

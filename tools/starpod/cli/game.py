@@ -139,22 +139,22 @@ class Game:
 
     def _parse_action(self, text: str) -> pb.Action:
         space = self.spec.action_space
-        word, _, rest = text.partition(" ")
-        if any(tool.name == word for tool in space.tools):
-            arguments = rest.strip() or "{}"
+        name, _, remainder = text.partition(" ")
+        if any(tool.name == name for tool in space.tools):
+            arguments = remainder.strip() or "{}"
             try:
                 json.loads(arguments)
             except json.JSONDecodeError as error:
-                raise NotPossible(f"the arguments of {word} are not JSON: {error}") from None
-            return pb.Action(tool_call=pb.ToolCall(name=word, arguments_json=arguments))
+                raise NotPossible(f"the arguments of {name} are not JSON: {error}") from None
+            return pb.Action(tool_call=pb.ToolCall(name=name, arguments_json=arguments))
         if space.names:
             names = {name.lower(): name for name in space.names}
             if text.lower() not in names:
                 raise NotPossible(f"no action {text!r}{nearest(text, space.names)}")
             text = names[text.lower()]
         elif not space.grammar:
-            known = [tool.name for tool in space.tools]
-            raise NotPossible(f"no action {text!r}{nearest(word, known)}")
+            tool_names = [tool.name for tool in space.tools]
+            raise NotPossible(f"no action {text!r}{nearest(name, tool_names)}")
         return pb.Action(text=text)
 
 

@@ -51,11 +51,11 @@ class Subcommand:
         try:
             module = importlib.import_module(self.module)
         except ModuleNotFoundError as error:
-            missing = (error.name or "").partition(".")[0]
-            if not self.extra or missing in ("", "starpod"):
+            package = (error.name or "").partition(".")[0]
+            if not self.extra or package in ("", "starpod"):
                 raise
             hint = f"from a clone of the repository: pip install '.[{self.extra}]'"
-            raise click.ClickException(f"this command needs the package {missing}; {hint}") from error
+            raise click.ClickException(f"this command needs the package {package}; {hint}") from error
         command: click.Command = getattr(module, self.attribute)
         return command
 
@@ -134,8 +134,8 @@ def reach_loopback_directly() -> None:
     """Exclude this machine from proxies (http_proxy and others), in this process and in programs that it starts."""
     exceptions = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
     values = {"no_proxy": exceptions, "NO_PROXY": exceptions}
-    if (preferred := os.environ.get("no_grpc_proxy")) is not None:  # noqa: SIM112 - gRPC reads only this spelling
-        values["no_grpc_proxy"] = preferred
+    if (no_proxy := os.environ.get("no_grpc_proxy")) is not None:  # noqa: SIM112 - gRPC reads only this spelling
+        values["no_grpc_proxy"] = no_proxy
     for variable, value in values.items():
         names = [name.strip() for name in value.split(",") if name.strip()]
         if "*" not in names:
@@ -157,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # the terminal's encoding may lack characters
-    arguments_given, output = [word for word in arguments_given if word != "--debug"], sys.stdout
+    arguments_given, output = [argument for argument in arguments_given if argument != "--debug"], sys.stdout
     sys.argv[1:] = arguments_given  # `serve` passes them to its workers
     try:
         status = starpod.main(arguments_given, prog_name="starpod", standalone_mode=False)
@@ -172,8 +172,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except SystemExit as error:
         # If the reader of the output has ended, such as `head`, click replaces the stream and rich raises SystemExit,
         # both with status 1. Other programs end by SIGPIPE.
-        gone = sys.stdout is not output or isinstance(error.__context__, BrokenPipeError)
-        status = 128 + signal.SIGPIPE if gone else error.code
+        is_pipe_closed = sys.stdout is not output or isinstance(error.__context__, BrokenPipeError)
+        status = 128 + signal.SIGPIPE if is_pipe_closed else error.code
     except Exception as error:
         _print_error(_describe_error(error), debug)
         status = 1

@@ -144,8 +144,8 @@ def create_app(
         async def call(request: Request) -> Response:
             try:
                 return await endpoint(request)
-            except Refused as refused:
-                return _error_response(dialect_of(request), refused)
+            except Refused as error:
+                return _error_response(dialect_of(request), error)
             except RecursionError:
                 return _error_response(dialect_of(request), bad_request("the request is nested too deeply"))
 
@@ -158,13 +158,13 @@ def create_app(
         return _error_response(dialect_of(request), Refused(status, "not_found", message))
 
     async def internal_error(request: Request, error: Exception) -> Response:
-        refused = Refused(HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", f"{type(error).__name__}: {error}")
-        return _error_response(dialect_of(request), refused)
+        refusal = Refused(HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", f"{type(error).__name__}: {error}")
+        return _error_response(dialect_of(request), refusal)
 
     async def unknown_host(scope: Scope, receive: Receive, send: Send) -> None:
         message = "start the gateway with --allow-host NAME to call it so"
-        refused = Refused(HTTPStatus.MISDIRECTED_REQUEST, "unknown_host", message)
-        await _error_response(dialect_of(Request(scope)), refused)(scope, receive, send)
+        refusal = Refused(HTTPStatus.MISDIRECTED_REQUEST, "unknown_host", message)
+        await _error_response(dialect_of(Request(scope)), refusal)(scope, receive, send)
 
     return Starlette(
         routes=[
@@ -213,8 +213,8 @@ async def read_json(request: Request, max_bytes: int = MOST_BODY_BYTES) -> dict[
 
 async def _receive(request: Request, max_bytes: int) -> bytes:
     data = bytearray()
-    async for part in request.stream():
-        data += part
+    async for chunk in request.stream():
+        data += chunk
         if len(data) > max_bytes:
             raise _too_large_error(max_bytes)
     return bytes(data)
@@ -244,8 +244,8 @@ async def _stream(dialect: Dialect, ask: Ask, reply: asyncio.Future[Answer]) -> 
         await asyncio.wait((reply,), timeout=_HEARTBEAT_SECONDS)
     try:
         answer = reply.result()
-    except Refused as refused:
-        yield dialect.failure_event(refused)
+    except Refused as error:
+        yield dialect.failure_event(error)
         return
     for event in dialect.events(ask, answer):
         yield event

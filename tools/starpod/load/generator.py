@@ -63,10 +63,10 @@ class Generator:
 
     async def start(self) -> None:
         """Connect to the servers. Raise RunEnded if none can be reached."""
-        sessions, began = self.sessions, clock()
+        sessions, start = self.sessions, clock()
         sessions.connect()
         while not all(server.ready for server in sessions.servers):
-            waited = clock() - began
+            waited = clock() - start
             if waited > CONNECT_SECONDS or (
                 waited > REFUSED_SECONDS and all(server.error for server in sessions.servers)
             ):
@@ -80,8 +80,8 @@ class Generator:
         self._stage = stage
         share = range(self._process, stage.sessions, self._plan.processes)
         self._share = len(share)
-        opened = await self.sessions.open_all(share)
-        if self.sessions.fatal or (share and not opened):
+        open_count = await self.sessions.open_all(share)
+        if self.sessions.fatal or (share and not open_count):
             errors = [failures.example for failures in self.sessions.log.interval.errors.values()]
             raise RunEnded(self.sessions.fatal or f"no session could be opened: {(errors or ['no reply'])[0]}")
 
@@ -94,47 +94,47 @@ class Generator:
         self._idle.clear()
         self._waiting.clear()
         self._stage_number += 1
-        active = [session for session in sessions.all[: self._share] if session.server is not None]
+        active_sessions = [session for session in sessions.all[: self._share] if session.server is not None]
         sessions.running = True
         sessions.continuous = stage.rate is None and self._plan.continuous
         server_time = ServerTime()
         self._loop.call_at(start, self._begin, start)
         helpers = [self._loop.create_task(self._tick(stop)), self._loop.create_task(sessions.renew_leases())]
-        place = 0
+        number = 0
         try:
             await _until(first, stop)
             self._tell(log.take(-1))
-            thread, process, began = time.thread_time(), time.process_time(), clock()
+            thread, process, wall = time.thread_time(), time.process_time(), clock()
             server_time.add(sessions.server_time(), -1)
             paths = sessions.paths()
             log.counting = True
             while not stop.is_set():
-                end = min(first + (place + 1) * stage.interval, last)
+                end = min(first + (number + 1) * stage.interval, last)
                 await _until(end, stop)
                 if end >= last or stop.is_set():
                     break
-                self._tell(log.take(place))
-                place += 1
+                self._tell(log.take(number))
+                number += 1
             log.counting = False
             server_time.add(sessions.server_time())
             paths = sessions.paths() - paths
             now = clock()
             thread, process = time.thread_time() - thread, time.process_time() - process
             log.due_until = min(last, now)
-            self._tell(log.take(place))
-            unserved = await self._drain(0.0 if stop.is_set() else DRAIN_SECONDS)
-            self._tell(log.take(place))
+            self._tell(log.take(number))
+            unserved_steps = await self._drain(0.0 if stop.is_set() else DRAIN_SECONDS)
+            self._tell(log.take(number))
         finally:
             sessions.running = log.counting = False
             self._next_due = NEVER
             for helper in helpers:
                 helper.cancel()
         return Summary(
-            seconds=max(now - began, 0.0),
+            seconds=max(now - wall, 0.0),
             thread=thread,
             process=process,
-            sessions=len(active),
-            unserved=unserved,
+            sessions=len(active_sessions),
+            unserved=unserved_steps,
             unanswered=sessions.in_flight,
             server=server_time,
             paths=paths,
@@ -144,12 +144,12 @@ class Generator:
     async def close(self) -> Interval:
         """Close sessions and connections, and return the calls and errors that this took."""
         sessions = self.sessions
-        until = clock() + DRAIN_SECONDS
-        await self._settle(until)  # a session with a call in flight, as after an interruption, cannot be closed
+        deadline = clock() + DRAIN_SECONDS
+        await self._settle(deadline)  # a session with a call in flight, as after an interruption, cannot be closed
         for session in sessions.all:
             if session.server is not None and session.server.ready and not session.call:
                 sessions.close(session)
-        await self._settle(until)
+        await self._settle(deadline)
         await asyncio.gather(*(server.close() for server in sessions.servers))
         return sessions.log.take(-1)
 
@@ -166,10 +166,10 @@ class Generator:
             session for session in self.sessions.all[: self._share] if session.server is not None and not session.call
         ]
         if stage.rate is None:
-            spread = min(0.1, stage.warmup / 2) / max(len(ready), 1)
-            for place, session in enumerate(ready):
+            gap = min(0.1, stage.warmup / 2) / max(len(ready), 1)
+            for index, session in enumerate(ready):
                 # Start the sessions one by one: real agents are not synchronised.
-                wait = self._plan.think.draw(self._rng) if self._plan.think else place * spread
+                wait = self._plan.think.draw(self._rng) if self._plan.think else index * gap
                 self._loop.call_later(wait, self._act, session, self._stage_number)
             return
         self._idle.extend(ready)
@@ -222,23 +222,23 @@ class Generator:
             self._timer.cancel()
         if self._stage.rate is None:
             sessions.running = False
-        until = clock() + seconds
-        while (sessions.in_flight or self._waiting) and clock() < until and not sessions.fatal:
+        deadline = clock() + seconds
+        while (sessions.in_flight or self._waiting) and clock() < deadline and not sessions.fatal:
             await asyncio.sleep(0.005)
         sessions.running = False
-        unserved = len(self._waiting)
+        unserved_steps = len(self._waiting)
         self._waiting.clear()
-        return unserved
+        return unserved_steps
 
     async def _tick(self, stop: asyncio.Event) -> None:
         """Record how late timers fire (a generator that is late measures itself), and watch the servers."""
-        due = clock() + TICK_SECONDS
+        wake_time = clock() + TICK_SECONDS
         while True:
-            await asyncio.sleep(max(due - clock(), 0))
+            await asyncio.sleep(max(wake_time - clock(), 0))
             now = clock()
             if self.sessions.log.counting:
-                self.sessions.log.interval.late.append(max(now - due, 0.0))
-            due = max(due + TICK_SECONDS, now)
+                self.sessions.log.interval.late.append(max(now - wake_time, 0.0))
+            wake_time = max(wake_time + TICK_SECONDS, now)
             self.sessions.watch()
             if self.sessions.fatal:
                 stop.set()
@@ -305,15 +305,15 @@ async def _follow_orders(plan: Plan, process: int, pipe: Connection[Any, Any]) -
 
     asyncio.get_running_loop().add_reader(pipe.fileno(), listen)
     generator = Generator(plan, process, tell)
-    connected = False
+    is_connected = False
     while True:
         order = await orders.get()
         try:
             match order:
                 case "prepare", stage:
-                    if not connected:
+                    if not is_connected:
                         await _run_until(stop, generator.start())
-                        connected = True
+                        is_connected = True
                     await _run_until(stop, generator.prepare(stage))
                     pipe.send(("ready",))
                 case "go", instant:
@@ -321,9 +321,9 @@ async def _follow_orders(plan: Plan, process: int, pipe: Connection[Any, Any]) -
                 case ("quit",):
                     pipe.send(("closed", await generator.close(), generator.sessions.recorded))
                     return
-        except RunEnded as ended:
+        except RunEnded as error:
             tell(generator.sessions.log.take(-1))
-            pipe.send(("ended", str(ended)))
+            pipe.send(("ended", str(error)))
 
 
 async def _run_until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
@@ -414,8 +414,8 @@ class GeneratorProcesses:
     def close(self, last: StageResult) -> None:
         """End the sessions. The calls and errors of closing count in the result of the last stage."""
         self._tell_all("quit")
-        until = time.monotonic() + CLOSE_SECONDS
-        for answer in self._collect_answers("closed", last, until):
+        deadline = time.monotonic() + CLOSE_SECONDS
+        for answer in self._collect_answers("closed", last, deadline):
             if answer:
                 last.add(answer[1])
                 self.recorded += answer[2]

@@ -82,8 +82,8 @@ class Plan:
         """Whether closed-loop sessions can step with plain text as soon as a reply arrives, without looking at it."""
         turns = [turn for episode in self.turns.episodes for turn in episode["turns"]]
         texts = all(isinstance(action, str) for turn in turns for action in turn)
-        blind = self.turns.kind == "recorded" or (self.turns.kind == "random" and bool(self.turns.actions))
-        return blind and texts and not (self.mix or self.think or self.record)
+        is_blind = self.turns.kind == "recorded" or (self.turns.kind == "random" and bool(self.turns.actions))
+        return is_blind and texts and not (self.mix or self.think or self.record)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +139,10 @@ def arrivals(kind: Arrivals, rate: float, start: float, place: int, places: int,
             yield start + number / rate
             number += places
     rng = random.Random(f"{seed}/{place}")
-    due = start
+    due_time = start
     while True:
-        due += rng.expovariate(rate / places)
-        yield due
+        due_time += rng.expovariate(rate / places)
+        yield due_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,20 +164,20 @@ class Think:
 
 @functools.cache
 def _parse_think(text: str) -> Callable[[random.Random], float]:
-    kind, colon, rest = text.partition(":")
+    kind, colon, argument = text.partition(":")
     try:
         if not colon:
             seconds = parse_duration(text)
             return lambda _: seconds
         if kind == "exponential":
-            mean = parse_duration(rest)
+            mean = parse_duration(argument)
             return lambda rng: rng.expovariate(1 / mean) if mean else 0.0
         if kind == "uniform":
-            low, high = map(parse_duration, rest.split(".."))
+            low, high = map(parse_duration, argument.split(".."))
             return lambda rng: rng.uniform(low, high)
         if kind == "lognormal":
-            first, second = rest.split(",")
-            middle, sigma = math.log(parse_duration(first)), float(second)
+            median, deviation = argument.split(",")
+            middle, sigma = math.log(parse_duration(median)), float(deviation)
             return lambda rng: rng.lognormvariate(middle, sigma)
     except ValueError as error:
         raise ValueError(f"think time {text!r}: {error}; {_FORMS}") from None
@@ -310,10 +310,10 @@ def read_recording(path: Path, environment: str) -> tuple[Mapping[str, Any], ...
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
         head, *episodes = [json.loads(line) for line in lines if line.strip()]
-        fits = head.get("format") == FORMAT and all(isinstance(episode["turns"], list) for episode in episodes)
+        is_valid = head.get("format") == FORMAT and all(isinstance(episode["turns"], list) for episode in episodes)
     except (ValueError, TypeError, KeyError, AttributeError):
-        fits = False
-    if not fits:
+        is_valid = False
+    if not is_valid:
         raise ValueError(f"{path} is not a recording; make one with: starpod load ... --record {path}")
     if environment and head["environment"] and head["environment"] != environment:
         raise ValueError(f"{path} was recorded in {head['environment']}, not in {environment}")

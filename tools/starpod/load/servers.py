@@ -145,8 +145,8 @@ class Server(Connection):
         self.paths[self._single_path] += 1
         if self._session_receiver.sees:
             step.observation = response.transition.observation
-        over = (0,) if response.transition.end_reason else ()
-        self._session_receiver.stepped(self, [step], over, clock())
+        ended_rows = (0,) if response.transition.end_reason else ()
+        self._session_receiver.stepped(self, [step], ended_rows, clock())
 
     def refused(self, step: Step, error: StarpodError) -> None:
         assert isinstance(step, LoadSession)

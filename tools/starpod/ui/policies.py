@@ -45,7 +45,7 @@ class Policies:
     """
 
     def __init__(self, endpoints: Sequence[tuple[str, str]] = ()) -> None:
-        self._endpoints = {f"{ENDPOINT}-{place}": each for place, each in enumerate(endpoints)}
+        self._endpoints = {f"{ENDPOINT}-{index}": endpoint for index, endpoint in enumerate(endpoints)}
         self._loaded: dict[Path | str, _Loaded] = {}
         self._loading = asyncio.Lock()
 
@@ -56,17 +56,17 @@ class Policies:
             spec: the environment. If it has no expert, that policy is left out.
             run: folder of the run whose episode is continued; None: no checkpoints.
         """
-        found = dict(ALWAYS)
+        labels = dict(ALWAYS)
         if spec is not None and not spec.capabilities.expert_action:
-            del found["expert"]
-        several = len({url for url, _ in self._endpoints.values()}) > 1
+            del labels["expert"]
+        has_many_urls = len({url for url, _ in self._endpoints.values()}) > 1
         for name, (url, model) in self._endpoints.items():
-            found[name] = f"{model} at {urlsplit(url).netloc if several else 'the endpoint'}"
+            labels[name] = f"{model} at {urlsplit(url).netloc if has_many_urls else 'the endpoint'}"
         if run is not None:
-            for each in sorted(checkpoints(run), key=lambda each: "best" not in each["marks"]):
-                words = f"{' and '.join(each['marks'])} checkpoint, " if each["marks"] else "checkpoint of "
-                found[f"{CHECKPOINT}-{each['name']}"] = f"the run's {words}step {each['step']}"
-        return found
+            for entry in sorted(checkpoints(run), key=lambda entry: "best" not in entry["marks"]):
+                prefix = f"{' and '.join(entry['marks'])} checkpoint, " if entry["marks"] else "checkpoint of "
+                labels[f"{CHECKPOINT}-{entry['name']}"] = f"the run's {prefix}step {entry['step']}"
+        return labels
 
     @asynccontextmanager
     async def playing(
@@ -132,7 +132,7 @@ class Policies:
         if run is None:
             raise NotPossible("This session does not come from an episode of a run, whose checkpoint could play on.")
         name = policy.removeprefix(f"{CHECKPOINT}-")
-        if not any(each["name"] == name for each in checkpoints(run)):
+        if not any(checkpoint["name"] == name for checkpoint in checkpoints(run)):
             raise NotPossible(f"The run has no checkpoint {name} any more: choose another.")
         return run / "checkpoints" / name
 

@@ -48,18 +48,18 @@ def find_runs(root: Path) -> dict[str, Path]:
     """
     if _is_run(root):
         return {_own_name(root): root}
-    found: dict[str, Path] = {}
+    runs: dict[str, Path] = {}
     level = [root]
     for _ in range(_DEPTH):
-        below = []
+        folders = []
         for folder in level:
             for child in _folders(folder):
                 if _is_run(child):
-                    found[child.relative_to(root).as_posix()] = child
+                    runs[child.relative_to(root).as_posix()] = child
                 else:
-                    below.append(child)
-        level = below
-    return found
+                    folders.append(child)
+        level = folders
+    return runs
 
 
 def find_run(root: Path, path: str) -> Path | None:
@@ -108,9 +108,9 @@ def read_notes(run: Path, problems: list[str]) -> dict[str, Any]:
     """Return `tags` and `note` of a run; both are empty if it has none."""
     values = mapping(RunFolder(run).notes, problems)
     tags, note = values.get("tags"), values.get("note")
-    words = [tag for tag in tags if isinstance(tag, str) and tag.strip()] if isinstance(tags, list) else []
+    texts = [tag for tag in tags if isinstance(tag, str) and tag.strip()] if isinstance(tags, list) else []
     return {
-        "tags": list(dict.fromkeys(" ".join(tag.split())[:LONGEST_TAG] for tag in words[:MOST_TAGS])),
+        "tags": list(dict.fromkeys(" ".join(tag.split())[:LONGEST_TAG] for tag in texts[:MOST_TAGS])),
         "note": note[:LONGEST_NOTE] if isinstance(note, str) else "",
     }
 
@@ -196,13 +196,13 @@ def checkpoints(run: Path) -> list[dict[str, Any]]:
     """Return complete checkpoints, newest first. `marks` of each may contain "best" and "latest"."""
     folder = run / "checkpoints"
     try:
-        found = list_checkpoints(folder)
+        entries = list_checkpoints(folder)
     except OSError:
         return []
     marks = marks_of(folder)
     return [
-        {"name": each.name, "step": each.step, "marks": marks.get(each.name, []), "path": str(each.path)}
-        for each in found
+        {"name": entry.name, "step": entry.step, "marks": marks.get(entry.name, []), "path": str(entry.path)}
+        for entry in entries
     ]
 
 
@@ -217,12 +217,12 @@ def in_play(run: Path) -> dict[str, Any] | None:
         folder.watched.touch()
     if not servers_of(run):
         return None
-    told = mapping(folder.live, [])
-    fresh = time.time() - float(told.get("time", 0.0)) < _FRESH_SECONDS
+    info = mapping(folder.live, [])
+    is_fresh = time.time() - float(info.get("time", 0.0)) < _FRESH_SECONDS
     return {
-        "servers": told.get("servers") or [],
-        "doing": str(told.get("doing") or ""),
-        "sessions": told.get("sessions") if fresh else None,
+        "servers": info.get("servers") or [],
+        "doing": str(info.get("doing") or ""),
+        "sessions": info.get("sessions") if is_fresh else None,
     }
 
 
@@ -250,8 +250,8 @@ def last_metrics(folder: Path) -> dict[str, Any]:
 
 def kept_pictures(run: Path, file: str, group: int, member: int) -> list[bytes]:
     """Return the pictures of an episode that the run drew for its report; empty if it drew none."""
-    place = (file, group, member)
-    return read_pictures(RunFolder(run).pictures, [place]).get(place, [])
+    key = (file, group, member)
+    return read_pictures(RunFolder(run).pictures, [key]).get(key, [])
 
 
 def held_locks() -> set[int]:
@@ -280,10 +280,10 @@ def status(folder: Path, facts: dict[str, Any], locks: set[int], written: float)
     try:
         if lock.stat().st_ino in locks:
             return "running"
-        here = read_bytes(lock, _MOST_YAML).decode(errors="replace").endswith(f" on {platform.node()}")
+        is_local = read_bytes(lock, _MOST_YAML).decode(errors="replace").endswith(f" on {platform.node()}")
     except (OSError, BadData):
-        here = False
-    return "running" if not here and is_recent(written) else "interrupted"
+        is_local = False
+    return "running" if not is_local and is_recent(written) else "interrupted"
 
 
 def is_recent(written: float) -> bool:

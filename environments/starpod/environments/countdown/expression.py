@@ -45,8 +45,8 @@ def parse(text: str) -> Parsed:
         raise Malformed(f"longer than {MAX_LENGTH} characters")
     claim = _CLAIM.search(text)
     written = text[: claim.start()] if claim else text
-    if strange := _STRANGE.search(written):
-        raise Malformed(f"{strange[0]!r} has no meaning here")
+    if match := _STRANGE.search(written):
+        raise Malformed(f"{match[0]!r} has no meaning here")
     try:
         tree = ast.parse(written.lstrip(" \t"), mode="eval")
     except (SyntaxError, MemoryError, RecursionError):
@@ -84,8 +84,8 @@ def _value(node: ast.expr) -> Number:
 
 
 def _power(base: Number, exponent: Number) -> Number:
-    whole = isinstance(base, int) and isinstance(exponent, int)
-    if whole and abs(base) > 1 and int(base).bit_length() * exponent > MAX_POWER_BITS:
+    are_whole = isinstance(base, int) and isinstance(exponent, int)
+    if are_whole and abs(base) > 1 and int(base).bit_length() * exponent > MAX_POWER_BITS:
         raise OverflowError("too large a power")
     power: Number | complex = base**exponent
     if isinstance(power, complex):

@@ -110,8 +110,8 @@ class Schedule(Task):
 
     def act(self, now: Changes) -> Call | None:
         if self.event not in now.events.values():
-            wrong = (number for number, event in now.events.items() if event.title == self.title)
-            if (number := next(wrong, None)) is not None:
+            numbers = (number for number, event in now.events.items() if event.title == self.title)
+            if (number := next(numbers, None)) is not None:
                 return "delete_event", {"id": number}
             return "add_event", {
                 "title": self.title,
@@ -252,8 +252,8 @@ def draw_task(rng: random.Random, kind: str, office: Office) -> Task | None:
                 tuple(sorted({event.attendee for _, event in meetings})),
             )
         case "report":
-            project, what, value = rng.choice(office.facts)
-            return Report(name, office.contacts[name], project, what, value)
+            project, fact, value = rng.choice(office.facts)
+            return Report(name, office.contacts[name], project, fact, value)
     name = rng.choice(sorted(office.codes))
     mail = next(number for number, mail in office.inbox.items() if office.codes[name] in mail.body)
     return Keep(name, mail, office.codes[name], f"{name.split()[0].lower()}-door.txt")

@@ -69,12 +69,12 @@ def read_call(action: Any) -> tuple[str, dict[str, Any]]:
     tool = _BY_NAME.get(action.name)
     if tool is None:
         raise BadCall(f"there is no tool {action.name[:40]!r}; there are {', '.join(_BY_NAME)}")
-    known: Mapping[str, Mapping[str, Any]] = tool.parameters["properties"]
-    if strange := [name for name in action.arguments if name not in known]:
-        raise BadCall(f"{tool.name} has no argument {strange[0][:40]!r}; it has {', '.join(known) or 'none'}")
-    if missing := [name for name in known if name not in action.arguments]:
-        raise BadCall(f"{tool.name} needs {', '.join(missing)}")
-    return tool.name, {name: _check(name, action.arguments[name], schema) for name, schema in known.items()}
+    properties: Mapping[str, Mapping[str, Any]] = tool.parameters["properties"]
+    if unknown := [name for name in action.arguments if name not in properties]:
+        raise BadCall(f"{tool.name} has no argument {unknown[0][:40]!r}; it has {', '.join(properties) or 'none'}")
+    if missing_names := [name for name in properties if name not in action.arguments]:
+        raise BadCall(f"{tool.name} needs {', '.join(missing_names)}")
+    return tool.name, {name: _check(name, action.arguments[name], schema) for name, schema in properties.items()}
 
 
 def _read_text(text: str) -> ToolCall:

@@ -50,7 +50,7 @@ class State:
 
     def inside(self, place: str) -> list[str]:
         """Return the things in or on a place."""
-        return [thing for thing, where in self.things.items() if where == place]
+        return [thing for thing, location in self.things.items() if location == place]
 
     def act(self, action: str) -> str:
         """Execute an action and return its text. Raises Nothing if it cannot be done."""
@@ -75,8 +75,8 @@ class State:
         self.seen.add(self.at)
         things = self.inside(self.at)
         lamp = ["desklamp 1"] if self.at == "desk 1" else []
-        shown = f"You see {', '.join([*things, *lamp])}." if things or lamp else "There is nothing."
-        return f"It is open. {shown}" if kind_of(self.at) in CLOSED else shown
+        contents = f"You see {', '.join([*things, *lamp])}." if things or lamp else "There is nothing."
+        return f"It is open. {contents}" if kind_of(self.at) in CLOSED else contents
 
     def _open(self, action: str, place: str) -> str:
         if place != self.at or self.is_open(place):
@@ -106,8 +106,8 @@ class State:
         if self.held != thing or place != self.at or kind_of(place) != TOOLS[change]:
             raise Nothing
         self.changed[change].add(thing)
-        for other in ({"heat": "cool", "cool": "heat"}.get(change, ""),):
-            self.changed.get(other, set()).discard(thing)
+        for opposite in ({"heat": "cool", "cool": "heat"}.get(change, ""),):
+            self.changed.get(opposite, set()).discard(thing)
         return f"You {change} the {thing} with the {place}."
 
     def _use(self, action: str) -> str:
@@ -141,20 +141,20 @@ class State:
         candidates = [thing for thing in self.things if kind_of(thing) == task.thing]
         ready = [thing for thing in candidates if not task.change or thing in self.changed[task.change]]
         placed = [thing for thing in ready if task.target and kind_of(self.things[thing]) == task.target]
-        taken = kind_of(self.held) == task.thing
+        is_taken = kind_of(self.held) == task.thing
         if task.kind == "look":
-            lit = bool(self.lit) and kind_of(self.lit) == task.thing
-            return {"taken": taken or lit, "lit": lit}
+            is_lit = bool(self.lit) and kind_of(self.lit) == task.thing
+            return {"taken": is_taken or is_lit, "lit": is_lit}
         if task.kind == "place_two":
             return {
-                "first_taken": taken or bool(placed),
+                "first_taken": is_taken or bool(placed),
                 "first_placed": bool(placed),
-                "second_taken": (taken and bool(placed)) or len(placed) > 1,
+                "second_taken": (is_taken and bool(placed)) or len(placed) > 1,
                 "second_placed": len(placed) > 1,
             }
         changed = {f"{task.change}ed": bool(ready)} if task.change else {}
         return {
-            "taken": taken or bool(placed) or (bool(task.change) and bool(ready)),
+            "taken": is_taken or bool(placed) or (bool(task.change) and bool(ready)),
             **changed,
             "placed": bool(placed),
         }

@@ -29,39 +29,39 @@ def search(board: Board, player: int, boxes: frozenset[int]) -> tuple[Plan | Uns
     Boxes are never pushed to cells from which no target can be reached. Of all shortest solutions, the first in the
     order of MOVES is found. Each of its suffixes is therefore what a search from that state would find.
     """
-    floor, targets, alive = board.floor, board.targets, board.pushes
-    if not all(box in alive for box in boxes):
+    floor, targets, live_cells = board.floor, board.targets, board.pushes
+    if not all(box in live_cells for box in boxes):
         return Unsolvable(), 0
     moves = tuple(board.deltas.items())
     start = (player, boxes)
-    previous: dict[tuple[int, frozenset[int]], tuple[tuple[int, frozenset[int]], str] | None] = {start: None}
+    parents: dict[tuple[int, frozenset[int]], tuple[tuple[int, frozenset[int]], str] | None] = {start: None}
     queue = deque([start])
     while queue:
         state = queue.popleft()
-        at, crates = state
+        cell, crates = state
         for name, delta in moves:
-            ahead = at + delta
-            if ahead not in floor:
+            next_cell = cell + delta
+            if next_cell not in floor:
                 continue
-            pushed = crates
-            if ahead in crates:
-                behind = ahead + delta
-                if behind not in alive or behind in crates:
+            new_crates = crates
+            if next_cell in crates:
+                far_cell = next_cell + delta
+                if far_cell not in live_cells or far_cell in crates:
                     continue
-                pushed = crates - {ahead} | {behind}
-            following = (ahead, pushed)
-            if following in previous:
+                new_crates = crates - {next_cell} | {far_cell}
+            next_state = (next_cell, new_crates)
+            if next_state in parents:
                 continue
-            previous[following] = (state, name)
-            if pushed == targets:
+            parents[next_state] = (state, name)
+            if new_crates == targets:
                 plan = []
-                step = previous[following]
+                step = parents[next_state]
                 while step is not None:
-                    (before, boxes_before), move = step
-                    plan.append((before, boxes_before, move))
-                    step = previous[step[0]]
-                return plan[::-1], len(previous)
-            queue.append(following)
-        if len(previous) > MAX_SOLVER_STATES:
-            return None, len(previous)
-    return Unsolvable(), len(previous)
+                    (player_before, boxes_before), move = step
+                    plan.append((player_before, boxes_before, move))
+                    step = parents[step[0]]
+                return plan[::-1], len(parents)
+            queue.append(next_state)
+        if len(parents) > MAX_SOLVER_STATES:
+            return None, len(parents)
+    return Unsolvable(), len(parents)

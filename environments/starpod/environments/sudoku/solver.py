@@ -32,7 +32,7 @@ def solutions(grid: Sequence[int], size: int, nodes: int, rng: random.Random | N
         SearchLimit: the search exceeded `nodes`.
     """
     places = units(size)
-    every = (1 << size) - 1
+    all_digits = (1 << size) - 1
     used = [[0] * size, [0] * size, [0] * size]
     for cell, digit in enumerate(grid):
         if digit:
@@ -43,40 +43,40 @@ def solutions(grid: Sequence[int], size: int, nodes: int, rng: random.Random | N
                 unit[index] |= bit
     rows, columns, boxes = used
     filled = list(grid)
-    empty = [cell for cell, digit in enumerate(grid) if not digit]
+    empty_cells = [cell for cell, digit in enumerate(grid) if not digit]
     budget = nodes
 
     def complete() -> Iterator[Grid]:
         nonlocal budget
-        fewest, chosen, candidates = size + 1, -1, 0
+        min_count, best_index, candidates = size + 1, -1, 0
         frees = []
-        for index, cell in enumerate(empty):
+        for index, cell in enumerate(empty_cells):
             row, column, box = places[cell]
-            free = every & ~(rows[row] | columns[column] | boxes[box])
+            free = all_digits & ~(rows[row] | columns[column] | boxes[box])
             frees.append(free)
             count = free.bit_count()
-            if count < fewest:
-                fewest, chosen, candidates = count, index, free
+            if count < min_count:
+                min_count, best_index, candidates = count, index, free
                 if count < 2:
                     break
-        if chosen < 0:
+        if best_index < 0:
             yield bytes(filled)
             return
-        if fewest > 1 and nodes - budget > PATIENCE * size:
-            lone = _lone_digits(size, used, [places[cell] for cell in empty], frees)
-            if lone is None:
+        if min_count > 1 and nodes - budget > PATIENCE * size:
+            lone_digits = _lone_digits(size, used, [places[cell] for cell in empty_cells], frees)
+            if lone_digits is None:
                 return
-            for index, cell in enumerate(empty):
+            for index, cell in enumerate(empty_cells):
                 row, column, box = places[cell]
-                if only := frees[index] & (lone[0][row] | lone[1][column] | lone[2][box]):
-                    fewest, chosen, candidates = 1, index, only
+                if lone_digit := frees[index] & (lone_digits[0][row] | lone_digits[1][column] | lone_digits[2][box]):
+                    min_count, best_index, candidates = 1, index, lone_digit
                     break
         # If two digits have this cell as their only one, there is no completion, as for a cell without candidates.
-        if not fewest or (fewest == 1 and candidates & (candidates - 1)):
+        if not min_count or (min_count == 1 and candidates & (candidates - 1)):
             return
-        cell = empty[chosen]
-        empty[chosen] = empty[-1]
-        empty.pop()
+        cell = empty_cells[best_index]
+        empty_cells[best_index] = empty_cells[-1]
+        empty_cells.pop()
         row, column, box = places[cell]
         digits = [digit for digit in range(1, size + 1) if candidates >> (digit - 1) & 1]
         if rng is not None:
@@ -95,8 +95,8 @@ def solutions(grid: Sequence[int], size: int, nodes: int, rng: random.Random | N
             columns[column] ^= bit
             boxes[box] ^= bit
         filled[cell] = 0
-        empty.append(cell)
-        empty[chosen], empty[-1] = empty[-1], empty[chosen]
+        empty_cells.append(cell)
+        empty_cells[best_index], empty_cells[-1] = empty_cells[-1], empty_cells[best_index]
 
     yield from complete()
 
@@ -112,10 +112,10 @@ def _lone_digits(
             index = place[unit]
             twice[unit][index] |= once[unit][index] & free
             once[unit][index] |= free
-    every = (1 << size) - 1
+    all_digits = (1 << size) - 1
     for unit in range(3):
         for index in range(size):
-            if once[unit][index] | used[unit][index] != every:
+            if once[unit][index] | used[unit][index] != all_digits:
                 return None
             once[unit][index] &= ~twice[unit][index]
     return once

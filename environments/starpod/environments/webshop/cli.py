@@ -92,14 +92,14 @@ def build_store(
         except ValueError as error:
             raise click.UsageError(f"--nouns: {error}") from error
     console = Console(stderr=True)
-    skipped = 0
+    skipped_count = 0
 
     def skip(record: Malformed) -> None:
-        nonlocal skipped
-        skipped += 1
-        if skipped <= _SHOWN_MALFORMED:
+        nonlocal skipped_count
+        skipped_count += 1
+        if skipped_count <= _SHOWN_MALFORMED:
             console.print(f"skipped: {escape(str(record))}", highlight=False)
-        elif skipped == _SHOWN_MALFORMED + 1:
+        elif skipped_count == _SHOWN_MALFORMED + 1:
             console.print("skipped: more, which are only counted")
 
     with _errors(), _bars(console) as progress:
@@ -112,8 +112,8 @@ def build_store(
             force=force,
             progress=progress,
         )
-    left_out = f", {manifest.skipped:,} malformed records left out" if manifest.skipped else ""
-    print(f"{out}: {manifest.products:,} products, {_size(manifest.bytes)}{left_out}")
+    skip_note = f", {manifest.skipped:,} malformed records left out" if manifest.skipped else ""
+    print(f"{out}: {manifest.products:,} products, {_size(manifest.bytes)}{skip_note}")
 
 
 @webshop.command()

@@ -42,5 +42,5 @@ def event(data: Mapping[str, Any] | str, name: str = "") -> bytes:
 def pieces(text: str) -> Iterator[str]:
     """Split a text into pieces for one event each. There is at least one piece, even of an empty text."""
     yield text[:PIECE]
-    for first in range(PIECE, len(text), PIECE):
-        yield text[first : first + PIECE]
+    for start in range(PIECE, len(text), PIECE):
+        yield text[start : start + PIECE]

@@ -75,16 +75,16 @@ class _Handler(BaseHTTPRequestHandler):
             return
         body = self.rfile.read(int(length)).decode("utf-8", "replace")
         form = parse_qs(body, keep_blank_values=True, max_num_fields=20)
-        words = form.get("search_query", [""])[0]
-        page.act(form["action"][0] if "action" in form else actions.search(words) or "search[]")
+        query = form.get("search_query", [""])[0]
+        page.act(form["action"][0] if "action" in form else actions.search(query) or "search[]")
         self.send_response(303)
         self.send_header("Location", "./")
         self.send_header("Content-Length", "0")
         self.end_headers()
 
     def _find(self, leaf: str) -> Shown | None:
-        _, _, rest = self.path.partition("/")
-        token, _, tail = rest.partition("/")
+        _, _, suffix = self.path.partition("/")
+        token, _, tail = suffix.partition("/")
         page = self._shown.get(token)
         if page is None or tail != leaf:
             self.send_error(404)

@@ -64,20 +64,20 @@ def read_products(
     Raises:
         OSError: a file cannot be opened.
     """
-    described = _ByAsin(attributes, _described, on_malformed)
-    instructed = _ByAsin(human, _instructed, on_malformed) if human is not None else None
-    seen: set[str] = set()
+    attribute_records = _ByAsin(attributes, _described, on_malformed)
+    human_records = _ByAsin(human, _instructed, on_malformed) if human is not None else None
+    asins: set[str] = set()
     for number, element in _numbered(products, "list", rows, on_malformed):
         try:
             record = _object(element.value, "the record")
             asin = _text(record, "asin")
-            if asin == "nan" or len(asin) > LONGEST_ASIN or asin in seen:
+            if asin == "nan" or len(asin) > LONGEST_ASIN or asin in asins:
                 continue
-            product = _product(asin, record, described, instructed)
+            product = _product(asin, record, attribute_records, human_records)
         except _UnusableError as error:
             on_malformed(Malformed(f"{products.name}, record {number}, line {element.line}", str(error)))
         else:
-            seen.add(asin)
+            asins.add(asin)
             yield product
 
 
@@ -94,8 +94,8 @@ def _numbered(
         for number, element in enumerate(itertools.islice(elements(path, kind), rows), 1):
             yield number, element
     except BrokenJson as error:
-        place = f"{path.name}, after record {number}, line {error.line}"
-        on_malformed(Malformed(place, f"{error.reason}; nothing more is read of this file"))
+        location = f"{path.name}, after record {number}, line {error.line}"
+        on_malformed(Malformed(location, f"{error.reason}; nothing more is read of this file"))
 
 
 class _ByAsin:
@@ -131,10 +131,10 @@ def _described(value: Any) -> tuple[Any, ...]:
     attributes = _texts(entry, "attributes") if "attributes" in entry else None
     if entry.get("instruction") is None:
         return attributes, None, ()
-    wanted = _texts(entry, "instruction_attributes")
-    if not wanted:
+    names = _texts(entry, "instruction_attributes")
+    if not names:
         raise _UnusableError("an instruction, but no instruction_attributes")
-    return attributes, _text(entry, "instruction"), wanted
+    return attributes, _text(entry, "instruction"), names
 
 
 def _instructed(value: Any) -> list[tuple[Any, ...]]:

@@ -79,14 +79,14 @@ def find(
 ) -> NDArray[np.int64]:
     """Return the row of each wanted term among the sorted terms, or -1. Offsets mark where terms begin and end."""
     rows = np.full(len(wanted_offsets) - 1, -1)
-    for place in range(len(rows)):
-        term = wanted[wanted_offsets[place] : wanted_offsets[place + 1]]
+    for index in range(len(rows)):
+        term = wanted[wanted_offsets[index] : wanted_offsets[index + 1]]
         low, high = 0, len(offsets) - 1
         while low < high:
             row = (low + high) // 2
             order = _compare(terms[offsets[row] : offsets[row + 1]], term)
             if order == 0:
-                rows[place] = row
+                rows[index] = row
                 break
             if order < 0:
                 low = row + 1
@@ -98,9 +98,9 @@ def find(
 @compiled
 def _compare(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> int:
     """Return a negative number, 0 or a positive one if `one` sorts before, with or after `other`."""
-    for place in range(min(len(one), len(other))):
-        if one[place] != other[place]:
-            return -1 if one[place] < other[place] else 1
+    for index in range(min(len(one), len(other))):
+        if one[index] != other[index]:
+            return -1 if one[index] < other[index] else 1
     return len(one) - len(other)
 
 
@@ -134,33 +134,33 @@ def best(
     places = starts.copy()
     sums = np.zeros(BLOCK, np.float64)
     count = 0
-    least = np.float32(0)
+    threshold = np.float32(0)
     while True:
-        first = len(lengths)
+        start = len(lengths)
         for term in range(len(starts)):
-            if places[term] < ends[term] and documents[places[term]] < first:
-                first = documents[places[term]]
-        if first == len(lengths):
+            if places[term] < ends[term] and documents[places[term]] < start:
+                start = documents[places[term]]
+        if start == len(lengths):
             return count
-        end = min(first + BLOCK, len(lengths))
+        end = min(start + BLOCK, len(lengths))
         for term in range(len(starts)):
-            place = places[term]
+            index = places[term]
             factor = weights[term]
-            while place < ends[term] and documents[place] < end:
-                document = documents[place]
-                saturation = one + values[frequencies[place]] * factors[lengths[document]]
-                sums[document - first] += factor - factor / saturation
-                place += 1
-            places[term] = place
-        for row in range(end - first):
+            while index < ends[term] and documents[index] < end:
+                document = documents[index]
+                saturation = one + values[frequencies[index]] * factors[lengths[document]]
+                sums[document - start] += factor - factor / saturation
+                index += 1
+            places[term] = index
+        for row in range(end - start):
             total = sums[row]
             sums[row] = 0
-            if total > least:  # a cheap test that rarely holds, and always holds if the rounded sum is larger
+            if total > threshold:  # a cheap test that rarely holds, and always holds if the rounded sum is larger
                 score = np.float32(total)
-                if score > least:
-                    count = insert(found, scores, count, first + row, score)
+                if score > threshold:
+                    count = insert(found, scores, count, start + row, score)
                     if count == len(found):
-                        least = scores[count - 1]
+                        threshold = scores[count - 1]
 
 
 @compiled

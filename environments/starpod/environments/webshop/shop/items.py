@@ -123,14 +123,14 @@ class StoreCache:
 
     def find(self, keywords: Sequence[str]) -> Sequence[int]:
         """Return the positions that any search but `<r>` finds. Raises TooManyTerms."""
-        first, rest = keywords[0], " ".join(keywords[1:]).strip()
-        match first:
+        mark, text = keywords[0], " ".join(keywords[1:]).strip()
+        match mark:
             case "<a>":
-                return self.stock.catalogue.with_attribute(rest)
+                return self.stock.catalogue.with_attribute(text)
             case "<c>":  # only the first word counts
                 return self.stock.catalogue.in_category(keywords[1].strip()) if len(keywords) > 1 else ()
             case "<q>":
-                return self.stock.catalogue.with_query(rest)
+                return self.stock.catalogue.with_query(text)
         query = " ".join(keywords)
         return self.found(query) if len(query) <= LONGEST_KEPT else self._search(query)
 

@@ -102,10 +102,10 @@ def map_section(folder: Path, name: str, section: Section) -> np.ndarray:
                 raise StoreError(f"{path} is {kind}: it has {size} bytes instead of {section.bytes}; build it again")
             if not size:
                 return np.empty(section.shape, section.dtype)
-            mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+            memory = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror}; build the store again") from error
-    return np.frombuffer(mapped, section.dtype).reshape(section.shape)
+    return np.frombuffer(memory, section.dtype).reshape(section.shape)
 
 
 def check_section(folder: Path, name: str, section: Section) -> None:

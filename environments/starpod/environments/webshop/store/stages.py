@@ -143,7 +143,7 @@ class Stages:
         self._report("input", 0, source.count)
         folder = self.folder / "input"
         folder.mkdir(exist_ok=True)
-        report = lambda done: self._report("input", done, source.count)  # noqa: E731
+        report = lambda count: self._report("input", count, source.count)  # noqa: E731
         write_files(folder, source.count, source.seed, plain=source.plain, progress=report)
         for name in FILES:
             make_lasting(folder / name)  # these files have no checksums
@@ -183,7 +183,7 @@ class Stages:
     def _index(self) -> tuple[dict[str, Section], dict[str, Any]]:
         total = self.facts["documents"]
         self._report("index", 0, total)
-        index = Index.build(self._catalogue().documents(), lambda done: self._report("index", done, total))
+        index = Index.build(self._catalogue().documents(), lambda count: self._report("index", count, total))
         return self._write("index", index.arrays), {}
 
     def _goals(self, kind: Kind, caps: Caps) -> tuple[dict[str, Section], dict[str, Any]]:
@@ -195,7 +195,7 @@ class Stages:
         stage = f"goals.{kind}.{caps}"
         self._report(stage, 0, len(catalogue))
         goals = Goals.build(
-            catalogue, kind, prices, stream, lambda done: self._report(stage, done, len(catalogue)), caps=caps
+            catalogue, kind, prices, stream, lambda count: self._report(stage, count, len(catalogue)), caps=caps
         )
         return self._write(stage, goals.arrays), {}
 
@@ -205,9 +205,9 @@ class Stages:
         self._report("nouns", 0, len(catalogue))
 
         def tagged() -> Iterator[tuple[str, tuple[str, ...]]]:
-            for done, product in enumerate(catalogue, 1):
+            for count, product in enumerate(catalogue, 1):
                 yield product.title, tagger.nouns(product.title)
-                self._report("nouns", done, len(catalogue))
+                self._report("nouns", count, len(catalogue))
 
         return self._write("nouns", nouns_columns(tagged())), {"tagger": tagger.name}
 
