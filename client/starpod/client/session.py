@@ -89,8 +89,8 @@ class Session:
     @property
     def observation(self) -> Observation:
         """The current observation."""
-        last = self.state.last
-        return last.observation if isinstance(last, Transition) else last
+        last_reply = self.state.last
+        return last_reply.observation if isinstance(last_reply, Transition) else last_reply
 
     @property
     def done(self) -> bool:
@@ -100,8 +100,8 @@ class Session:
     @property
     def end_reason(self) -> EndReason:
         """Reason for which the episode ended; NONE while it is running."""
-        last = self.state.last
-        return last.end_reason if isinstance(last, Transition) else EndReason.NONE
+        last_reply = self.state.last
+        return last_reply.end_reason if isinstance(last_reply, Transition) else EndReason.NONE
 
     @property
     def step_index(self) -> int:

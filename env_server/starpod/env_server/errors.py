@@ -138,7 +138,7 @@ def place_of(error: BaseException) -> str:
     author_calls = [call for call in calls if not call[0].startswith((our_folder, "<"))]
     if not author_calls:
         return ""
-    file = author_calls[0][0]  # functions that it called, such as the standard library's, are not where to look
+    file = author_calls[0][0]  # not a file of functions that it called, such as the standard library's
     return f"{os.path.basename(file)}, line {[line for name, line in author_calls if name == file][-1]}"
 
 

@@ -171,7 +171,7 @@ class LoopShare:
     _LITTLE_SECONDS = 0.01
     """Seconds per window that a tenant may use without waiting."""
     _MOST_SECONDS = 0.1
-    """Maximum usage at once that is charged to later windows, and maximum lead over another tenant, in seconds."""
+    """Maximum debt in seconds that a tenant carries into the next window, and its maximum lead over another tenant."""
     _QUIET_SECONDS = 0.002
     """If no call was accepted for this many seconds, none is waiting."""
     _HELD_SECONDS = 0.02

@@ -10,7 +10,8 @@ from starpod.v1 import environment_pb2 as pb
 
 CANDIDATES = 4
 
-# Separate from the global random state: a program's seed must not fix the placement, nor placement use its numbers.
+# A random state of our own, so that a program's seed does not fix the placement, and placement does not change the
+# random numbers that the program draws.
 _random = random.Random()
 
 Host = tuple[Replica, pb.EnvironmentSpec]

@@ -35,19 +35,19 @@ class Actions:
     ) -> Actions:
         """Return the actions of a class. `listed` is the result of `list_tools`. Raises HostingError."""
         tools: dict[str, Tool] = {}
-        typed = only_field = ""
+        type_name = only_field = ""
         model = _action_type(request, found)
         if model is not None:
             schema = model.json_schema()
             schema.get("properties", {}).pop("metadata", None)
-            typed = schema.get("title", "Action")
-            tools[typed] = Tool(typed, schema.get("description", ""), schema)
+            type_name = schema.get("title", "Action")
+            tools[type_name] = Tool(type_name, schema.get("description", ""), schema)
             required = schema.get("required", [])
             only_field = required[0] if len(required) == 1 else ""
         tools |= {name: Tool(name, description, schema) for name, description, schema in listed}
         if not tools:
             raise request.fail("it lists no tools")
-        return cls(model, typed, only_field, tools)
+        return cls(model, type_name, only_field, tools)
 
     @property
     def grammar(self) -> str:

@@ -154,5 +154,5 @@ def _probe(factory: QuestionFactory, module: str) -> ProbeResult:
     concurrency = request.choice("concurrency", *_CONCURRENCY)
     first, second = factory.begin({}, 1), factory.begin({}, 1)
     is_deterministic = first.entry == second.entry and concurrency == Concurrency.PROCESS.value
-    answered = first.entry["answer"] is not None
-    return ProbeResult(package_version(module), deterministic=is_deterministic, expert=answered).overridden(request)
+    has_answer = first.entry["answer"] is not None
+    return ProbeResult(package_version(module), deterministic=is_deterministic, expert=has_answer).overridden(request)

@@ -119,7 +119,7 @@ class TextArenaEnvironment(Hosted):
 
 
 class TwoPlayerEnvironment(TextArenaEnvironment):
-    """Environment of two players in turn. A turn's reward is its player's; at the end `info` has both."""
+    """Environment of two players in turn. A turn has its player's reward; the last `info` has both players'."""
 
     def agent_id(self) -> str:
         game = self.game

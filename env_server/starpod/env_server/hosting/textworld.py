@@ -60,7 +60,7 @@ class GameFactory:
     games: Sequence[Path]
 
     def begin(self, seed: int) -> TextWorldGame:
-        """Start the game with index seed modulo their number. Raises HostingError."""
+        """Start the game whose index is the seed modulo the number of games. Raises HostingError."""
         path = self.games[seed % len(self.games)]
         try:
             return TextWorldGame(path)

@@ -89,7 +89,7 @@ class GameFactory:
     tasks: Sequence[Any]
 
     def begin(self, seed: int) -> VerifiersGame:
-        """Begin an episode of the task with index seed modulo their number."""
+        """Begin an episode of the task whose index is the seed modulo the number of tasks."""
         episode = LiveEpisode(self.player, self.tasks[seed % len(self.tasks)])
         return VerifiersGame(episode, self.request.number("success_at"))
 

@@ -61,7 +61,7 @@ class ChatHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc] # untyped
             while True:
                 body = {"model": ctx.model, "messages": messages, **({"tools": tools} if tools else {})}
                 answer = await client.post(f"{endpoint}/chat/completions", json=body)
-                if answer.is_error:  # an error also tells a rollout to stop, as its trace then says
+                if answer.is_error:  # verifiers also ends a rollout by an error, and notes that in its trace
                     return vf.ProgramResult(exit_code=1, stdout="", stderr=answer.text)
                 reply = answer.json()["choices"][0]["message"]
                 messages.append(reply)

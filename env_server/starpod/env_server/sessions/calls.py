@@ -105,8 +105,8 @@ class Calls:
                 plan = plan._replace(dynamics_seed=derive_seed(plan.dynamics_seed, "fork", parent.next_index, member))
             self.worker.make_room(parent.environment)
             host = await self._guard(parent, parent.host.fork(plan.dynamics_seed if reseed else None), "Fork")
-            turns, over = parent.next_index, parent.over
-            made.append(Session(parent.environment, host, plan, parent.lease, member, turns, over))
+            turns, is_over = parent.next_index, parent.over
+            made.append(Session(parent.environment, host, plan, parent.lease, member, turns, is_over))
             return await self._guard(parent, _observe_copy(host, plan.want, pictures), "Fork")
 
         async with parent.turn_taking():

@@ -69,7 +69,7 @@ class Rows:
         return len(self.call_ids)
 
     def until_repeated(self, start: int, stop: int, sessions: Container[str]) -> int:
-        """Return the end of the rows from `start` in which no session of `sessions` occurs twice; at most `stop`."""
+        """Return the first row from `start` that repeats a session of `sessions`, or `stop` if none before it does."""
         ids = self.session_ids[start:stop]
         if len(set(ids)) == len(ids):
             return stop

@@ -80,8 +80,8 @@ class Speaker(EngineAgent):
         return self
 
     def _ask(self, observation: str, episode: Episode, image: bytes = b"") -> Prompt:
-        text, past, fresh = self._seen
-        prompt = super()._ask(text, past)
+        text, history, fresh = self._seen
+        prompt = super()._ask(text, history)
         return Prompt(prompt.context, list(prompt.context), True) if fresh else prompt
 
 
@@ -123,11 +123,11 @@ class SolverVerifier(Agent):
 
     def _next(self, observation: Observation, episode: Episode) -> Speaker:
         """Return the next speaker, with its view set."""
-        past = replace(episode, turns=[episode.turns[index] for index in self._sent])
+        history = replace(episode, turns=[episode.turns[index] for index in self._sent])
         if self._pending:
-            return self._verifier.see(judged(observation.text, self._proposals[-1]), past, fresh=True)
+            return self._verifier.see(judged(observation.text, self._proposals[-1]), history, fresh=True)
         text = rejected(observation.text) if self._proposals else observation.text
-        return self._solver.see(text, past, fresh=True)
+        return self._solver.see(text, history, fresh=True)
 
     def _follow(self, move: Move, index: int) -> Move:
         """Return the move of turn `index` with the actions to send and the turn that they belong to."""

@@ -48,14 +48,14 @@ class TensorFile:
     @classmethod
     def copied(cls, named: Mapping[str, Tensor], *, is_main: bool) -> TensorFile:
         """Copy this rank's rows, so that training may change the tensors. Only rank 0 stores tensors without shards."""
-        stored, ties = _tie(named)
+        stored_tensors, ties = _tie(named)
         # Larger types first, so that each tensor is aligned.
-        order = sorted(stored, key=lambda name: (-stored[name].element_size(), name))
+        order = sorted(stored_tensors, key=lambda name: (-stored_tensors[name].element_size(), name))
         entries: dict[str, Any] = {}
         chunks: list[tuple[int, Tensor]] = []
         end = 0
         for name in order:
-            tensor = stored[name]
+            tensor = stored_tensors[name]
             begin, end = end, end + tensor.numel() * tensor.element_size()
             shape = list(tensor.shape)
             entries[name] = {"dtype": _TYPES[tensor.dtype], "shape": shape, "data_offsets": [begin, end]}
@@ -90,7 +90,7 @@ class TensorFile:
 
 def _tie(named: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors to store, and for each tied tensor the name of the stored one that it equals."""
-    stored: dict[str, Tensor] = {}
+    stored_tensors: dict[str, Tensor] = {}
     ties: dict[str, str] = {}
     names: dict[tuple[Any, ...], str] = {}
     for name, tensor in named.items():
@@ -101,7 +101,7 @@ def _tie(named: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]
             names.setdefault(address if rows.shape == tensor.shape else (id(tensor),), name) if tensor.numel() else name
         )
         if stored_name == name:
-            stored[name] = tensor.detach() if rows.shape == tensor.shape else tensor
+            stored_tensors[name] = tensor.detach() if rows.shape == tensor.shape else tensor
         else:
             ties[name] = stored_name
-    return stored, ties
+    return stored_tensors, ties

@@ -323,10 +323,10 @@ def _seeds(seeds: SeedsConfig, first: int | None, count: int) -> range:
 
 
 def _warn_of_trained(seeds: SeedsConfig, played: range) -> None:
-    trained = "it may have been trained on these start states"
+    training_warning = "it may have been trained on these start states"
     for name, span, meaning in (
-        ("train", seeds.train, trained),
-        ("warmstart", seeds.warmstart, trained),
+        ("train", seeds.train, training_warning),
+        ("warmstart", seeds.warmstart, training_warning),
         ("selection", seeds.selection, "its best checkpoint was chosen on these start states"),
     ):
         if played.start < span.stop and span.start < played.stop:

@@ -2,9 +2,10 @@
 
 Every token that is fed is one row: a prompt of twenty tokens has twenty rows. On a CPU with one thread, each sequence
 of an attention call has a single query. A token's result is then independent, bit for bit, of the other rows in the
-batch, of how its prompt was split, and of whether the beginning was cached. The result of a row does not depend on the
-number of rows, nor that of a single query on the number of masked keys, but several queries at once would change the
-result. Rows and keys are padded to whole vectors, so that no row falls into a loop's remainder.
+batch, of how its prompt was split, and of whether the beginning was cached. This works because the number of rows does
+not change the result of a row, and the number of masked keys does not change the result of a single query. Several
+queries in one sequence would change it. Rows and keys are padded to whole vectors, so that no row falls into a loop's
+remainder.
 
 With several threads, tensors are split at arbitrary places and results differ anyway. Queries are then batched as on a
 GPU, which is several times as fast in bfloat16.

@@ -60,7 +60,7 @@ def shapes_of(model: nn.Module) -> Iterator[tuple[str, list[int]]]:
 
 
 def _as_saved(model: nn.Module, name: str, weight: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield a parameter as it is in a checkpoint, where each expert of a layer has tensors of its own, for example."""
+    """Yield a parameter's tensors as in a checkpoint, where, for example, each expert of a layer has separate ones."""
     yield from revert_weight_conversion(unwrapped(model), {_plain_name(name): weight}).items()
 
 

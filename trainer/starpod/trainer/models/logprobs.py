@@ -54,8 +54,8 @@ class _SlicedLogprobs(torch.autograd.Function):
     """_TokenLogprobs together with the output layer, by slices of the vocabulary.
 
     The forward pass keeps a running maximum and running sums (online softmax, arXiv 1805.02867), the backward pass
-    computes the logits again. No [N, V] tensor exists in any type. A slice of rows instead would round the whole weight
-    and add up its whole gradient once per slice, which for a vocabulary of 150,000 takes longer than the products.
+    computes the logits again. No [N, V] tensor exists in any type. With slices of rows instead, each slice would round
+    the whole weight and add to its whole gradient. For a vocabulary of 150,000, that takes longer than the products.
     """
 
     @staticmethod

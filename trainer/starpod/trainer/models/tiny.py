@@ -116,7 +116,7 @@ def find_phrases(sequences: Mapping[tuple[str, ...], int]) -> dict[str, int]:
     Of "You see: key" and "You see: door", the phrase is "You see:". At least one word of a pair has several letters, so
     that the cells of a map remain separate tokens. Rare pairs are left out: they may imply each other by chance.
     """
-    known = {word for sequence in sequences for word in sequence}
+    original_words = {word for sequence in sequences for word in sequence}
     ends = accumulate(map(len, sequences))
     counts = {words: sequences[words] for words, end in zip(sequences, ends, strict=True) if end <= _MOST_WORDS}
     cutoff = sum(counts.values()) // 500
@@ -133,7 +133,7 @@ def find_phrases(sequences: Mapping[tuple[str, ...], int]) -> dict[str, int]:
             if count > cutoff and count in (words[pair[0]], words[pair[1]]) and any(map(_SEVERAL_LETTERS.search, pair))
         }
         if not joined_pairs:
-            return {word: count for word, count in words.items() if word not in known}
+            return {word: count for word, count in words.items() if word not in original_words}
         counts = {_join(sequence, joined_pairs): count for sequence, count in counts.items()}
 
 

@@ -89,7 +89,7 @@ def _with_images(ids: Tensor, states: Tensor, embed: Callable[[list[bytes], Tens
     mask = ids < 0
     if not mask.any():
         return states
-    unique_N, places = torch.unique(ids[mask], return_inverse=True)
+    unique_N, inverse = torch.unique(ids[mask], return_inverse=True)
     codes_N = ~unique_N
     keys_M, images_N = torch.unique(codes_N >> INDEX_BITS, return_inverse=True)
     shown_images = _SHOWN.get({})
@@ -98,7 +98,7 @@ def _with_images(ids: Tensor, states: Tensor, embed: Callable[[list[bytes], Tens
     except KeyError as error:
         raise ValueError(f"ids name an image that was not given with them: key {error}") from None
     embedded_NH = embed(images, images_N, codes_N & ((1 << INDEX_BITS) - 1))
-    return states.masked_scatter(mask.unsqueeze(-1), embedded_NH[places].to(states.dtype))
+    return states.masked_scatter(mask.unsqueeze(-1), embedded_NH[inverse].to(states.dtype))
 
 
 # --- pretrained models ------------------------------------------------------------------------------------------------

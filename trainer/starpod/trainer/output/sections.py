@@ -324,13 +324,13 @@ def _evaluation_chart(
     band = [(s["step"], s[low], s[high]) for s in evaluations if s.get(low) is not None]
     series = [Series("sampled", points, band=band, dots=True)]
     rules = [Rule(r[name], f"{policy} {show(r[name], kind)}") for policy, r in reference.items() if name in r]
-    last = points[-1][0] if points else 0
+    last_step = points[-1][0] if points else 0
     return for_each_width(
         lambda width: line_chart(
             title,
             series,
             rules=rules,
-            marks=[mark for mark in marks if mark.x <= last],
+            marks=[mark for mark in marks if mark.x <= last_step],
             kind=kind,
             width=width,
             height=340 if width > PHONE else 230,
