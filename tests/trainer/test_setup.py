@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,7 +13,7 @@ import torch
 from click.testing import CliRunner
 
 import starpod.trainer
-from starpod.client import Fleet
+from starpod.client import Fleet, Want
 from starpod.trainer import setup
 from starpod.trainer.commands.train import train
 from starpod.trainer.config import Config, ConfigError
@@ -79,6 +80,16 @@ async def test_options_of_stages_levels_and_evaluations_are_tried_before_anythin
         {"size": 4, "holes": 1},
         {"size": 4, "holes": 2},
     ]
+
+
+def test_an_estimator_of_a_users_file_gets_the_state_keys_that_there_are() -> None:
+    config = Config.model_validate(
+        {"environment": "lake", "algorithm": {"advantage": "examples/own_methods.py:median"}}
+    )
+    assert setup._want(config, WITHOUT, image=False) == Want()
+    assert setup._want(config, replace(WITHOUT, state_key=True), image=False) == Want(state_key=True)
+    plain = Config.model_validate({"environment": "lake", "algorithm": "starpo-grpo"})
+    assert setup._want(plain, replace(WITHOUT, state_key=True), image=False) == Want()
 
 
 async def test_rewards_are_tried_on_a_whole_episode_before_anything_is_imitated(

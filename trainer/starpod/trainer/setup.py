@@ -223,8 +223,9 @@ def _want(config: Config, facts: Facts, *, image: bool) -> Want:
     Turn scorers pool visits of a state by its key, and their scores are compared with the environment's.
     """
     scorer = config.scorer.kind
+    reads_states = scorer == "q" or any(stage.algorithm.may_read_state_key for stage in config.in_stages)
     return Want(
-        state_key=config.needs_state_key or (scorer == "q" and facts.state_key),
+        state_key=config.needs_state_key or (reads_states and facts.state_key),
         score=config.collect.search.needs_score or (scorer != "off" and facts.score),
         image=image,
     )

@@ -52,7 +52,7 @@ from starpod.trainer.algorithms.sections import (
 from starpod.trainer.algorithms.terms import TERMS, CreditTerm
 from starpod.trainer.prompts.grammar import Block
 from starpod.trainer.section import Section
-from starpod.trainer.user_file import known_or_located
+from starpod.trainer.user_file import known_or_located, names_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -287,6 +287,11 @@ class AlgorithmConfig(Section):
     def needs_state_key(self) -> bool:
         """Whether environments must report the digest of each state."""
         return any("state" in term.key for term in self.credit_terms)
+
+    @property
+    def may_read_state_key(self) -> bool:
+        """Whether the estimator comes from a user's file, which may compare states where the environment tells them."""
+        return names_file(self.advantage)
 
     @property
     def blocks(self) -> frozenset[Block]:
