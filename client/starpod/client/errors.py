@@ -204,8 +204,8 @@ def from_status(status: status_pb2.Status) -> StarpodError:
     info, violations, retry_after = details_of(status)
     code = _CODES.get(status.code, StatusCode.UNKNOWN)
     reason = info.reason.removeprefix("ERROR_REASON_") if info else ""  # then the code selects the exception
-    kind = _BY_REASON.get(reason) or _BY_CODE.get(code, StarpodError)
-    return kind(
+    error_class = _BY_REASON.get(reason) or _BY_CODE.get(code, StarpodError)
+    return error_class(
         status.message or code.name,
         code=code,
         reason=reason,

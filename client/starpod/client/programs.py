@@ -101,14 +101,14 @@ class _Program:
         port, backoff = address.rpartition(":")[2], Backoff(*_PAUSE_SECONDS)
         while True:
             assert self.process is not None
-            began = time.monotonic()
-            with self.process as ended:  # closes our ends of its pipes
-                ended.wait()
-            if time.monotonic() - began > 60:
+            start_time = time.monotonic()
+            with self.process as process:  # closes our ends of its pipes
+                process.wait()
+            if time.monotonic() - start_time > 60:
                 backoff.reset()
             if self._stopping.wait(backoff.wait()):
                 return
-            logger.warning("%s was gone (status %s): starting it again", self.name, ended.returncode)
+            logger.warning("%s was gone (status %s): starting it again", self.name, process.returncode)
             with contextlib.suppress(ServiceFailed):  # e.g. old workers still hold the ports: the loop tries again
                 self.start("--port", port)
 

@@ -330,10 +330,10 @@ class Environment(ABC):
 
     def copy(self) -> Self:
         """Return an independent copy, for a fork. The default makes a deep copy of the state."""
-        copied = type(self)()
-        copied.options, copied.seed = self.options, self.seed
-        copied.set_state(copy.deepcopy(self.get_state()))
-        return copied
+        clone = type(self)()
+        clone.options, clone.seed = self.options, self.seed
+        clone.set_state(copy.deepcopy(self.get_state()))
+        return clone
 
     # --- what the server provides --------------------------------------------------------------------------------
 

@@ -159,10 +159,10 @@ class Episode:
             raise EpisodeOver
         environment, limits, names = self.environment, self.limits, self.names
         step = environment.step
-        played = before = self.actions
-        most = played + (limits.max_actions_per_turn or _UNLIMITED)
-        if limits.max_actions and limits.max_actions < most:
-            most = limits.max_actions
+        action_count = before = self.actions
+        max_count = action_count + (limits.max_actions_per_turn or _UNLIMITED)
+        if limits.max_actions and limits.max_actions < max_count:
+            max_count = limits.max_actions
         turns = self.turns
         reward = 0.0
         outcomes: list[Outcome | None] = []
@@ -171,7 +171,7 @@ class Episode:
         details: Details | None = None
         try:
             for action in actions:
-                if played >= most or end:
+                if action_count >= max_count or end:
                     outcomes.append(None)
                     continue
                 if names and (type(action) is not str or action not in names):
@@ -181,12 +181,12 @@ class Episode:
                         continue
                 outcome = step(action)
                 outcomes.append(outcome)
-                played += 1
-                share, terminated, truncated, success, _, _, shares, criteria, info = outcome
-                reward += share
-                if info is not None or shares is not None or criteria is not None:
+                action_count += 1
+                action_reward, terminated, truncated, success, _, _, reward_parts, criteria, info = outcome
+                reward += action_reward
+                if info is not None or reward_parts is not None or criteria is not None:
                     if outcome is UNKNOWN_NAME:  # checked only if there is info, so that other steps pay nothing
-                        played -= 1
+                        action_count -= 1
                     else:
                         details = _merge(details, outcome)
                 if terminated:
@@ -196,9 +196,9 @@ class Episode:
             if not isfinite(reward):
                 raise ValueError(f"{type(environment).__name__}.step returned a reward that is not finite: {reward}")
             self.turns = turns + 1
-            self.actions = played
+            self.actions = action_count
             if not end:
-                if played >= limits.max_actions > 0:
+                if action_count >= limits.max_actions > 0:
                     end = EndReason.MAX_ACTIONS
                 elif turns + 1 == limits.max_turns:
                     end = EndReason.MAX_TURNS
@@ -216,12 +216,12 @@ class Episode:
             # Half the cost of calling Transition, which matters once per step.
             return _new_tuple(Transition, (parts, state_key, extras, reward, outcomes, end, success, details))
         except (Busy, Unavailable) as error:
-            if played == before and turns == self.turns:
+            if action_count == before and turns == self.turns:
                 raise
             raise TooLate(error) from error
         except (TypeError, ValueError) as error:
-            if outcomes and not isinstance(returned := outcomes[-1], Outcome | None):
-                raise TypeError(f"step returned {repr(returned)[:80]}; return an Outcome") from error
+            if outcomes and not isinstance(result := outcomes[-1], Outcome | None):
+                raise TypeError(f"step returned {repr(result)[:80]}; return an Outcome") from error
             raise
 
     def undoable_turn(self, actions: Sequence[Any], want: Want) -> Transition:
@@ -234,9 +234,9 @@ class Episode:
         before = self.fork(None)
         try:
             return self.turn(actions, want)
-        except TooLate as late:
+        except TooLate as error:
             self._go_back(before)
-            raise late.error from None
+            raise error.error from None
 
     def recorded_turn(self, actions: Sequence[Any], want: Want, journal: Journal) -> Transition:
         """Execute a turn of an environment with `effects`. EffectFailed leaves the episode unchanged."""
@@ -271,21 +271,21 @@ class Episode:
         action = action.strip()
         if len(action) > self.environment.spec.longest_name:
             return None
-        wanted = action.lower()
-        return next((name for name in self.environment.spec.actions if name.lower() == wanted), None)
+        lower_case = action.lower()
+        return next((name for name in self.environment.spec.actions if name.lower() == lower_case), None)
 
     def _extras(self, want: Want, pictures: Pictures | None = None) -> tuple[str | Sequence[Part], Extras]:
         environment, live = self.environment, not self.end_reason
         parts = environment.observe()
         if want.image:
-            seen = environment.state_key() + digest_observation(parts) if pictures is not None else b""
-            frame = pictures.get(seen) if pictures else None
+            picture_key = environment.state_key() + digest_observation(parts) if pictures is not None else b""
+            frame = pictures.get(picture_key) if pictures else None
             if frame is None:
-                drawn = environment.render("png")
-                assert isinstance(drawn, bytes)
-                frame = drawn
+                data = environment.render("png")
+                assert isinstance(data, bytes)
+                frame = data
                 if pictures is not None:
-                    pictures[seen] = frame
+                    pictures[picture_key] = frame
             parts = [*([parts] if isinstance(parts, str) else parts), Image(frame)]
         return parts, Extras(
             environment.valid_actions() if want.valid_actions and live else None,
@@ -296,11 +296,11 @@ class Episode:
 
     def fork(self, dynamics_seed: int | None) -> Episode:
         """Return an independent copy. If `dynamics_seed` is set, it gets a new random stream for its transitions."""
-        copied = self.environment.copy()
+        environment = self.environment.copy()
         if dynamics_seed is not None:
-            copied.dynamics_seed = dynamics_seed
-            copied._dynamics = None
-        episode = Episode(copied, self.limits)
+            environment.dynamics_seed = dynamics_seed
+            environment._dynamics = None
+        episode = Episode(environment, self.limits)
         episode.seed, episode.turns, episode.actions = self.seed, self.turns, self.actions
         episode.end_reason = self.end_reason
         return episode
@@ -357,18 +357,18 @@ class SavedEpisode:
     @classmethod
     def read(cls, environment: type[Environment], data: bytes) -> SavedEpisode:
         """Read a saved episode. Raises StateError if the bytes are not an episode of this environment."""
-        saved = decode(data)
+        fields = decode(data)
         try:
-            max_turns, max_actions_per_turn, max_actions = (_whole(limit, 32) for limit in saved["limits"])
+            max_turns, max_actions_per_turn, max_actions = (_whole(limit, 32) for limit in fields["limits"])
             return cls(
-                environment.Options.model_validate(saved["options"]),
+                environment.Options.model_validate(fields["options"]),
                 Limits(max_turns, max_actions_per_turn, max_actions),
-                _whole(saved["seed"], 64),
-                _whole(saved["dynamics_seed"], 64),
-                _whole(saved["turns"], 31),
-                _whole(saved["actions"], 31),
-                EndReason(saved["end_reason"]),
-                saved["state"],
+                _whole(fields["seed"], 64),
+                _whole(fields["dynamics_seed"], 64),
+                _whole(fields["turns"], 31),
+                _whole(fields["actions"], 31),
+                EndReason(fields["end_reason"]),
+                fields["state"],
             )
         except (TypeError, ValueError, KeyError, IndexError) as error:
             raise StateError(f"not a saved episode of {environment.spec.id}: {error!r}") from error
@@ -395,17 +395,17 @@ def _expect_json(info: Mapping[str, Any]) -> None:
     """Raise ValueError if `info` holds a number that JSON cannot express, or is nested too deeply for clients."""
     level: list[Any] = [info]
     for _ in range(DEEPEST_INFO):
-        below: list[Any] = []
+        next_level: list[Any] = []
         for value in level:
             if isinstance(value, Mapping):
-                below += value.values()
+                next_level += value.values()
             elif isinstance(value, list | tuple):
-                below += value
+                next_level += value
             elif isinstance(value, float):
                 _finite("a number in info", value)
-        if not below:
+        if not next_level:
             return
-        level = below
+        level = next_level
     raise ValueError(f"the environment returned info that is nested more than {DEEPEST_INFO} deep")
 
 

@@ -95,25 +95,25 @@ for a function of this name, which returns the class."""
 
 def reference_to(environment: type[Environment]) -> Reference:
     """Return a class's Reference. It is the class's own `reference` if a function created the class."""
-    if made := environment.__dict__.get("reference"):
-        return tuple(made)
+    if reference := environment.__dict__.get("reference"):
+        return tuple(reference)
     module = environment.__module__
     if module.startswith(_LOADED_PREFIX):
-        loaded = Path(str(sys.modules[module.partition(".")[0]].__file__))
-        module = str(loaded.parent if loaded.name == "__init__.py" else loaded)
+        file = Path(str(sys.modules[module.partition(".")[0]].__file__))
+        module = str(file.parent if file.name == "__init__.py" else file)
     return module, environment.__qualname__
 
 
 def load_class(reference: Reference) -> type[Environment]:
     """Return the class of a Reference."""
     source, name, *arguments = reference
-    found: Any = _load_module(source)
+    value: Any = _load_module(source)
     for part in name.split("."):
-        found = getattr(found, part)
+        value = getattr(value, part)
     if arguments:
-        found = found(*arguments)
-    assert isinstance(found, type) and issubclass(found, Environment)
-    return found
+        value = value(*arguments)
+    assert isinstance(value, type) and issubclass(value, Environment)
+    return value
 
 
 @functools.lru_cache(maxsize=256)
@@ -159,8 +159,8 @@ class Registry:
         if spec.effects and spec.concurrency is not Concurrency.THREAD:
             raise RegistryError(f"{spec.id} has effects, which wait: set concurrency=Concurrency.THREAD in its spec")
         if inspect.isabstract(environment):
-            missing = ", ".join(sorted(environment.__abstractmethods__))
-            raise RegistryError(f"{environment.__qualname__} does not define {missing}")
+            names = ", ".join(sorted(environment.__abstractmethods__))
+            raise RegistryError(f"{environment.__qualname__} does not define {names}")
         versions = self._versions.setdefault(spec.id, [])
         if any(other.spec.version == spec.version for other in versions):
             raise RegistryError(f"{spec.id} {spec.version} is registered twice: raise the version of one of them")
@@ -181,15 +181,15 @@ class Registry:
             try:
                 registry.add(entry.load())
             except Exception as error:
-                missing = (getattr(error, "name", None) or "").partition(".")[0]
-                if isinstance(error, ModuleNotFoundError) and entry.extras and missing not in ("", "starpod"):
+                package = (getattr(error, "name", None) or "").partition(".")[0]
+                if isinstance(error, ModuleNotFoundError) and entry.extras and package not in ("", "starpod"):
                     # Its extra is not installed, which matters only if the environment is requested.
                     distribution = entry.dist.name if entry.dist else "starpod"
                     extras = ",".join(entry.extras)
                     hint = f"pip install '{distribution}[{extras}]'"
                     if distribution == "starpod":  # starpod is on no package index
                         hint = f"from a clone of the repository: pip install '.[{extras}]'"
-                    registry._missing[entry.name] = f"{entry.name} needs the package {missing}; {hint}"
+                    registry._missing[entry.name] = f"{entry.name} needs the package {package}; {hint}"
                     continue
                 # A broken environment of one package must not prevent others from being served.
                 logger.error("cannot load environment %s (%s): %r", entry.name, entry.value, error)
@@ -202,8 +202,8 @@ class Registry:
         except Unavailable as error:
             raise RegistryError(f"--store: {error}") from error
         if not users:
-            lacking = "".join(f"; {hint}" for hint in self._missing.values())
-            raise RegistryError(f"--store: none of {', '.join(self.ids)} uses stores{lacking}")
+            hints = "".join(f"; {hint}" for hint in self._missing.values())
+            raise RegistryError(f"--store: none of {', '.join(self.ids)} uses stores{hints}")
 
     def prepare(self, asked: Collection[str] = ()) -> Registry:
         """Let every class load what it needs, and return a registry of those classes that can be hosted here.
@@ -211,7 +211,7 @@ class Registry:
         Raises:
             RegistryError: a class whose id is in `asked` cannot be hosted. Others are skipped.
         """
-        ready: list[type[Environment]] = []
+        classes: list[type[Environment]] = []
         for environment in self:
             try:
                 environment.prepare()
@@ -221,8 +221,8 @@ class Registry:
                     raise RegistryError(reason) from error
                 logger.warning("%s", reason)
             else:
-                ready.append(environment)
-        return Registry(ready)
+                classes.append(environment)
+        return Registry(classes)
 
     def add_module(self, source: str) -> None:
         """Add every Environment class of a module (dotted name), a Python file or a package's folder (paths).
@@ -230,16 +230,16 @@ class Registry:
         A package's classes are the ones that its `__init__.py` imports or defines.
         """
         module = _load_module(source)
-        own = [
+        classes = [
             value
             for value in vars(module).values()
             if inspect.isclass(value)
             and issubclass(value, Environment)
             and f"{value.__module__}.".startswith(f"{module.__name__}.")
         ]
-        if not own:
+        if not classes:
             raise RegistryError(f"{source} defines no Environment with spec, reset, step and render")
-        for environment in [each for each in own if not inspect.isabstract(each)] or own[:1]:
+        for environment in [cls for cls in classes if not inspect.isabstract(cls)] or classes[:1]:
             try:
                 self.add(environment)
             except RegistryError as error:
@@ -247,7 +247,7 @@ class Registry:
 
     def select(self, names: Sequence[str]) -> Registry:
         """Return a registry of the named ids only. `sokoban` selects all its versions `sokoban-vN`."""
-        chosen: list[type[Environment]] = []
+        classes: list[type[Environment]] = []
         for name in names:
             ids = [id for id in self._versions if _means(name, id)]
             if not ids:
@@ -255,8 +255,8 @@ class Registry:
                     if _means(name, id):
                         raise RegistryError(hint)
                 raise RegistryError(f"unknown environment {name!r}{self._suggest(name)}")
-            chosen += [environment for id in ids for environment in self._versions[id] if environment not in chosen]
-        return Registry(chosen)
+            classes += [environment for id in ids for environment in self._versions[id] if environment not in classes]
+        return Registry(classes)
 
     @property
     def ids(self) -> list[str]:

@@ -191,10 +191,10 @@ class EnvironmentServer:
     async def _try_sandbox(self) -> None:
         """Start a process of each class, so that missing confinement is known now, and Describe reports it."""
         mode = self.config.sandbox.mode
-        confined = [each for each in self.worker.registry if each.spec.concurrency is Concurrency.PROCESS]
-        if mode == "off" and confined:
+        environments = [cls for cls in self.worker.registry if cls.spec.concurrency is Concurrency.PROCESS]
+        if mode == "off" and environments:
             logger.warning("sandbox: off; environments of class process can do what this server can")
-        for environment in confined if mode != "off" else ():
+        for environment in environments if mode != "off" else ():
             try:
                 await ProcessHost(environment, self.config.sandbox).try_out()
             except HostDied as death:
@@ -217,10 +217,10 @@ class EnvironmentServer:
         """Close every connection and session."""
         if self._reaper:
             self._reaper.cancel()
-        stopping = [self._http.stop()] if self._http else []
+        stops = [self._http.stop()] if self._http else []
         if self._server:
-            stopping.append(self._server.stop(grace))
-        await asyncio.gather(*stopping)
+            stops.append(self._server.stop(grace))
+        await asyncio.gather(*stops)
         if self._mcp:
             self._mcp.cancel()
             await asyncio.wait([self._mcp])
@@ -249,9 +249,9 @@ class EnvironmentServer:
         except ImportError as error:
             hint = "from a clone of the repository: pip install '.[http]'"
             raise ServerError(f"--http needs its extra; {hint}") from error
-        carried: list[Carried] = [await self._start_mcp()] if http.mcp else []
+        protocols: list[Carried] = [await self._start_mcp()] if http.mcp else []
         if http.ors:
-            carried.append(ORSService(self._service, self.worker))
+            protocols.append(ORSService(self._service, self.worker))
         service = HTTPService(
             self._service,
             self.worker,
@@ -259,7 +259,7 @@ class EnvironmentServer:
             self._open,
             hosts=(self.config.host, *http.hosts),
             endpoints=http.endpoints,
-            carried=carried,
+            carried=protocols,
         )
         try:
             self._http = HTTPServer(service, self.config, http.port, self._count_hang_ups)
@@ -293,32 +293,32 @@ class EnvironmentServer:
         limit = self.config.limits.max_connections_per_address
         ports = [self.port, *filter(None, [self.config.health_port, self._http.port if self._http else 0])]
         if limit:
-            kept = frozenset(map(address_of, self._service.stream_peers))
-            if count := await asyncio.to_thread(self._connections.shut_excess, ports, limit, kept):
+            kept_addresses = frozenset(map(address_of, self._service.stream_peers))
+            if count := await asyncio.to_thread(self._connections.shut_excess, ports, limit, kept_addresses):
                 logger.warning("shut connections beyond those of one address", extra={"connections": count})
 
     async def _reap(self) -> None:
-        seen = 0
+        last_bytes = 0
         while True:
-            asleep = time.monotonic()
+            start = time.monotonic()
             await asyncio.sleep(_REAP_SECONDS)
-            paused = time.monotonic() - asleep - _REAP_SECONDS
+            pause = time.monotonic() - start - _REAP_SECONDS
             try:
                 self._authenticator.reload()
-                if paused > _REAP_SECONDS:
-                    logger.warning("this process stood still; leases go on from there", extra={"seconds": paused})
-                    self.worker.extend_leases(list(self._service.tables.values()), paused)
-                reaped = self.worker.reap(list(self._service.tables.values()))
+                if pause > _REAP_SECONDS:
+                    logger.warning("this process stood still; leases go on from there", extra={"seconds": pause})
+                    self.worker.extend_leases(list(self._service.tables.values()), pause)
+                count = self.worker.reap(list(self._service.tables.values()))
                 await self._bound_connections()  # last, because it needs descriptors, which may have run out
             except Exception:
                 logger.exception("the reaper failed; it tries again")
                 continue
-            if (large := self.worker.large_bytes) > _TRIM_BYTES or 0 < large == seen:
-                self.worker.large_bytes = large = 0
+            if (large_bytes := self.worker.large_bytes) > _TRIM_BYTES or 0 < large_bytes == last_bytes:
+                self.worker.large_bytes = large_bytes = 0
                 await asyncio.to_thread(memory.give_back)
-            seen = large
-            if reaped:
-                logger.info("reaped sessions whose lease ran out", extra={"sessions": reaped})
+            last_bytes = large_bytes
+            if count:
+                logger.info("reaped sessions whose lease ran out", extra={"sessions": count})
 
 
 def _connection_options(config: ServerConfig) -> list[tuple[str, int]]:
@@ -341,9 +341,9 @@ def _check_port(host: str, port: int, option: str) -> None:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
         raise ServerError(f"cannot listen on {host!r}: {error.strerror}; choose another --host") from error
-    for family, kind, protocol, _, address in addresses:
+    for family, socket_type, protocol, _, address in addresses:
         try:
-            with socket.socket(family, kind, protocol) as probe:
+            with socket.socket(family, socket_type, protocol) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(address)
         except OSError as error:

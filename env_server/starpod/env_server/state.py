@@ -45,14 +45,14 @@ def decode(data: bytes) -> Any:
 def _pack(value: Any, depth: int) -> bytes:
     if depth < 0:
         raise ValueError(f"it is nested more than {_DEEPEST} tuples, sets or maps deep")
-    packed = msgpack.packb(
+    data = msgpack.packb(
         _prepare(value, depth),
         default=functools.partial(_encode_extension, depth),
         strict_types=True,
         use_bin_type=True,
     )
-    assert isinstance(packed, bytes)
-    return packed
+    assert isinstance(data, bytes)
+    return data
 
 
 def _prepare(value: Any, depth: int) -> Any:
@@ -73,14 +73,14 @@ def _encode_extension(depth: int, value: Any) -> Any:
         case tuple():
             return msgpack.ExtType(_TUPLE, _pack(list(value), depth - 1))
         case set() | frozenset():
-            kind = _SET if isinstance(value, set) else _FROZENSET
+            code = _SET if isinstance(value, set) else _FROZENSET
             # Sort by encoding, so that equal sets give equal bytes for every hash seed.
-            return msgpack.ExtType(kind, b"".join(sorted(_pack(item, depth - 1) for item in value)))
+            return msgpack.ExtType(code, b"".join(sorted(_pack(item, depth - 1) for item in value)))
         case random.Random():
             return msgpack.ExtType(_RANDOM, _pack(list(_flatten_random(value)), depth - 1))
         case np.ndarray() if not value.dtype.hasobject:
-            contiguous = np.ascontiguousarray(value)
-            return msgpack.ExtType(_ARRAY, _pack([value.dtype.str, list(value.shape), contiguous.tobytes()], depth - 1))
+            array = np.ascontiguousarray(value)
+            return msgpack.ExtType(_ARRAY, _pack([value.dtype.str, list(value.shape), array.tobytes()], depth - 1))
         case np.generic():
             return _prepare(value.item(), depth)
         case complex():

@@ -99,10 +99,10 @@ class StarpodEnv(vf.Env[StarpodEnvConfig]):  # type: ignore[misc]
             async with agents.agent.interaction(task) as interaction:
                 segment = await interaction.turn(episode.first)
                 while not segment.terminated:
-                    shown = await setting.play(episode, segment.last_reply)
+                    observation = await setting.play(episode, segment.last_reply)
                     if episode.done:
                         break
-                    segment = await interaction.turn(shown)
+                    segment = await interaction.turn(observation)
         finally:
             await setting.close(episode)
         trace = interaction.trace

@@ -127,8 +127,8 @@ class CallQueue:
         Returns:
             The number of overdue calls.
         """
-        overdue = [call_id for call_id in self.pending if call_id < before_id]
-        for call_id in overdue:
+        overdue_ids = [call_id for call_id in self.pending if call_id < before_id]
+        for call_id in overdue_ids:
             call = self.pending.pop(call_id)
             if not _wanted(call):
                 continue
@@ -137,7 +137,7 @@ class CallQueue:
                 self._ready_calls.append(call)
             else:
                 self._refuse(call, self.unanswered("session's"))
-        return len(overdue)
+        return len(overdue_ids)
 
     @property
     def next_id(self) -> int:
@@ -155,12 +155,12 @@ class CallQueue:
 
     def register(self, call: Step | Call[Any, Any]) -> tuple[int, str, Message] | None:
         """Mark a call as in flight and return its id, field and message, or None if it cannot be sent."""
-        encoded = self._encode(call) if _wanted(call) else None
-        if encoded is None:
+        field_and_message = self._encode(call) if _wanted(call) else None
+        if field_and_message is None:
             return None
         call_id, self._next_id = self._next_id, self._next_id + 1
         self.pending[call_id] = call
-        return call_id, *encoded
+        return call_id, *field_and_message
 
     def answer(self, call_id: int, field: str, response: Message) -> None:
         """Handle the reply to a call in flight. A reply with an unknown id is a late duplicate and skipped."""
@@ -208,7 +208,7 @@ class CallQueue:
     def collect(self, now: float) -> pb.StreamRequest | None:
         """Return a message with the ready calls, within the server's limits, or None if no call can be sent."""
         request = pb.StreamRequest()
-        first = self._next_id
+        first_id = self._next_id
         room = MAX_ROWS
         if self.calls_allowed:
             room = min(room, self.calls_allowed - len(self.pending))
@@ -221,19 +221,19 @@ class CallQueue:
             if self._split:
                 count = (count + 1) // 2
             self._collect_steps(request, count)
-        if self._next_id == first:
+        if self._next_id == first_id:
             return None
-        self._messages.append(SentMessage(first, self._next_id - 1, now))
+        self._messages.append(SentMessage(first_id, self._next_id - 1, now))
         return request
 
     def _collect_calls(self, request: pb.StreamRequest, room: int) -> int:
         size = count = 0
         while self._ready_calls and count < room and (not size or size < self.bytes_allowed // 2):
             call = self._ready_calls.popleft()
-            encoded = self._encode(call) if _wanted(call) else None
-            if encoded is None:
+            field_and_message = self._encode(call) if _wanted(call) else None
+            if field_and_message is None:
                 continue
-            field, message = encoded[0], encoded[1]
+            field, message = field_and_message[0], field_and_message[1]
             bytes_ = message.ByteSize()
             if bytes_ + 256 > self.bytes_allowed:
                 self._refuse(call, self._too_large(bytes_))
@@ -283,15 +283,15 @@ class CallQueue:
 
     def _refuse_unsendable(self, count: int) -> None:
         """Remove and fail the steps, among the first `count` ready ones, whose text cannot be encoded as UTF-8."""
-        sendable, refused = [], []
+        sendable_steps, refusals = [], []
         for step in self.ready_steps[:count]:
             try:
                 "".join(step.actions).encode()  # type: ignore[arg-type]
-                sendable.append(step)
+                sendable_steps.append(step)
             except UnicodeEncodeError as error:
-                refused.append((step, error))
-        self.ready_steps[:count] = sendable
-        for step, reason in refused:
+                refusals.append((step, error))
+        self.ready_steps[:count] = sendable_steps
+        for step, reason in refusals:
             self._refuse(step, unsendable(reason))
 
     def take(self, message: pb.StreamResponse) -> None:
@@ -300,7 +300,7 @@ class CallQueue:
         if call_ids := columns.call_ids:
             self._free_message(call_ids[0])
             try:
-                batch, broken = read_transitions(columns, self.pending)
+                batch, refusals = read_transitions(columns, self.pending)
             except Exception as error:
                 refusal = self._unreadable(error)
                 for call_id in call_ids:
@@ -310,7 +310,7 @@ class CallQueue:
                     for step in batch.steps:
                         self._resent.pop(step, None)
                 self._receiver.stepped(batch)
-                for step, reason in broken:
+                for step, reason in refusals:
                     self._refuse(step, self._broken(reason))
         for reply in message.replies:
             self._free_message(reply.call_id)

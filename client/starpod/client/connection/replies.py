@@ -64,8 +64,8 @@ def check_transition(transition: pb.Transition, actions: int) -> None:
 def check_rewards(rewards: Sequence[float]) -> None:
     """Raise BadReply if a reward is not finite or larger than MOST. Sum, min and max are faster than a Python loop."""
     if rewards and not (isfinite(sum(rewards)) and min(rewards) >= -MOST and max(rewards) <= MOST):
-        wrong = next(reward for reward in rewards if not abs(reward) <= MOST)
-        raise BadReply(f"a reward of {wrong}; rewards are finite and at most {MOST:g}")
+        bad_reward = next(reward for reward in rewards if not abs(reward) <= MOST)
+        raise BadReply(f"a reward of {bad_reward}; rewards are finite and at most {MOST:g}")
 
 
 def _expect_sessions(sessions: Sequence[pb.Session], count: int) -> None:
@@ -84,7 +84,7 @@ def _check_observation(observation: pb.Observation) -> None:
 def _check_struct(info: struct_pb2.Struct) -> None:
     level: list[Any] = [info]
     for _ in range(DEEPEST_INFO):
-        below: list[Any] = []
+        next_level: list[Any] = []
         for value in level:
             values = value.fields.values() if isinstance(value, struct_pb2.Struct) else value.values
             for item in values:
@@ -92,8 +92,8 @@ def _check_struct(info: struct_pb2.Struct) -> None:
                 if kind == "number_value" and not isfinite(item.number_value):
                     raise BadReply(f"info holds {item.number_value}, which is no JSON")
                 if kind in ("struct_value", "list_value"):
-                    below.append(getattr(item, kind))
-        if not below:
+                    next_level.append(getattr(item, kind))
+        if not next_level:
             return
-        level = below
+        level = next_level
     raise BadReply(f"info is nested more than {DEEPEST_INFO} deep")

@@ -67,10 +67,10 @@ def add_hosted(registry: Registry, wanted: str) -> list[str]:
     try:
         family = entry.load()
     except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        hint = f"pip install {missing.replace('_', '-')}"
-        raise RegistryError(f"--host {wanted} needs the package {missing}: {hint}") from error
-    pattern, *rest = re.split(r"(?=[?#])", text, maxsplit=1)
+        package = (error.name or "").partition(".")[0]
+        hint = f"pip install {package.replace('_', '-')}"
+        raise RegistryError(f"--host {wanted} needs the package {package}: {hint}") from error
+    pattern, *suffixes = re.split(r"(?=[?#])", text, maxsplit=1)
     if "*" not in pattern:
         return [_add_one(registry, wanted, family, text)]
     if not hasattr(family, "installed"):
@@ -80,7 +80,7 @@ def add_hosted(registry: Registry, wanted: str) -> list[str]:
     for name in family.installed(pattern):
         try:
             with _soon():
-                ids.append(_add_one(registry, wanted, family, "".join([name, *rest])))
+                ids.append(_add_one(registry, wanted, family, "".join([name, *suffixes])))
         except (RegistryError, TimeoutError) as error:
             reasons.append(str(error) if isinstance(error, RegistryError) else f"{name}: {error}")
             logger.info("--host %s: %s", wanted, reasons[-1])
@@ -88,19 +88,19 @@ def add_hosted(registry: Registry, wanted: str) -> list[str]:
         because = "".join(f"; {reason}" for reason in reasons[:1])
         raise NothingFits(f"--host {wanted}: nothing that fits can be hosted{because}")
     if reasons:
-        more = "; --log-level info lists all reasons" if reasons[1:] else ""
-        logger.warning("--host %s: hosts %d, cannot host %d: %s%s", wanted, len(ids), len(reasons), reasons[0], more)
+        advice = "; --log-level info lists all reasons" if reasons[1:] else ""
+        logger.warning("--host %s: hosts %d, cannot host %d: %s%s", wanted, len(ids), len(reasons), reasons[0], advice)
     return ids
 
 
 def _add_one(registry: Registry, wanted: str, family: Family, text: str) -> str:
-    said = io.StringIO()  # output such as the progress of a download, which would hide a later error message
+    output = io.StringIO()  # output such as the progress of a download, which would hide a later error message
     try:
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             environment = family.host(text)
     finally:
-        if said.getvalue():
-            logger.debug("--host %s wrote: %s", wanted, said.getvalue().strip())
+        if output.getvalue():
+            logger.debug("--host %s wrote: %s", wanted, output.getvalue().strip())
     id = environment.spec.id
     if id in registry.ids:
         raise RegistryError(f"--host {wanted}: {id} is hosted already; give this one another id: #id=name-vN")

@@ -64,20 +64,20 @@ class ProbeResult:
 
     def overridden(self, request: HostingRequest) -> ProbeResult:
         """Return the result with the operator's setting for `deterministic`, if there is one."""
-        word = request.choice("deterministic", "unsaid", "yes", "no")
-        return self if word == "unsaid" else replace(self, deterministic=word == "yes")
+        setting = request.choice("deterministic", "unsaid", "yes", "no")
+        return self if setting == "unsaid" else replace(self, deterministic=setting == "yes")
 
 
 def starpod_id(request: HostingRequest, family: str, name: str, number: int) -> str:
     """Return `family-some-name-vN` for SomeName, or the id that the operator gave."""
-    words = re.sub(r"[^a-z0-9_]+", "-", _WORD_BORDER.sub("-", name).lower()).strip("-")
-    return request.settings.get("id", f"{family}-{words}-v{number}")
+    slug = re.sub(r"[^a-z0-9_]+", "-", _WORD_BORDER.sub("-", name).lower()).strip("-")
+    return request.settings.get("id", f"{family}-{slug}-v{number}")
 
 
 def package_version(module: str) -> str:
     """Return MAJOR.MINOR.PATCH of the distribution that contains a module; 0.0.0 if there is none."""
-    top = module.partition(".")[0]
-    for distribution in _distributions().get(top, ()):
+    package = module.partition(".")[0]
+    for distribution in _distributions().get(package, ()):
         try:
             release = Version(importlib.metadata.version(distribution)).release
         except (InvalidVersion, importlib.metadata.PackageNotFoundError):
@@ -88,13 +88,13 @@ def package_version(module: str) -> str:
 
 def dependents(*packages: str) -> list[str]:
     """Return the modules of distributions that depend on one of these packages, other than through an extra."""
-    found = set()
+    modules = set()
     for module, names in _distributions().items():
         for name in names:
-            needed = map(Requirement, importlib.metadata.requires(name) or ())
-            if any(each.name in packages and "extra" not in str(each.marker) for each in needed):
-                found.add(module)
-    return sorted(module for module in found if module.isidentifier())
+            requirements = map(Requirement, importlib.metadata.requires(name) or ())
+            if any(package.name in packages and "extra" not in str(package.marker) for package in requirements):
+                modules.add(module)
+    return sorted(module for module in modules if module.isidentifier())
 
 
 @functools.cache
@@ -207,16 +207,16 @@ class Hosted(Environment):
         return self.game.observe()
 
     def copy(self) -> Self:
-        copied = type(self)()
-        copied.options, copied.seed = self.options, self.seed
-        copied.set_state(self._state())
+        clone = type(self)()
+        clone.options, clone.seed = self.options, self.seed
+        clone.set_state(self._state())
         if self.copies and self._cached_game is not None:
             try:
-                copied._keep(self._cached_game.copy())
+                clone._keep(self._cached_game.copy())
             except Exception as error:
                 if not self.spec.deterministic:
                     raise StateError(f"cannot be copied here: {error}") from error
-        return copied
+        return clone
 
     def get_state(self) -> dict[str, Any]:
         if len(self._past) > MAX_REPLAYED_ACTIONS:
@@ -226,16 +226,16 @@ class Hosted(Environment):
         return self._state()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        past, luck, seed = state["past"], state["luck"], state["dynamics_seed"]
+        actions, luck, seed = state["past"], state["luck"], state["dynamics_seed"]
         if not (
-            isinstance(past, list)
-            and len(past) <= MAX_REPLAYED_ACTIONS
+            isinstance(actions, list)
+            and len(actions) <= MAX_REPLAYED_ACTIONS
             and all(isinstance(n, int) for n in (luck, seed))
         ):
             raise ValueError("not what was played")
-        for action in past:
+        for action in actions:
             _action(action)
-        self._past, self._luck, self.dynamics_seed = list(past), luck, seed
+        self._past, self._luck, self.dynamics_seed = list(actions), luck, seed
         self._dynamics = _PLACED if state["placed"] else None
 
     def _state(self) -> dict[str, Any]:
@@ -299,7 +299,7 @@ def publish(
         members: class attributes.
     """
     concurrency = Concurrency(request.choice("concurrency", spec.concurrency.value, *(c.value for c in Concurrency)))
-    alone = concurrency is Concurrency.PROCESS
+    own_process = concurrency is Concurrency.PROCESS
     spec = replace(
         spec,
         limits=spec.limits if spec.limits.max_turns else replace(spec.limits, max_turns=MOST_TURNS),
@@ -307,10 +307,10 @@ def publish(
         concurrency=concurrency,
         deterministic=probed.deterministic,
         # only actions can be sent between processes, not copies
-        fork=probed.deterministic or (probed.copies and not alone),
+        fork=probed.deterministic or (probed.copies and not own_process),
         snapshot=probed.deterministic,
     )
-    if alone:
+    if own_process:
         preload(base.__module__, module)
     reference = (base.__module__, "host", request.text, json.dumps(asdict(probed)))
     members |= {"spec": spec, "reference": reference, "copies": probed.copies, "__module__": base.__module__}

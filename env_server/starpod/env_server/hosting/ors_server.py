@@ -63,8 +63,8 @@ class ORSServer:
             body = {"name": tool, "input": dict(arguments)} | ({"task_id": call} if call else {})
             call, reply = self._answer(path, body, session, call)
             if reply:
-                found: dict[str, Any] = json.loads(reply)
-                return found
+                result: dict[str, Any] = json.loads(reply)
+                return result
         raise ORSError(f"{self.address}{path} broke off {_ATTEMPTS} times")
 
     def _answer(self, path: str, body: Mapping[str, Any], session: str, id_: str = "") -> tuple[str, str]:
@@ -102,16 +102,16 @@ class ORSServer:
             None if body is None else json.dumps(body).encode(),
             {name: value for name, value in headers.items() if value},
         )
-        end = time.monotonic() + starting
+        deadline = time.monotonic() + starting
         while True:
             try:
                 reply: IO[bytes] = urllib.request.urlopen(request, timeout=seconds)
                 return reply
             except urllib.error.HTTPError as error:
                 with error:
-                    told = error.read().decode(errors="replace")
-                if error.code != 503 or time.monotonic() > end:
-                    raise ORSError(f"{self.address}{path}: {error.code} {_detail(told)}") from error
+                    error_text = error.read().decode(errors="replace")
+                if error.code != 503 or time.monotonic() > deadline:
+                    raise ORSError(f"{self.address}{path}: {error.code} {_detail(error_text)}") from error
                 time.sleep(float(error.headers.get("Retry-After") or 1))
             except urllib.error.URLError as error:  # no connection, so nothing was sent
                 raise Busy(f"no ORS server answers at {self.address}: {error.reason}") from error
@@ -122,8 +122,8 @@ class ORSServer:
 def _events(reply: IO[bytes]) -> Iterator[tuple[str, str]]:
     """Yield name and data of a reply's server-sent events."""
     event, data = "message", list[str]()
-    for raw in reply:
-        line = raw.decode().rstrip("\r\n")
+    for raw_line in reply:
+        line = raw_line.decode().rstrip("\r\n")
         name, _, value = line.partition(":")
         if not line:
             if data:

@@ -47,13 +47,13 @@ class HostingRequest:
         match = _FORM.fullmatch(text)
         if match is None:
             raise HostingError(f"{text!r} is not of the form NAME?argument=value&...#setting=value&...")
-        known = (*SHARED_SETTINGS, *settings)
-        given = _pairs(text, match["settings"])
-        for setting in given:
-            if setting not in known:
-                raise HostingError(f"{text!r}: there is no setting {setting!r} after the #{nearest(setting, known)}")
+        names = (*SHARED_SETTINGS, *settings)
+        values = _pairs(text, match["settings"])
+        for setting in values:
+            if setting not in names:
+                raise HostingError(f"{text!r}: there is no setting {setting!r} after the #{nearest(setting, names)}")
         arguments = {name: _value(value) for name, value in _pairs(text, match["arguments"]).items()}
-        return cls(text, match["name"].strip(), arguments, given)
+        return cls(text, match["name"].strip(), arguments, values)
 
     def fail(self, problem: object) -> HostingError:
         return HostingError(f"{self.name} cannot be hosted: {problem}")
@@ -75,10 +75,10 @@ class HostingRequest:
 def _pairs(text: str, part: str | None) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for pair in filter(None, (part or "").split("&")):
-        name, equals, value = map(unquote, pair.partition("="))
-        if not equals or name in pairs:
+        name, equals_sign, value = map(unquote, pair.partition("="))
+        if not equals_sign or name in pairs:
             raise HostingError(
-                f"{text!r}: {pair!r} " + ("is given twice" if equals else "is not of the form name=value")
+                f"{text!r}: {pair!r} " + ("is given twice" if equals_sign else "is not of the form name=value")
             )
         pairs[name] = value
     return pairs
@@ -93,10 +93,10 @@ def _value(text: str) -> Any:
 
 def nearest(name: str, known: Collection[str]) -> str:
     """Return the end of an error message about an unknown name: similar names, or all of them."""
-    folded = {other.lower(): other for other in known}
-    close = [folded[other] for other in difflib.get_close_matches(name.lower(), folded, n=3, cutoff=0.5)]
-    if close:
-        return f"; did you mean {' or '.join(close)}?"
+    by_lower_case = {candidate.lower(): candidate for candidate in known}
+    names = [by_lower_case[match] for match in difflib.get_close_matches(name.lower(), by_lower_case, n=3, cutoff=0.5)]
+    if names:
+        return f"; did you mean {' or '.join(names)}?"
     return f"; there are {', '.join(sorted(known)[:12])}" + (", ..." if len(known) > 12 else "") if known else ""
 
 
@@ -119,9 +119,9 @@ def import_named(request: HostingRequest, module: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        missing = (error.name or module).partition(".")[0]
+        package = (error.name or module).partition(".")[0]
         raise request.fail(
-            f"there is no module {error.name}; perhaps pip install {missing.replace('_', '-')}"
+            f"there is no module {error.name}; perhaps pip install {package.replace('_', '-')}"
         ) from error
     except ImportError as error:
         raise request.fail(error) from error
@@ -164,19 +164,19 @@ def options_model(
     fields: dict[str, Any] = {}
     for name, parameter in signature.parameters.items():
         default = defaults.get(name, parameter.default)
-        kind = parameter.annotation
-        if kind is inspect.Parameter.empty or isinstance(kind, str):
-            kind = type(default)
-        if default is not None and type(None) in (members := get_args(kind)) and len(members) == 2:
+        annotation = parameter.annotation
+        if annotation is inspect.Parameter.empty or isinstance(annotation, str):
+            annotation = type(default)
+        if default is not None and type(None) in (members := get_args(annotation)) and len(members) == 2:
             # None for a number selects its default
-            kind = next(member for member in members if member is not type(None))
-        closed = kind in (bool, int, float) or get_origin(kind) is Literal
-        if closed and default is not parameter.empty and name not in hidden and not hasattr(BaseModel, name):
-            fields[name] = kind, Field(default=default, description=f"{name} of {request.name}'s constructor.")
+            annotation = next(member for member in members if member is not type(None))
+        is_closed = annotation in (bool, int, float) or get_origin(annotation) is Literal
+        if is_closed and default is not parameter.empty and name not in hidden and not hasattr(BaseModel, name):
+            fields[name] = annotation, Field(default=default, description=f"{name} of {request.name}'s constructor.")
     if "options" in request.settings:
-        chosen = [name for name in request.settings["options"].split(",") if name]
-        for name in chosen:
+        option_names = [name for name in request.settings["options"].split(",") if name]
+        for name in option_names:
             if name not in fields:
                 raise request.fail(f"{name!r} cannot be open to callers{nearest(name, fields)}")
-        fields = {name: fields[name] for name in chosen}
+        fields = {name: fields[name] for name in option_names}
     return create_model("Options", __base__=EnvironmentOptions, **fields)

@@ -53,21 +53,21 @@ def reader(space: Space[Any], where: str = "the action space") -> Reader:
         case Text():
             return lambda value: _element(space, value) if isinstance(value, str) else _refuse(value)
         case Tuple():
-            each = [reader(part, f"{where}[{place}]") for place, part in enumerate(space.spaces)]
+            readers = [reader(subspace, f"{where}[{index}]") for index, subspace in enumerate(space.spaces)]
 
             def read_list(value: Any) -> Any:
-                if not isinstance(value, list) or len(value) != len(each):
+                if not isinstance(value, list) or len(value) != len(readers):
                     _refuse(value)
-                return tuple(read(part) for read, part in zip(each, value, strict=True))
+                return tuple(read(element) for read, element in zip(readers, value, strict=True))
 
             return read_list
         case Dict():
-            named = {name: reader(part, f"{where}[{name!r}]") for name, part in space.spaces.items()}
+            named_readers = {name: reader(subspace, f"{where}[{name!r}]") for name, subspace in space.spaces.items()}
 
             def read_object(value: Any) -> Any:
-                if not isinstance(value, dict) or value.keys() != named.keys():
+                if not isinstance(value, dict) or value.keys() != named_readers.keys():
                     _refuse(value)
-                return {name: read(value[name]) for name, read in named.items()}
+                return {name: read(value[name]) for name, read in named_readers.items()}
 
             return read_object
     raise UnsupportedSpace(
@@ -94,11 +94,11 @@ def writer(space: Space[Any], where: str = "the observation space") -> Writer:
                 )
             return lambda value, _: _numbers(np.asarray(value))
         case Tuple():
-            each = [writer(part, f"{where}[{place}]") for place, part in enumerate(space.spaces)]
-            return lambda value, drawn: [write(part, drawn) for write, part in zip(each, value, strict=True)]
+            writers = [writer(subspace, f"{where}[{index}]") for index, subspace in enumerate(space.spaces)]
+            return lambda value, drawn: [write(element, drawn) for write, element in zip(writers, value, strict=True)]
         case Dict():
-            named = {name: writer(part, f"{where}[{name!r}]") for name, part in space.spaces.items()}
-            return lambda value, drawn: {name: write(value[name], drawn) for name, write in named.items()}
+            named_writers = {name: writer(subspace, f"{where}[{name!r}]") for name, subspace in space.spaces.items()}
+            return lambda value, drawn: {name: write(value[name], drawn) for name, write in named_writers.items()}
     raise UnsupportedSpace(f"{where} is {space}; observations are numbers, Text, Box, Tuple or Dict of them")
 
 
@@ -108,8 +108,8 @@ def words(space: Space[Any]) -> str:
         case Discrete():
             return f"a whole number from {space.start} to {space.start + space.n - 1}"
         case MultiDiscrete() if space.nvec.ndim == 1:
-            ends = zip(space.start, space.start + space.nvec - 1, strict=True)
-            return "a JSON list of whole numbers: " + ", ".join(f"{low} to {high}" for low, high in ends)
+            ranges = zip(space.start, space.start + space.nvec - 1, strict=True)
+            return "a JSON list of whole numbers: " + ", ".join(f"{low} to {high}" for low, high in ranges)
         case Box() if is_picture(space):
             return f"a picture of {space.shape[0]} x {space.shape[1]} pixels"
         case MultiBinary() if len(space.shape) == 1:
@@ -117,10 +117,10 @@ def words(space: Space[Any]) -> str:
         case Text():
             return f"text of {space.min_length} to {space.max_length} characters"
         case Tuple():
-            return "a JSON list of " + ", ".join(f"({n}) {words(part)}" for n, part in enumerate(space.spaces, 1))
+            return "a JSON list of " + ", ".join(f"({n}) {words(member)}" for n, member in enumerate(space.spaces, 1))
         case Dict():
-            inner = ", ".join(f"{json.dumps(name)}: {words(part)}" for name, part in space.spaces.items())
-            return f"a JSON object {{{inner}}}"
+            members = ", ".join(f"{json.dumps(name)}: {words(member)}" for name, member in space.spaces.items())
+            return f"a JSON object {{{members}}}"
     if _of_text(space):
         return "text"
     shape = " x ".join(map(str, space.shape or ()))
@@ -182,7 +182,7 @@ def plain_colours(text: str) -> str:
 
 def plain_info(info: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entries of an info dictionary that can be sent."""
-    return {str(name): plain for name, value in info.items() if (plain := _plain(value)) is not None}
+    return {str(name): entry for name, value in info.items() if (entry := _plain(value)) is not None}
 
 
 def _plain(value: Any) -> Any:

@@ -66,11 +66,11 @@ def run_confined(
     sandbox = Sandbox(memory_bytes=memory_bytes, cpu_seconds=math.ceil(cpu_seconds), open_files=16, libraries=False)
     process = context.Process(target=_child_main, args=(writer, os.path.abspath(runner), work, sandbox), daemon=True)
     reply: bytes | None = None
-    began = time.monotonic()
+    start = time.monotonic()
     try:
         process.start()
         writer.close()
-        reply = _read(reader, began + _WAITING * cpu_seconds, most_reply)
+        reply = _read(reader, start + _WAITING * cpu_seconds, most_reply)
         ended = reply is not None and bool(multiprocessing.connection.wait([process.sentinel], timeout=_ENDING))
     finally:
         writer.close()
@@ -81,7 +81,7 @@ def run_confined(
     if process.exitcode == _UNCONFINED:
         raise Unconfined(f"code that nobody trusts cannot be confined here: {(reply or b'').decode(errors='replace')}")
     # After `cpu_seconds`, only the kernel sends SIGKILL, because the CPU time is used up.
-    if reply is None or not ended or (process.exitcode == -signal.SIGKILL and time.monotonic() - began >= cpu_seconds):
+    if reply is None or not ended or (process.exitcode == -signal.SIGKILL and time.monotonic() - start >= cpu_seconds):
         return Confined(b"", "time")
     return Confined(reply, "finished" if process.exitcode == _FINISHED else "died")
 
@@ -90,8 +90,8 @@ def _read(reader: Connection, deadline: float, most: int) -> bytes | None:
     """Read until the other end is closed or `most` bytes have come. Returns None if the deadline passes first."""
     data = b""
     while len(data) < most:
-        ready, _, _ = select.select([reader], [], [], max(0.0, deadline - time.monotonic()))
-        if not ready:
+        readers, _, _ = select.select([reader], [], [], max(0.0, deadline - time.monotonic()))
+        if not readers:
             return None
         chunk = os.read(reader.fileno(), most - len(data))
         if not chunk:
@@ -122,8 +122,8 @@ def _child_main(writer: Connection, runner: str, work: bytes, sandbox: Sandbox) 
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     report = confine(sandbox, None)
-    if missing := _NEEDED - set(report.applied):
-        reply(f"no limits on {', '.join(sorted(missing))}; {report}".encode(), _UNCONFINED)
+    if missing_limits := _NEEDED - set(report.applied):
+        reply(f"no limits on {', '.join(sorted(missing_limits))}; {report}".encode(), _UNCONFINED)
     main: Callable[[bytes, Callable[[bytes], NoReturn]], None] = module.main
     main(work, reply)
     os._exit(_FINISHED)

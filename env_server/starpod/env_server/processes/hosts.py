@@ -53,8 +53,8 @@ class EnvironmentBug(Exception):
 
     @classmethod
     def from_exception(cls, error: Exception | SystemExit, *, intact: bool) -> EnvironmentBug:
-        place = place_of(error)
-        return cls(type(error).__name__, f"{error} ({place})" if place else str(error), intact=intact)
+        location = place_of(error)
+        return cls(type(error).__name__, f"{error} ({location})" if location else str(error), intact=intact)
 
     @classmethod
     def of_copy(cls, death: HostDied) -> EnvironmentBug:
@@ -231,8 +231,8 @@ class LocalHost:
 
     async def render(self, mode: str) -> str | bytes:
         environment = self._live().environment
-        slow = mode == "png" or self._environment.spec.slow_render
-        pool = self._drawing_pool(_PICTURE) if slow else None
+        is_slow = mode == "png" or self._environment.spec.slow_render
+        pool = self._drawing_pool(_PICTURE) if is_slow else None
         return await self._run(lambda: environment.render(mode), intact=True, pool=pool)
 
     async def instructions(self) -> str:
@@ -294,12 +294,12 @@ class LocalHost:
             except (Exception, SystemExit) as error:
                 raise EnvironmentBug.from_exception(error, intact=intact) from error
 
-        timed = measured(work)
+        measured_work = measured(work)
         if self._threaded:
             pool = self._pools.waiting
         if pool is None:
-            return timed()
+            return measured_work()
         try:
-            return await pool.run(timed)
+            return await pool.run(measured_work)
         except Hung as hung:
             raise HostDied(str(hung)) from hung

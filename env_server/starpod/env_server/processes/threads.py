@@ -74,10 +74,10 @@ class ThreadPool:
             if room <= 0:
                 raise self._all_hang()
             self._busy += 1
-            starts = self._threads < min(self._size, room, self._busy)
-            self._threads += starts
+            needs_thread = self._threads < min(self._size, room, self._busy)
+            self._threads += needs_thread
         self._queue.put(work)
-        if starts:
+        if needs_thread:
             self._start()
         try:
             await self._watch(work)
@@ -94,12 +94,12 @@ class ThreadPool:
 
     async def _watch(self, work: _Work) -> None:
         while not work.done.done():
-            begun = work.started
-            due = (begun or time.monotonic()) + self._seconds
-            await asyncio.wait({work.done}, timeout=max(due - time.monotonic(), 0.0))
-            if work.done.done() or begun is None:
+            start_time = work.started
+            deadline = (start_time or time.monotonic()) + self._seconds
+            await asyncio.wait({work.done}, timeout=max(deadline - time.monotonic(), 0.0))
+            if work.done.done() or start_time is None:
                 continue
-            if time.monotonic() - due > _LATE:
+            if time.monotonic() - deadline > _LATE:
                 work.started = time.monotonic()  # this process was stalled, and the thread may have been, too
                 continue
             self._abandon(work)
@@ -112,10 +112,10 @@ class ThreadPool:
             self.abandoned += 1
             self._busy -= 1
             self._threads -= 1
-            starts = self.abandoned <= REPLACEMENTS * self._size
-            self._threads += starts
+            needs_thread = self.abandoned <= REPLACEMENTS * self._size
+            self._threads += needs_thread
         logger.error("a thread hangs and is left behind", extra={"pool": self._name, "left_behind": self.abandoned})
-        if starts:
+        if needs_thread:
             self._start()
         elif not self._threads:
             while not self._queue.empty():

@@ -54,17 +54,17 @@ def pack_error(kind: str, message: str, detail: Any = None) -> bytes:
 
 def unpack(body: bytes) -> tuple[str, Any, Any]:
     """Return ("ok", result, None), or a failure's kind, message and detail. Raises BadReply."""
-    letter, rest = body[:1], body[1:]
+    letter, payload = body[:1], body[1:]
     try:
         match letter:
-            case b"n" if not rest:
+            case b"n" if not payload:
                 return "ok", None, None
             case b"b":
-                return "ok", rest, None
+                return "ok", payload, None
             case b"s":
-                return "ok", rest.decode(), None
-            case b"e" if len(rest) <= _MAX_ERROR:
-                kind, message, detail = json.loads(rest)
+                return "ok", payload.decode(), None
+            case b"e" if len(payload) <= _MAX_ERROR:
+                kind, message, detail = json.loads(payload)
                 if isinstance(kind, str) and isinstance(message, str) and isinstance(detail, str | int | float | None):
                     return kind, message[:_MAX_TEXT], detail[:_MAX_TEXT] if isinstance(detail, str) else detail
     except (ValueError, TypeError, RecursionError) as error:

@@ -50,13 +50,13 @@ class SnapshotSeal:
 
     def unseal(self, environment_id: str, version: str, sealed: bytes) -> bytes:
         """Return the state as the environment wrote it. Raises BAD_ARGUMENT if no key of this server sealed it."""
-        marked = sealed.startswith(_MARK)
+        has_mark = sealed.startswith(_MARK)
         tag, state = sealed[len(_MARK) : len(_MARK) + 32], sealed[len(_MARK) + 32 :]
         if not self._keys:
-            return state if marked else sealed
+            return state if has_mark else sealed
         # Compare all keys, so that the timing reveals nothing.
-        fits = [hmac.compare_digest(_tag(key, environment_id, version, state), tag) for key in self._keys]
-        if not marked or not any(fits):
+        matches = [hmac.compare_digest(_tag(key, environment_id, version, state), tag) for key in self._keys]
+        if not has_mark or not any(matches):
             raise bad_argument("snapshot.state", "was not written by a server with a snapshot key of this one")
         return state
 

@@ -74,8 +74,8 @@ class Authenticator:
         """Return the grant of the caller's token. Raises UNAUTHENTICATED."""
         if self._path is None:
             return self._anyone
-        presented = next((value for name, value in metadata or () if name == "authorization"), "")
-        scheme, _, token = str(presented).partition(" ")
+        header = next((value for name, value in metadata or () if name == "authorization"), "")
+        scheme, _, token = str(header).partition(" ")
         # Look up by digest: the timing helps nobody to guess a token, and does not depend on the number of tokens.
         grant = self._grants.get(_digest(token.strip()), self._nobody) if scheme.lower() == "bearer" else self._nobody
         grant.check()
@@ -100,7 +100,7 @@ class Authenticator:
             text = path.read_text(encoding="utf-8-sig")
         except UnicodeDecodeError as error:
             raise TokenFileError(f"{path} is not text") from error
-        fresh: dict[bytes, Grant] = {}
+        grants: dict[bytes, Grant] = {}
         tenants: dict[str, Tenant] = {}
         quotas: dict[str, Quota] = {}
         for number, token, tenant_id, name, quota, expires in _read_lines(text, path, self._default):
@@ -111,19 +111,19 @@ class Authenticator:
                 quotas[tenant_id] = quota
             elif quotas[tenant_id] != quota:
                 raise TokenFileError(f"{path}, line {number}: {name} has other limits in an earlier line")
-            if _digest(token) in fresh:
+            if _digest(token) in grants:
                 raise TokenFileError(f"{path}, line {number}: the same token as in an earlier line")
-            fresh[_digest(token)] = Grant(tenant, expires)
-        if not fresh:
+            grants[_digest(token)] = Grant(tenant, expires)
+        if not grants:
             raise TokenFileError(f"{path} holds no token: write one per line")
         for digest, grant in self._grants.items():
-            again = fresh.get(digest)
-            if again is not None and again.tenant is grant.tenant:
-                grant.expires = again.expires
-                fresh[digest] = grant  # streams refer to it
+            new_grant = grants.get(digest)
+            if new_grant is not None and new_grant.tenant is grant.tenant:
+                grant.expires = new_grant.expires
+                grants[digest] = grant  # streams refer to it
             else:
                 grant.revoked = True
-        self._grants = fresh
+        self._grants = grants
         for tenant_id, tenant in tenants.items():
             tenant.change_quota(quotas[tenant_id])
         self._tenants.update(tenants)

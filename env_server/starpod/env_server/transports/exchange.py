@@ -75,9 +75,9 @@ class Exchange(Request):
 
     def check_body(self, most: int) -> None:
         """Refuse, by its headers, a body that is not JSON, lacks a length or exceeds `most` bytes (0: no limit)."""
-        kind = self.header("content-type").partition(";")[0].strip().lower()
-        if kind != JSON:
-            error = bad_argument("content-type", f"is {kind[:80]!r}; send JSON, with content-type: {JSON}")
+        media_type = self.header("content-type").partition(";")[0].strip().lower()
+        if media_type != JSON:
+            error = bad_argument("content-type", f"is {media_type[:80]!r}; send JSON, with content-type: {JSON}")
             raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, error)
         length = self.header("content-length")
         if self.header("transfer-encoding") or not length.isdecimal():
@@ -102,16 +102,16 @@ class Exchange(Request):
 
     async def fail(self, error: CallError, status: HTTPStatus | None = None, headers: Headers = ()) -> None:
         """Respond with google.rpc.Status as JSON."""
-        more = list(headers)
+        all_headers = list(headers)
         if error.retry_after is not None:
-            more.append(("retry-after", str(max(1, math.ceil(error.retry_after)))))
+            all_headers.append(("retry-after", str(max(1, math.ceil(error.retry_after)))))
         if error.reason == "UNAUTHENTICATED":
-            more.append(("www-authenticate", "Bearer"))
+            all_headers.append(("www-authenticate", "Bearer"))
         if status is None:
-            too_large = error.reason == "TOO_LARGE"  # unlike 429, it must not be retried
-            found = HTTPStatus.REQUEST_ENTITY_TOO_LARGE if too_large else _STATUS.get(error.code)
-            status = found or HTTPStatus.INTERNAL_SERVER_ERROR
-        await self.respond(write_json(error.status()), status, more)
+            is_too_large = error.reason == "TOO_LARGE"  # unlike 429, it must not be retried
+            known_status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE if is_too_large else _STATUS.get(error.code)
+            status = known_status or HTTPStatus.INTERNAL_SERVER_ERROR
+        await self.respond(write_json(error.status()), status, all_headers)
 
     async def start_events(self) -> None:
         """Begin a response of server-sent events. Repeated calls have no effect."""

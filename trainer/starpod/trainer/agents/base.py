@@ -53,8 +53,8 @@ class Task:
 
 def longer(limits: Limits, turns: int) -> Limits:
     """Return limits that allow `turns` more turns of one action each. A limit of 0 (no limit) stays 0."""
-    most = [limit + turns if limit else 0 for limit in (limits.max_turns, limits.max_actions)]
-    return Limits(most[0], limits.max_actions_per_turn, most[1])
+    raised_limits = [limit + turns if limit else 0 for limit in (limits.max_turns, limits.max_actions)]
+    return Limits(raised_limits[0], limits.max_actions_per_turn, raised_limits[1])
 
 
 def limits_left(session: Session) -> Limits:

@@ -58,8 +58,8 @@ class Loaded:
 
     def check_finite(self) -> None:
         """Raise CheckpointError if a tensor contains NaN or infinity."""
-        for file, named in self.tensors.items():
-            for name, tensor in named.items():
+        for file, tensors in self.tensors.items():
+            for name, tensor in tensors.items():
                 if tensor.is_floating_point() and not tensor.isfinite().all():
                     raise CheckpointError(
                         f"the checkpoint {self.path} cannot be used: {name} of its {file} holds NaN or infinite "
@@ -129,10 +129,10 @@ class Checkpoints:
             score: Score of the evaluation. The checkpoint with the highest score is the best.
         """
         _check_keys("state", state)
-        if wrong := [name for name in tensors if not _NAME.fullmatch(name)]:
-            raise ValueError(f"tensors are named in lower-case letters, digits and _: {wrong[0]!r} is not")
+        if bad_names := [name for name in tensors if not _NAME.fullmatch(name)]:
+            raise ValueError(f"tensors are named in lower-case letters, digits and _: {bad_names[0]!r} is not")
         is_main = self._parallel.is_main
-        files = {name: TensorFile.copied(named, is_main=is_main) for name, named in tensors.items()}
+        files = {name: TensorFile.copied(file_tensors, is_main=is_main) for name, file_tensors in tensors.items()}
         return Snapshot(step, files, json.dumps(state).encode() if is_main else b"", score)
 
     def write(self, snapshot: Snapshot) -> Path:
@@ -143,12 +143,12 @@ class Checkpoints:
         Raises:
             CheckpointError: The disk is full or not writable. Earlier checkpoints are then unchanged.
         """
-        together = self._parallel.do_together
+        do_together = self._parallel.do_together
         try:
-            temporary = together(lambda: self._begin(snapshot))[0]
+            temporary = do_together(lambda: self._begin(snapshot))[0]
             try:
-                together(lambda: _write_parts(snapshot, temporary))
-                return together(lambda: self._finish(snapshot, temporary))[0]
+                do_together(lambda: _write_parts(snapshot, temporary))
+                return do_together(lambda: self._finish(snapshot, temporary))[0]
             except BaseException:
                 if self._parallel.is_main:
                     shutil.rmtree(temporary, ignore_errors=True)
@@ -177,19 +177,19 @@ class Checkpoints:
 
     def _finish(self, snapshot: Snapshot, temporary: Path) -> Path:
         """Seal the folder, and give it its name. Rank 0 does so for all."""
-        final = self.folder / temporary.name.removeprefix(TEMPORARY)
+        folder = self.folder / temporary.name.removeprefix(TEMPORARY)
         if not self._parallel.is_main:
-            return final
+            return folder
         _seal_folder(temporary, snapshot)
-        os.rename(temporary, final)
+        os.rename(temporary, folder)
         _sync(self.folder)
-        surplus = self._surplus(final)
-        self._point("latest", final)
-        if (best := _best(self._newest_first(without=surplus))) is not None:
-            self._point("best", best)
-        for path in surplus:
+        paths = self._surplus(folder)
+        self._point("latest", folder)
+        if (best_path := _best(self._newest_first(without=paths))) is not None:
+            self._point("best", best_path)
+        for path in paths:
             self._remove(path)
-        return final
+        return folder
 
     def clean(self) -> None:
         """Remove incomplete folders that a killed process left."""
@@ -210,17 +210,17 @@ class Checkpoints:
         """Return the checkpoints to remove once `saved` is written."""
         newest_first = list_checkpoints(self.folder)
         steps: dict[int, Path] = {}
-        for each in newest_first[[each.path for each in newest_first].index(saved) :]:
-            steps.setdefault(each.step, each.path)  # the last one saved at each step
-        once = list(steps.values())
-        kept = {*once[: self.config.keep], _best(once) if self.config.keep_best else None}
-        return [each.path for each in newest_first if each.path not in kept]
+        for checkpoint in newest_first[[checkpoint.path for checkpoint in newest_first].index(saved) :]:
+            steps.setdefault(checkpoint.step, checkpoint.path)  # the last one saved at each step
+        paths = list(steps.values())
+        kept_paths = {*paths[: self.config.keep], _best(paths) if self.config.keep_best else None}
+        return [checkpoint.path for checkpoint in newest_first if checkpoint.path not in kept_paths]
 
     def _remove(self, path: Path) -> None:
         """Rename a checkpoint, then delete it, so that a half-deleted folder is no checkpoint."""
-        removed = self.folder / (TEMPORARY + "removed-" + path.name)
-        os.rename(path, removed)
-        shutil.rmtree(removed)
+        new_path = self.folder / (TEMPORARY + "removed-" + path.name)
+        os.rename(path, new_path)
+        shutil.rmtree(new_path)
 
     def _point(self, name: str, to: Path) -> None:
         temporary = self.folder / (TEMPORARY + name)
@@ -247,7 +247,7 @@ class Checkpoints:
         return self._first_usable(sorted(scores, key=lambda path: -scores[path]), only)
 
     def _newest_first(self, without: Collection[Path] = ()) -> list[Path]:
-        return [each.path for each in list_checkpoints(self.folder, without)]
+        return [checkpoint.path for checkpoint in list_checkpoints(self.folder, without)]
 
     def _first_usable(self, paths: list[Path], only: Collection[str] | None) -> Loaded | None:
         errors: list[str] = []
@@ -279,9 +279,9 @@ def load_checkpoint(path: Path, only: Collection[str] | None = None) -> Loaded:
             if only is None or name in only:
                 file = f"{name}.safetensors"
                 _check(path / file, files[file])
-                with safetensors.safe_open(path / file, "pt") as opened:
-                    stored = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
-                tensors[name] = stored | {tied: stored[first] for tied, first in ties.items()}
+                with safetensors.safe_open(path / file, "pt") as reader:
+                    stored = {key: reader.get_tensor(key) for key in reader.keys()}  # noqa: SIM118
+                tensors[name] = stored | {tied_name: stored[stored_name] for tied_name, stored_name in ties.items()}
     except _Damaged as error:
         raise CheckpointError(f"the checkpoint {path} cannot be used: {error}") from error
     except (OSError, SafetensorError) as error:
@@ -326,10 +326,10 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     data = path.read_bytes()
     try:
         manifest = json.loads(data)
-        sealed = _sealed({key: value for key, value in manifest.items() if key != "sha256"})
+        sealed_data = _sealed({key: value for key, value in manifest.items() if key != "sha256"})
     except (ValueError, AttributeError) as error:
         raise _Damaged(f"its {MANIFEST} is damaged") from error
-    if sealed != data:
+    if sealed_data != data:
         raise _Damaged(f"its {MANIFEST} is damaged")
     if manifest["format"] != FORMAT:
         raise _Damaged(f"it has format {manifest['format']}, this version of Starpod reads {FORMAT}")

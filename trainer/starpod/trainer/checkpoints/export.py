@@ -71,14 +71,14 @@ def _set_generation(policy: Policy, temperature: float) -> None:
     """Set plain sampling at the training temperature. The base model's top-k and penalties were off in training."""
     model = unwrapped(policy.model)
     base = model.generation_config
-    pad, end = policy.tokenizer.pad_token_id, policy.tokenizer.eos_token_id
+    pad, eos = policy.tokenizer.pad_token_id, policy.tokenizer.eos_token_id
     model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
         do_sample=True,
         temperature=temperature,
         top_k=0,
         top_p=1.0,
         bos_token_id=base.bos_token_id,
-        eos_token_id=end if base.eos_token_id is None else base.eos_token_id,
+        eos_token_id=eos if base.eos_token_id is None else base.eos_token_id,
         pad_token_id=pad if base.pad_token_id is None else base.pad_token_id,
     )
 
@@ -89,22 +89,22 @@ def model_card(trained: Trained, adapter: bool = False, agent: str = "") -> str:
     name = config["model"]["name"]
     algorithm = config["algorithm"]["preset"]
     # A run has several environments by name, or just one without a name.
-    served = config.get("environments") or {"": config["environment"]}
-    names = list(dict.fromkeys(each["id"] for each in served.values()))
-    front: dict[str, Any] = {
+    configs = config.get("environments") or {"": config["environment"]}
+    names = list(dict.fromkeys(env["id"] for env in configs.values()))
+    metadata: dict[str, Any] = {
         "library_name": "peft" if adapter else "transformers",
         "pipeline_tag": "text-generation",
         "tags": ["starpod", "reinforcement-learning", *names],
     }
     if name != TINY:
-        front["base_model"] = _ON_THE_HUB.get(name, name)
+        metadata["base_model"] = _ON_THE_HUB.get(name, name)
     base = "a small model built from scratch" if name == TINY else model_title(name)
-    final = RunFolder(trained.run).read_final()
+    evaluation = RunFolder(trained.run).read_final()
     score = "" if trained.score is None else f" Its success on the seeds that chose it was {trained.score:.1%}."
-    if final is not None and final["step"] == trained.step:
-        score = f" Its final evaluation: success {with_interval(final)} of {final['episodes']} episodes."
-    told = {name: {key: value for key, value in own.items() if key not in PRIVATE} for name, own in served.items()}
-    public = {**config, **({"environments": told} if config.get("environments") else {"environment": told[""]})}
+    if evaluation is not None and evaluation["step"] == trained.step:
+        score = f" Its final evaluation: success {with_interval(evaluation)} of {evaluation['episodes']} episodes."
+    envs = {name: {key: value for key, value in env.items() if key not in PRIVATE} for name, env in configs.items()}
+    public = {**config, **({"environments": envs} if config.get("environments") else {"environment": envs[""]})}
     lines = [
         f"# {config['title'] or ', '.join(names)}",
         "",
@@ -128,16 +128,16 @@ def model_card(trained: Trained, adapter: bool = False, agent: str = "") -> str:
         "```",
         "",
     ]
-    return f"---\n{yaml.safe_dump(front, sort_keys=False)}---\n\n" + "\n".join(lines)
+    return f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n\n" + "\n".join(lines)
 
 
 def _provenance(run: Path) -> dict[str, str]:
     """Return the code and packages in run.json; empty if that is missing."""
     facts = RunFolder(run).read_facts()
     git, packages = facts.get("git") or {}, facts.get("packages") or {}
-    told = {
+    provenance = {
         "run": facts.get("id", ""),
         "code": git.get("commit", "") + (", with changes" if git.get("dirty") else ""),
         "packages": ", ".join(f"{name} {version}" for name, version in packages.items()),
     }
-    return {key: value for key, value in told.items() if value}
+    return {key: value for key, value in provenance.items() if value}

@@ -123,13 +123,13 @@ class ServedEngine(ABC):
         reply = Reply([], [], [], "length")
         while True:
             await self._until_open()
-            version, started = self._version, self._starts
+            version, start_count = self._version, self._starts
             try:
                 piece = await self._call(request, reply.tokens, limit)
             except EngineLost as error:
-                await self._recover(error, started)
+                await self._recover(error, start_count)
                 continue
-            if self._starts != started or self._restarting is not None:
+            if self._starts != start_count or self._restarting is not None:
                 continue  # the new process may have sampled with other weights
             if len(piece.logprobs) != len(piece.tokens):
                 raise EngineError(f"vLLM gave {len(piece.logprobs)} log-probabilities for {len(piece.tokens)} tokens")
@@ -139,10 +139,10 @@ class ServedEngine(ABC):
             reply.tokens.extend(piece.tokens)
             reply.logprobs.extend(piece.logprobs)
             reply.versions.extend([version] * len(piece.tokens))
-            ended = bool(reply.tokens) and reply.tokens[-1] in request.stop
-            if ended or len(reply.tokens) >= limit:
+            has_stopped = bool(reply.tokens) and reply.tokens[-1] in request.stop
+            if has_stopped or len(reply.tokens) >= limit:
                 self._stats.requests += 1
-                return Reply(reply.tokens, reply.logprobs, reply.versions, "stop" if ended else "length")
+                return Reply(reply.tokens, reply.logprobs, reply.versions, "stop" if has_stopped else "length")
             if not piece.aborted:
                 raise EngineError("vLLM ended a reply before a stop token and before its limit")
 
@@ -159,10 +159,10 @@ class ServedEngine(ABC):
         if not self._calls:
             return
         # A call that reached the server after the halt would wait there. Cancel it; it is repeated after `resume`.
-        _, late = await asyncio.wait(self._calls, timeout=GRACE_SECONDS)
-        for call in late:
+        _, late_calls = await asyncio.wait(self._calls, timeout=GRACE_SECONDS)
+        for call in late_calls:
             call.cancel()
-        await asyncio.gather(*late, return_exceptions=True)
+        await asyncio.gather(*late_calls, return_exceptions=True)
 
     async def load(self, version: int, model: torch.nn.Module) -> None:
         """Hand over the weights. Raises EngineError if that fails; the server's weights are unknown then."""
@@ -181,13 +181,13 @@ class ServedEngine(ABC):
 
     def stats(self) -> EngineStats:
         """Return a copy of the counters. `seconds` is wall-clock time with at least one call in flight."""
-        running = len(self._calls)
-        busy = perf_counter() - self._busy_since if running else 0.0
+        call_count = len(self._calls)
+        busy_seconds = perf_counter() - self._busy_since if call_count else 0.0
         return replace(
             self._stats,
-            seconds=self._stats.seconds + busy,
-            running=min(running, self._slots),
-            waiting=self._waiting + max(0, running - self._slots),
+            seconds=self._stats.seconds + busy_seconds,
+            running=min(call_count, self._slots),
+            waiting=self._waiting + max(0, call_count - self._slots),
         )
 
     async def close(self) -> None:
@@ -207,11 +207,11 @@ class ServedEngine(ABC):
         """Make a control call, and repeat it once if the server process dies during it."""
         if self._restarting is not None:
             await asyncio.shield(self._restarting)
-        started = self._starts
+        start_count = self._starts
         try:
             await call()
         except EngineLost as error:
-            await self._recover(error, started)
+            await self._recover(error, start_count)
             await call()
 
     async def _recover(self, error: EngineLost, started: int) -> None:

@@ -217,14 +217,14 @@ class RemoteVllm(ServedEngine):
                     return Piece([], [], aborted=True)  # newer versions refuse requests during a pause
                 raise
         if (breaks := server.breaks) != server.known:
-            instance = (await server.info()).get("instance_id", "")
-            if self._loads and instance != server.instance:
+            instance_id = (await server.info()).get("instance_id", "")
+            if self._loads and instance_id != server.instance:
                 raise EngineLost(f"the vLLM server at {server.url} was started anew, and has other weights")
-            server.instance, server.known = instance, breaks
+            server.instance, server.known = instance_id, breaks
         try:
             choice = reply["choices"][0]
             tokens = list(choice["token_ids"] or ())
-            logprobs = [float(place["logprob"]) for place in (choice["logprobs"] or {}).get("content") or ()]
+            logprobs = [float(entry["logprob"]) for entry in (choice["logprobs"] or {}).get("content") or ()]
             self._placement.remember(server, [*prompt, *tokens], salt)
             details = (reply.get("usage") or {}).get("prompt_tokens_details") or {}
             return Piece(tokens, logprobs, choice["finish_reason"] == "abort", details.get("cached_tokens") or 0)
@@ -259,9 +259,9 @@ class RemoteVllm(ServedEngine):
                         f"the vLLM server at {server.url} reports {mode}, not the log-probabilities at the sampling "
                         f"temperature; start it as: {START}"
                     )
-                if (longest := model.get("max_model_len", self._max_context)) < self._max_context:
+                if (max_length := model.get("max_model_len", self._max_context)) < self._max_context:
                     raise EngineError(
-                        f"the vLLM server at {server.url} takes contexts of {longest} tokens, and the run needs "
+                        f"the vLLM server at {server.url} takes contexts of {max_length} tokens, and the run needs "
                         f"{self._max_context}: start it with --max-model-len {self._max_context}"
                     )
                 await self._probe(server)
@@ -413,12 +413,12 @@ class NcclSender:
             group = StatelessProcessGroup.create(host=self._host, port=self._port, rank=0, world_size=world)
             return PyNcclCommunicator(group, device=device)
 
-        calls, first = [], 1
+        calls, rank = [], 1
         for server, size in zip(self._servers, sizes, strict=True):
-            place = {"master_address": self._host, "master_port": self._port, "rank_offset": first, "world_size": world}
-            call = server.post("/init_weight_transfer_engine", {"init_info": place}, once=True)
+            info = {"master_address": self._host, "master_port": self._port, "rank_offset": rank, "world_size": world}
+            call = server.post("/init_weight_transfer_engine", {"init_info": info}, once=True)
             calls.append(asyncio.ensure_future(call))
-            first += size
+            rank += size
         return await self._together(calls, self._parallel.in_thread(rendezvous))
 
     async def _together(self, calls: Sequence[asyncio.Future[Any]], work: Any) -> Any:
@@ -426,14 +426,14 @@ class NcclSender:
 
         Errors of the servers are raised at once, because the trainer's part would hang without them.
         """
-        mine = asyncio.ensure_future(work)
-        done, _ = await asyncio.wait((*calls, mine), return_when=asyncio.FIRST_EXCEPTION)
-        for call in {*calls, mine} - done:
+        own_call = asyncio.ensure_future(work)
+        done, _ = await asyncio.wait((*calls, own_call), return_when=asyncio.FIRST_EXCEPTION)
+        for call in {*calls, own_call} - done:
             call.cancel()
-        for call in (*calls, mine):
+        for call in (*calls, own_call):
             if call in done and (error := call.exception()) is not None:
                 raise error
-        return mine.result()
+        return own_call.result()
 
     def _broadcast(self, model: torch.nn.Module, device: torch.device) -> None:
         # Use the stream that computes the weights, or they could be sent before they are complete.

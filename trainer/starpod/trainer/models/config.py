@@ -131,8 +131,8 @@ class ModelConfig(Section):
         """Return a copy in which `auto` is replaced by `dtype`. Options that require bfloat16 are reset in float32."""
         if self.dtype != "auto":
             return self
-        refined = {} if dtype == "bfloat16" else {"base_dtype": "float32", "float32_logits": False}
-        return self.model_copy(update={"dtype": dtype, **refined})
+        changes = {} if dtype == "bfloat16" else {"base_dtype": "float32", "float32_logits": False}
+        return self.model_copy(update={"dtype": dtype, **changes})
 
     @field_validator("chat_template")
     @classmethod

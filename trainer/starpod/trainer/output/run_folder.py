@@ -92,11 +92,11 @@ class RunFolder:
                 f"{folder.path} holds a run already. Go on with it by --resume, or choose another folder with "
                 "--run-dir; nothing is overwritten"
             )
-        parts = (*reversed(folder.path.parents), folder.path, folder.episodes, folder.checkpoints)
-        folder._made = [part for part in parts if not part.exists()]
+        folders = (*reversed(folder.path.parents), folder.path, folder.episodes, folder.checkpoints)
+        folder._made = [directory for directory in folders if not directory.exists()]
         try:
-            for part in parts:
-                part.mkdir(exist_ok=True)
+            for directory in folders:
+                directory.mkdir(exist_ok=True)
         except OSError as error:
             raise CannotWrite(folder.path, error) from error
         return folder
@@ -123,8 +123,8 @@ class RunFolder:
             "platform": platform_facts(),
         }
         if facts := self.read_facts():
-            changed = differences(config, self.read_config())
-            facts["resumed"] = [*facts.get("resumed", []), {**start, "changed": changed}]
+            changes = differences(config, self.read_config())
+            facts["resumed"] = [*facts.get("resumed", []), {**start, "changed": changes}]
             facts.pop("ended", None)
         else:
             facts = {"id": uuid.uuid4().hex[:12], "title": title, "model": model, **start}
@@ -136,8 +136,8 @@ class RunFolder:
     @property
     def exists(self) -> bool:
         """Whether it contains a run with any result or checkpoint. A start that failed at once leaves none."""
-        saved = self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
-        return saved or self.metrics.exists() or self.evaluations.exists()
+        has_checkpoints = self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
+        return has_checkpoints or self.metrics.exists() or self.evaluations.exists()
 
     @property
     def started(self) -> bool:
@@ -148,7 +148,7 @@ class RunFolder:
     def best_step(self) -> int | None:
         """Step of the checkpoint `best`; None before the first evaluation was saved."""
         marks, folders = marks_of(self.checkpoints), list_checkpoints(self.checkpoints)
-        return next((each.step for each in folders if "best" in marks.get(each.name, ())), None)
+        return next((checkpoint.step for checkpoint in folders if "best" in marks.get(checkpoint.name, ())), None)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -177,14 +177,14 @@ class RunFolder:
                 self._remove_unused()
 
     def _remove_unused(self) -> None:
-        begun = {self.path / ".lock", self.config, self.facts, self.watched}
-        files = {each for each in self.path.rglob("*") if not each.is_dir()}
-        if self.path in self._made and files <= begun:
+        own_files = {self.path / ".lock", self.config, self.facts, self.watched}
+        files = {path for path in self.path.rglob("*") if not path.is_dir()}
+        if self.path in self._made and files <= own_files:
             with contextlib.suppress(OSError):  # another process wrote something meanwhile
                 for file in files:
                     file.unlink()
-                for part in reversed(self._made):
-                    part.rmdir()
+                for created in reversed(self._made):
+                    created.rmdir()
 
     @property
     def id(self) -> str:
@@ -209,8 +209,8 @@ class RunFolder:
 
         An evaluation that is repeated after a crash therefore appears once.
         """
-        earlier = [line for line in self.read_evaluations() if line["step"] < summary["step"]]
-        write_atomic(self.evaluations, "".join(to_json_line(line) for line in [*earlier, summary]))
+        earlier_lines = [line for line in self.read_evaluations() if line["step"] < summary["step"]]
+        write_atomic(self.evaluations, "".join(to_json_line(line) for line in [*earlier_lines, summary]))
 
     def read_final(self) -> dict[str, Any] | None:
         """Return the final evaluation, or None before it."""
@@ -259,11 +259,11 @@ class RunFolder:
         """Remove the oldest rollouts and their update records until the total is at most `most` bytes."""
         total = 0
         for file in sorted(self.episodes.glob("train-*.jsonl.gz"), key=step_of, reverse=True):
-            for part in (file, update_file(file)):
-                if part.exists():
-                    total += part.stat().st_size
+            for path in (file, update_file(file)):
+                if path.exists():
+                    total += path.stat().st_size
                     if total > most:
-                        part.unlink()
+                        path.unlink()
             if not file.exists():
                 update_file(file).unlink(missing_ok=True)
 
@@ -298,24 +298,24 @@ def step_of(path: Path) -> int:
 
 def differences(config: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str = "") -> dict[str, list[Any]]:
     """Map each dotted key that differs to [value, default]. A missing key counts as None."""
-    found: dict[str, list[Any]] = {}
+    changes: dict[str, list[Any]] = {}
     for key in [*config, *(key for key in defaults if key not in config)]:
         value, default = config.get(key), defaults.get(key)
         if isinstance(value, Mapping) and isinstance(default, Mapping):
-            found |= differences(value, default, f"{prefix}{key}.")
+            changes |= differences(value, default, f"{prefix}{key}.")
         elif value != default:
-            found[f"{prefix}{key}"] = [value, default]
-    return found
+            changes[f"{prefix}{key}"] = [value, default]
+    return changes
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
     """Return {"commit", "dirty"} of the repository that tracks a folder, or None if none does."""
 
     def git(*arguments: str) -> str:
-        done = subprocess.run(
+        process = subprocess.run(
             ["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=True, timeout=10
         )
-        return done.stdout.strip()
+        return process.stdout.strip()
 
     try:
         # Check that git tracks the folder, because a package may be installed inside an unrelated repository.
@@ -328,13 +328,13 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
 def package_versions() -> dict[str, str]:
     """Return the versions of the installed packages in PACKAGES."""
-    found = {}
+    versions = {}
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def platform_facts() -> dict[str, Any]:

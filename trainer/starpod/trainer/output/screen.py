@@ -181,10 +181,10 @@ def step_line(step: int, total: int | None, metrics: Mapping[str, float]) -> str
     """
     parts = [f"step {step}" + (f"/{total}" if total else "")]
     parts += [f"{label} {show(metrics[name], kind)}" for label, name, kind in LINE if name in metrics]
-    each = [name for name in metrics if name.startswith(f"{TASKS}/") and name.endswith("/success")]
-    if each:
-        told = ", ".join(f"{name.split('/')[1]} {show(metrics[name], 'share')}" for name in sorted(each))
-        parts[1] += f" ({told})"
+    task_names = [name for name in metrics if name.startswith(f"{TASKS}/") and name.endswith("/success")]
+    if task_names:
+        task_texts = ", ".join(f"{name.split('/')[1]} {show(metrics[name], 'share')}" for name in sorted(task_names))
+        parts[1] += f" ({task_texts})"
     seconds = metrics.get("time/step")
     if seconds:
         shares = [f"{label} {100 * metrics[name] / seconds:.0f} %" for label, name in SHARES if name in metrics]

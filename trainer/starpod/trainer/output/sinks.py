@@ -46,10 +46,10 @@ class JsonlSink:
         line: dict[str, Any] = {"step": step, "time": round(time.time(), 3), "metrics": metrics}
         if warnings:
             line["warnings"] = list(warnings)
-        left = memoryview(to_json_line(line).encode())
+        unwritten = memoryview(to_json_line(line).encode())
         try:
-            while left:  # a nearly full disk may write only a part
-                left = left[os.write(self._file, left) :]
+            while unwritten:  # a nearly full disk may write only a part
+                unwritten = unwritten[os.write(self._file, unwritten) :]
         except OSError as error:
             raise CannotWrite(self._path, error) from error
 
@@ -64,8 +64,8 @@ class TensorBoardSink:
 
     def __init__(self, folder: Path, *, resumed_step: int | None = None) -> None:
         tensorboard = importlib.import_module("torch.utils.tensorboard")
-        purge = None if resumed_step is None else resumed_step + 1
-        self._writer = tensorboard.SummaryWriter(str(folder), purge_step=purge, flush_secs=10)
+        purge_step = None if resumed_step is None else resumed_step + 1
+        self._writer = tensorboard.SummaryWriter(str(folder), purge_step=purge_step, flush_secs=10)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
