@@ -108,8 +108,8 @@ async def measure(seconds: float, rounds: int) -> tuple[list[Point], list[Point]
                     Point(way, size, steps / elapsed, usage.own / steps, usage.descendants / steps, usage.wire / steps)
                 )
     points = [
-        Point(way, size, *(median(getattr(point, name) for point in several) for name in Point.__slots__[2:]))
-        for (way, size), several in points_by_case.items()
+        Point(way, size, *(median(getattr(point, name) for point in group) for name in Point.__slots__[2:]))
+        for (way, size), group in points_by_case.items()
     ]
     return [each for each in points if each.way != "replicas"], [each for each in points if each.way == "replicas"]
 

@@ -48,11 +48,11 @@ class Caller:
         data = json.dumps(body).encode()
         head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{self._key}"
         self._writer.write(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
-        received = (await self._reader.readuntil(b"\r\n\r\n")).lower()
-        if not received.startswith(b"http/1.1 200"):
-            raise RuntimeError(received.decode())
-        if (index := received.find(b"content-length: ")) >= 0:
-            return await self._reader.readexactly(int(received[index + 16 :].split(b"\r\n", 1)[0]))
+        response = (await self._reader.readuntil(b"\r\n\r\n")).lower()
+        if not response.startswith(b"http/1.1 200"):
+            raise RuntimeError(response.decode())
+        if (index := response.find(b"content-length: ")) >= 0:
+            return await self._reader.readexactly(int(response[index + 16 :].split(b"\r\n", 1)[0]))
         chunks = []
         while size := int(await self._reader.readline(), 16):
             chunks.append(await self._reader.readexactly(size))
@@ -91,9 +91,9 @@ async def _opened(
     host, _, port = url.removeprefix("http://").rpartition(":")
     callers = [Caller(*await asyncio.open_connection(host, int(port), limit=2**24)) for _ in range(connections)]
     opening = {"environment_id": ENVIRONMENT, "options": OPTIONS, "seed": 0, "count": sessions, "limits": _UNLIMITED}
-    opened = json.loads(await callers[0].post("/v1/sessions:open", opening))["sessions"]
-    yield callers, opened
-    await callers[0].post("/v1/sessions:close", {"session_ids": [session["session_id"] for session in opened]})
+    session_list = json.loads(await callers[0].post("/v1/sessions:open", opening))["sessions"]
+    yield callers, session_list
+    await callers[0].post("/v1/sessions:close", {"session_ids": [session["session_id"] for session in session_list]})
     for caller in callers:
         caller.close()
 
@@ -101,10 +101,10 @@ async def _opened(
 @contextlib.asynccontextmanager
 async def open_http(url: str, sessions: int) -> AsyncIterator[Run]:
     """Open sessions that each have a connection and a coroutine, and send one request per step."""
-    async with _opened(url, sessions, sessions) as (callers, opened):
+    async with _opened(url, sessions, sessions) as (callers, session_list):
         players = [
             Player(caller, session["session_id"], session["epoch"])
-            for caller, session in zip(callers, opened, strict=True)
+            for caller, session in zip(callers, session_list, strict=True)
         ]
         yield lambda seconds: drive(players, seconds)
 
@@ -112,8 +112,8 @@ async def open_http(url: str, sessions: int) -> AsyncIterator[Run]:
 @contextlib.asynccontextmanager
 async def open_batches(url: str, sessions: int) -> AsyncIterator[Run]:
     """Open sessions that all step with one request, whose replies are server-sent events."""
-    async with _opened(url, sessions, 1) as ((caller,), opened):
-        ids = [session["session_id"] for session in opened]
+    async with _opened(url, sessions, 1) as ((caller,), session_list):
+        ids = [session["session_id"] for session in session_list]
         epochs = dict.fromkeys(ids, 1)
 
         async def ask(kind: str, calls: list[dict[str, Any]]) -> list[dict[str, Any]]:

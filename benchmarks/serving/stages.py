@@ -79,13 +79,13 @@ async def measure(rows: int, batches: int) -> dict[str, float]:
     ids = [session.session_id for session in (await calls.open(table, opening)).sessions]
     size = 0
     for batch in range(batches):
-        action, epoch, place = WALK[batch % len(WALK)], 1 + batch // len(WALK), batch % len(WALK)
-        if place == 0 and batch:
+        action, epoch, index = WALK[batch % len(WALK)], 1 + batch // len(WALK), batch % len(WALK)
+        if index == 0 and batch:
             for session_id in ids:
                 await calls.reset(table, pb.ResetRequest(session_id=session_id, epoch=epoch - 1, seed=0))
         copies = [table[session_id].host.episode.fork(None) for session_id in ids]  # type: ignore[union-attr]
         columns = pb.StepColumns(
-            call_ids=range(rows), session_ids=ids, epochs=[epoch] * rows, step_indices=[place] * rows
+            call_ids=range(rows), session_ids=ids, epochs=[epoch] * rows, step_indices=[index] * rows
         )
         columns.actions.extend([action] * rows)
         data = pb.StreamRequest(steps=columns).SerializeToString()

@@ -117,10 +117,10 @@ async def open_unary(address: str, sessions: int) -> AsyncIterator[Run]:
     """Open sessions with one unary call per step and one coroutine per session."""
     async with grpc.aio.insecure_channel(address) as channel:
         stub = EnvironmentServiceStub(channel)
-        opened = await _open(stub, sessions)
-        players = [UnaryPlayer(stub, session) for session in opened]
+        session_list = await _open(stub, sessions)
+        players = [UnaryPlayer(stub, session) for session in session_list]
         yield lambda seconds: drive(players, seconds)
-        await stub.Close(pb.CloseRequest(session_ids=[session.session_id for session in opened]))
+        await stub.Close(pb.CloseRequest(session_ids=[session.session_id for session in session_list]))
 
 
 @contextlib.asynccontextmanager
@@ -153,9 +153,9 @@ async def open_stream_calls(address: str, sessions: int) -> AsyncIterator[Run]:
     """Open sessions stepped in batches without columns, as any client can do with only the generated messages."""
     async with grpc.aio.insecure_channel(address) as channel:
         stub = EnvironmentServiceStub(channel)
-        opened = await _open(stub, sessions)
+        session_list = await _open(stub, sessions)
         stream = stub.Stream()
-        ids = [session.session_id for session in opened]
+        ids = [session.session_id for session in session_list]
         epoch = 1
 
         async def exchange(calls: list[pb.Call]) -> list[pb.Reply]:
@@ -310,16 +310,16 @@ async def _open(stub: EnvironmentServiceStub, sessions: int) -> Sequence[pb.Sess
 
 async def _open_fleet(fleet: Fleet, sessions: int) -> list[Session]:
     """Open sessions in at least two groups, so that two servers get half of them each."""
-    opened: list[Session] = []
-    while (missing_count := sessions - len(opened)) > 0:
-        opened += await fleet.open(
+    session_list: list[Session] = []
+    while (missing_count := sessions - len(session_list)) > 0:
+        session_list += await fleet.open(
             ENVIRONMENT,
             count=min(missing_count, (sessions + 1) // 2, MOST_IN_A_GROUP),
             seed=0,
             options=OPTIONS,
             limits=Limits(max_turns=0, max_actions_per_turn=0, max_actions=0),
         )
-    return opened
+    return session_list
 
 
 @contextlib.asynccontextmanager

@@ -48,8 +48,8 @@ def trend(seconds: Sequence[float], values: Sequence[float], tolerance: Toleranc
     slope = float(np.polyfit(x - x[0], y, 1)[0])
     rise = slope * float(x[-1] - x[0])
     mean = float(y.mean())
-    allowed = max(tolerance.absolute, tolerance.relative * abs(mean))
+    limit = max(tolerance.absolute, tolerance.relative * abs(mean))
     steps = [median(part.tolist()) for part in np.array_split(y, PARTS)]
-    is_steady = all(later - earlier > -allowed for earlier, later in pairwise(steps))
+    is_steady = all(later - earlier > -limit for earlier, later in pairwise(steps))
     change = steps[-1] - steps[0]
-    return Trend(mean, 3600 * slope, rise, change, allowed, is_steady and min(rise, change) > allowed)
+    return Trend(mean, 3600 * slope, rise, change, limit, is_steady and min(rise, change) > limit)

@@ -106,14 +106,14 @@ def _series(label: str, folders: Sequence[RunFolder], name: str, axis: str, colo
     curves = [points for _, points in pairs]
     if not curves:
         return None
-    spent = [spent_by(folder, axis) for folder, _ in pairs]
-    if axis != STEPS and not any(at_step(x) for at_step, points in zip(spent, curves, strict=True) for x, _ in points):
+    scales = [spent_by(folder, axis) for folder, _ in pairs]
+    if axis != STEPS and not any(at_step(x) for at_step, points in zip(scales, curves, strict=True) for x, _ in points):
         return None
     dots = _figure(name) in _EVALUATED
     if not dots:
         curves = [smooth(points) for points in curves]
     if len(curves) == 1:
-        (at_step,) = spent
+        (at_step,) = scales
         band = [(at_step(x), low, high) for x, low, high in _own_interval(pairs[0][0], name)] if dots else ()
         return Series(label, [(at_step(x), y) for x, y in curves[0]], colour, band=band, dots=dots)
     values: defaultdict[float, list[float]] = defaultdict(list)
@@ -129,14 +129,14 @@ def _series(label: str, folders: Sequence[RunFolder], name: str, axis: str, colo
     low_end, high_end = (0.0, 1.0) if share else (0.0 if min(map(min, values.values())) >= 0 else -math.inf, math.inf)
     intervals = {x: mean_interval(values[x]) for x in xs}
     places = {
-        x: fmean(at_step(end if x == END else x) for at_step, (end, _) in zip(spent, ends, strict=True)) for x in xs
+        x: fmean(at_step(end if x == END else x) for at_step, (end, _) in zip(scales, ends, strict=True)) for x in xs
     }
     return Series(
         label,
         [(places[x], fmean(values[x])) for x in xs],
         colour,
         band=[(places[x], max(low, low_end), min(high, high_end)) for x, (low, high) in intervals.items()],
-        faint=[[(at_step(x), y) for x, y in points] for at_step, points in zip(spent, curves, strict=True)],
+        faint=[[(at_step(x), y) for x, y in points] for at_step, points in zip(scales, curves, strict=True)],
         dots=dots,
     )
 

@@ -155,7 +155,7 @@ def run(name: str, variant: Variant, seed: int, folder: Path, words: Sequence[st
     first, final = evaluations[0], RunFolder(folder).read_final()
     if final is None:
         raise SystemExit(f"{folder} has no final evaluation: the run was stopped; give the command again")
-    steps, spent = RunFolder(folder).read_metrics(), {axis: spent_by(RunFolder(folder), axis) for axis in SPENT}
+    steps, scales = RunFolder(folder).read_metrics(), {axis: spent_by(RunFolder(folder), axis) for axis in SPENT}
     return {
         "variant": name,
         "seed": seed,
@@ -173,7 +173,7 @@ def run(name: str, variant: Variant, seed: int, folder: Path, words: Sequence[st
         "last": evaluations[-1]["success"],
         "curve": [
             {"success": line["success"], "return_mean": line["return_mean"]}
-            | {axis: round(at_step(line["step"])) for axis, at_step in spent.items()}
+            | {axis: round(at_step(line["step"])) for axis, at_step in scales.items()}
             for line in evaluations
         ],
         "greedy": (final.get("greedy") or {}).get("success"),

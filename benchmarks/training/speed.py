@@ -178,8 +178,8 @@ def generate_plainly(policy: Policy, work: Workload) -> None:
     """Sample all conversations in one batch with `generate`, each turn until the longest reply is done."""
     contexts: list[list[int]] = [[] for _ in work.added]
     for index in range(len(work.added[0])):
-        for context, added in zip(contexts, work.added, strict=True):
-            context += added[index]
+        for context, prompts in zip(contexts, work.added, strict=True):
+            context += prompts[index]
         lengths = [replies[index] for replies in work.replies]
         longest = max(map(len, contexts))
         tokens = torch.tensor([[0] * (longest - len(context)) + context for context in contexts])

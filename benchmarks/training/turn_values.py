@@ -57,8 +57,8 @@ class Walk:
 
         self.towards = []
         for place in range(len(self.lake.tiles)):
-            nearest = min(distance(way[place][1]) for way in ways.values())
-            self.towards.append([name for name, way in ways.items() if distance(way[place][1]) == nearest])
+            minimum = min(distance(way[place][1]) for way in ways.values())
+            self.towards.append([name for name, way in ways.items() if distance(way[place][1]) == minimum])
 
     def chances(self, place: int) -> dict[str, float]:
         """Return the policy's probability of each action in a cell."""
@@ -131,12 +131,12 @@ def play(seeds: range, steps: int, success_rate: float, forked: bool, rng: rando
         walk = walk_of(seed, success_rate)
         path, success = walk.play(rng, walk.lake.start, TURNS)
         data.steps += len(path)
-        exact = walk.exact()
+        exact_values = walk.exact()
         turns, values, targets = [], [], []
         for index, (place, action) in enumerate(path):
             text = walk.lake.describe(place)
             turns.append(Turn(fresh=False, observation=text, actions=[action], state_key=walk.lake.key(place)))
-            values.append(exact[TURNS - index, place, action])
+            values.append(exact_values[TURNS - index, place, action])
             returns = [GAMMA ** (len(path) - 1 - index) * success]
             for _ in range(FORKS if forked else 0):
                 cell = walk.move(rng, place, action)
@@ -197,7 +197,7 @@ def within_cells(scorer: QScorer, template: Template, seeds: range, success_rate
     """Return the mean rank correlation of Q with the exact values of a cell's actions, for cells where these differ."""
     correlations: list[float] = []
     for walk in (walk_of(seed, success_rate) for seed in seeds):
-        exact, actions = walk.exact(), list(walk.lake.ways)
+        exact_values, actions = walk.exact(), list(walk.lake.ways)
         cells = [place for place in range(len(walk.lake.tiles)) if walk.lake.is_open(place)]
         tries = [
             Episode(0, 0, "lake", turns=[Turn(fresh=False, observation=walk.lake.describe(place), actions=[action])])
@@ -208,7 +208,7 @@ def within_cells(scorer: QScorer, template: Template, seeds: range, success_rate
         values = [row[0] for row in scorer.score(tries)]
         for number, place in enumerate(cells):
             estimates = values[len(actions) * number : len(actions) * (number + 1)]
-            truths = [exact[TURNS, place, action] for action in actions]
+            truths = [exact_values[TURNS, place, action] for action in actions]
             if (correlation := rank_correlation(list(zip(estimates, truths, strict=True)))) is not None:
                 correlations.append(correlation)
     return statistics.fmean(correlations)

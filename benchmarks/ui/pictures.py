@@ -77,11 +77,11 @@ def main() -> None:
         folder.write_rollouts(1, episodes, most=2**30)
         site = ServerProcess([sys.executable, "-m", "starpod.cli.main", "ui", directory, "--address", server.address])
         try:
-            first, again = asyncio.run(measure(site.address, episodes))
+            first_times, second_times = asyncio.run(measure(site.address, episodes))
         finally:
             site.close()
     table = Table("Pictures", "Median", "Slowest", title=f"{arguments.turns} turns of {arguments.environment}")
-    for name, seconds in (("drawn by replay", first), ("asked for again", again)):
+    for name, seconds in (("drawn by replay", first_times), ("asked for again", second_times)):
         table.add_row(name, f"{1000 * median(seconds):.0f} ms", f"{1000 * max(seconds):.0f} ms")
     Console().print(table)
 

@@ -118,9 +118,9 @@ async def measure(store: Path, modes: Sequence[str], sessions: int, seconds: flo
     """Measure everything about one store. tell: called with a description of each part as it starts."""
     tell("recording what is played")
     all_episodes = apart(episodes.record_at, store)
-    warm_up, timed = all_episodes[:WARM_UP], all_episodes[WARM_UP : WARM_UP + TIMED]
+    warm_up, timed_episodes = all_episodes[:WARM_UP], all_episodes[WARM_UP : WARM_UP + TIMED]
     tell("steps in the environment")
-    inside = apart(episodes.inside, store, warm_up, timed)
+    inside_waits = apart(episodes.inside, store, warm_up, timed_episodes)
     tell("starts")
     starts = [await wire.start(store) for _ in range(STARTS)]
     memory: dict[str, list[wire.Memory]] = {}
@@ -128,7 +128,7 @@ async def measure(store: Path, modes: Sequence[str], sessions: int, seconds: flo
     server = wire.serve(store)
     try:
         memory["one server, started"] = [wire.Memory.of(server.pid)]
-        over_the_wire = await wire.one_by_one(server.address, warm_up, timed)
+        over_the_wire = await wire.one_by_one(server.address, warm_up, timed_episodes)
         memory["one server, used"] = [wire.Memory.of(server.pid)]
         steps = []
         for mode in modes:
@@ -139,17 +139,17 @@ async def measure(store: Path, modes: Sequence[str], sessions: int, seconds: flo
     finally:
         server.close()
     tell(f"{WORKERS} workers")
-    memory |= await memory_of_workers(store, warm_up, timed)
+    memory |= await memory_of_workers(store, warm_up, timed_episodes)
     manifest = Manifest.read(store)
     return Result(
         products=manifest.products,
         store_bytes=manifest.bytes,
         build=None,
         start=wire.Start(*(median(getattr(each, name) for each in starts) for name in ("ready", "first_open", "cpu"))),
-        used_steps=sum(len(episode.actions) for episode in (*warm_up, *timed)),
+        used_steps=sum(len(episode.actions) for episode in (*warm_up, *timed_episodes)),
         memory=memory,
         wire=summaries(over_the_wire),
-        inside=summaries(inside),
+        inside=summaries(inside_waits),
         steps=steps,
     )
 
@@ -161,13 +161,13 @@ async def memory_of_workers(
     server = wire.serve(store, "--workers", str(WORKERS))
     try:
         workers = children_of(server.pid)
-        started = [wire.Memory.of(worker) for worker in workers]
+        start_memory = [wire.Memory.of(worker) for worker in workers]
         for address in await wire.endpoints_of(server):
             await wire.one_by_one(address, warm_up, timed)
-        used = [wire.Memory.of(worker) for worker in workers]
+        final_memory = [wire.Memory.of(worker) for worker in workers]
     finally:
         server.close()
-    return {f"each of {WORKERS} workers, started": started, f"each of {WORKERS} workers, used": used}
+    return {f"each of {WORKERS} workers, started": start_memory, f"each of {WORKERS} workers, used": final_memory}
 
 
 def apart(call: Callable[Parameters, Returned], *args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:

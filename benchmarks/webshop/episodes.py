@@ -118,8 +118,8 @@ def _play(shop: Shop, query: str, rng: random.Random) -> ShopEpisode | None:
     click(BUY, "buy now")
     if shop.state.page != "done" or shop.state.reward is None:
         return None
-    kinds, played = zip(*steps, strict=True)
-    return ShopEpisode(shop.state.goal, played, kinds, shop.state.reward)
+    kinds, commands = zip(*steps, strict=True)
+    return ShopEpisode(shop.state.goal, commands, kinds, shop.state.reward)
 
 
 def record_at(path: Path, count: int = COUNT) -> list[ShopEpisode]:

@@ -107,8 +107,8 @@ def aims(results: Sequence[Result]) -> Sheet:
 
     for result in results:
         if result.products >= LARGE:
-            for aim, measured, limit, form in _large_aims(result):
-                add(result, aim, form(measured), measured < limit)
+            for aim, value, limit, form in _large_aims(result):
+                add(result, aim, form(value), value < limit)
         elif result.products == 1_000 and _text(result).sessions == 256:
             rate = _text(result).steps_per_second
             add(result, "7,000 steps/s, 256 sessions", f"{rate:,.0f}", rate >= 7_000)
@@ -279,10 +279,10 @@ def _plot(path: Path, results: Sequence[Result]) -> None:
     products = sorted(ORIGINAL)
     for kind, colour in ((SEARCH, "C0"), (CLICKS, "C1")):
         for name, style in (("p50", "-"), ("p99", ":")):
-            ours = [getattr(result.wire[kind], name) * 1e3 for result in results]
-            left.plot(sizes, ours, style, marker="o", color=colour, label=f"{kind}, {name}")
-        theirs = [ORIGINAL[size].waits[kind][0] for size in products]
-        left.plot(products, theirs, "--", color=colour, alpha=0.6, label=f"{kind}, p50, original in process")
+            times = [getattr(result.wire[kind], name) * 1e3 for result in results]
+            left.plot(sizes, times, style, marker="o", color=colour, label=f"{kind}, {name}")
+        original_times = [ORIGINAL[size].waits[kind][0] for size in products]
+        left.plot(products, original_times, "--", color=colour, alpha=0.6, label=f"{kind}, p50, original in process")
     left.set(xscale="log", yscale="log", xlabel="products", ylabel="milliseconds, ours over the wire")
     right.plot(sizes, [_text(result).steps_per_second for result in results], "-o", label="text")
     for mode in ("text_rich", "html"):

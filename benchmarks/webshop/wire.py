@@ -128,7 +128,7 @@ async def all_at_once(
     """Measure Fleet.step_many on two groups, each with half the sessions. Returns a measurement per round."""
     loads = []
     async with Fleet(server.address) as fleet:
-        opened = await fleet.open(
+        session_list = await fleet.open(
             ENVIRONMENT,
             count=sessions,
             seed=0,
@@ -136,7 +136,7 @@ async def all_at_once(
             limits=Limits(max_turns=0, max_actions_per_turn=0, max_actions=0),
         )
         source = cycle(episodes)
-        groups = [Group(fleet, opened[offset::2], source) for offset in range(2) if opened[offset::2]]
+        groups = [Group(fleet, session_list[offset::2], source) for offset in range(2) if session_list[offset::2]]
         await asyncio.gather(*(group.march(SETTLE_SECONDS) for group in groups))
         for _ in range(rounds):
             client_cpu, server_cpu, start = process_time(), cpu_seconds(server.pid), perf_counter()

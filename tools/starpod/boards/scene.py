@@ -184,21 +184,21 @@ def _read_lake_line(legend: Mapping[str, frozenset[str]], lines: Sequence[str]) 
 
 def _read_room_lines(legend: Mapping[str, frozenset[str]], lines: Sequence[str]) -> Scene:
     cells: dict[Cell, frozenset[str]] = {}
-    whole: dict[Cell, frozenset[str]] = {}
+    objects: dict[Cell, frozenset[str]] = {}
     player: Cell | None = None
     for line in lines:
         symbol, row, column, *fields = line.split()
         cell = int(row), int(column)
         if not fields:  # the line of a target does not say what is on the target
-            whole[cell] = whole.get(cell, frozenset()) | legend[symbol]
+            objects[cell] = objects.get(cell, frozenset()) | legend[symbol]
             continue
         player = cell if player is None else player
-        whole[cell] = legend[symbol]
+        objects[cell] = legend[symbol]
         for direction, tile in zip(STEPS, fields[2:], strict=True):
             cells[_step(cell, direction)] = legend[tile]
     if player is None:
         raise ValueError("no player")
-    return _scene("sokoban", player, cells | whole, {"wall"})
+    return _scene("sokoban", player, cells | objects, {"wall"})
 
 
 def _scene(family: str, player: Cell, shown: Mapping[Cell, frozenset[str]], hidden: Collection[str] = ()) -> Scene:

@@ -69,10 +69,10 @@ class Layout:
         system = [text for message, text in zip(messages, texts, strict=True) if message.role == "system"]
         if tools and not self._takes_tools:
             system.append(describe_tools(tools))
-        others = [
+        chat_messages = [
             (message.role, text) for message, text in zip(messages, texts, strict=True) if message.role != "system"
         ]
-        turns = self._merge_roles(others)
+        turns = self._merge_roles(chat_messages)
         if system and self.template.takes_system:
             turns.insert(0, {"role": "system", "content": "\n\n".join(system)})
         elif system:

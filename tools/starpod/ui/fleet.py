@@ -172,9 +172,9 @@ async def game_action(site: Site, request: Request) -> Response:
         # After a double click or the back button, the form belongs to an earlier turn.
         if form.get("turn") != str(len(game.turns)):
             return to_game(game, notice="moved")
-        what = request.path_params["what"]
+        command = request.path_params["what"]
         try:
-            return await _do(site, games, game, what, form)
+            return await _do(site, games, game, command, form)
         except (NotPossible, BadArgument) as error:
             return await _game_page(site, game, {}, str(error))
 

@@ -300,11 +300,11 @@ class Index:
         """Return the number of matching episodes. A filter with words counts up to `COUNTED` + 1."""
         where, values = wanted.where()
         bound = f"LIMIT {COUNTED + 1}" if wanted.text else ""
-        counted = f"SELECT count(*) FROM (SELECT 1 FROM episodes WHERE {where} {bound})"
+        sql = f"SELECT count(*) FROM (SELECT 1 FROM episodes WHERE {where} {bound})"
         if wanted == Filter(wanted.run, kind=wanted.kind, step=wanted.step, sort=wanted.sort):
-            counted = f"SELECT coalesce(sum(episodes), 0) FROM files WHERE {where}"
+            sql = f"SELECT coalesce(sum(episodes), 0) FROM files WHERE {where}"
         with self.reading() as database:
-            return int(database.execute(counted, values).fetchone()[0])
+            return int(database.execute(sql, values).fetchone()[0])
 
     def facets(self, run: int) -> dict[str, list[Any]]:
         """Return the kinds, environments, steps and reward parts (with their bits) that a filter can choose from."""

@@ -231,14 +231,14 @@ def read_program(action: str) -> str:
     """
     text = action.replace("\r\n", "\n")
     blocks: dict[tuple[bool, bool], str] = {}
-    endless: set[str] = set()
+    endless_fences: set[str] = set()
     position = 0
     while opening := _OPENING.search(text, position):
         position, language = opening.end(), (opening[3] or "").lower()
         if not language and opening[1] is None:
             continue  # a fence after other text on its line closes a block
         if language in _LANGUAGES:
-            end, is_closed = _program_end(text, position, opening[2], endless)
+            end, is_closed = _program_end(text, position, opening[2], endless_fences)
         else:
             end = text.find(opening[2], position)
             end, is_closed = (end, True) if end >= 0 else (len(text), False)

@@ -113,10 +113,10 @@ class Game2048(Environment):
         if new_board == self.board:
             reward = -0.1 if options.reward == "raw" else 0.0
             return Outcome(reward, success=self._reached() or None, valid=False, effective=False)
-        before = self._reached()
+        had_reached = self._reached()
         self.board = add_tile(new_board, self.dynamics, options.two_probability)
         self.points += points
-        reached = self._reached()
+        has_reached = self._reached()
         is_over = self._over()
         match options.reward:
             case "raw":
@@ -124,8 +124,8 @@ class Game2048(Environment):
             case "log":
                 reward = 0.1 * math.log2(points + 1)
             case "target":
-                reward = float(reached and not before)
-        return Outcome(reward, terminated=is_over, success=reached if is_over else reached or None)
+                reward = float(has_reached and not had_reached)
+        return Outcome(reward, terminated=is_over, success=has_reached if is_over else has_reached or None)
 
     def _reached(self) -> bool:
         return max(self.board) >= self.options.target

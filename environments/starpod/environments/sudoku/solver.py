@@ -33,15 +33,15 @@ def solutions(grid: Sequence[int], size: int, nodes: int, rng: random.Random | N
     """
     places = units(size)
     all_digits = (1 << size) - 1
-    used = [[0] * size, [0] * size, [0] * size]
+    used_digits = [[0] * size, [0] * size, [0] * size]
     for cell, digit in enumerate(grid):
         if digit:
             bit = 1 << (digit - 1)
-            for unit, index in zip(used, places[cell], strict=True):
+            for unit, index in zip(used_digits, places[cell], strict=True):
                 if unit[index] & bit:
                     return
                 unit[index] |= bit
-    rows, columns, boxes = used
+    rows, columns, boxes = used_digits
     filled = list(grid)
     empty_cells = [cell for cell, digit in enumerate(grid) if not digit]
     budget = nodes
@@ -52,18 +52,18 @@ def solutions(grid: Sequence[int], size: int, nodes: int, rng: random.Random | N
         frees = []
         for index, cell in enumerate(empty_cells):
             row, column, box = places[cell]
-            free = all_digits & ~(rows[row] | columns[column] | boxes[box])
-            frees.append(free)
-            count = free.bit_count()
+            options = all_digits & ~(rows[row] | columns[column] | boxes[box])
+            frees.append(options)
+            count = options.bit_count()
             if count < min_count:
-                min_count, best_index, candidates = count, index, free
+                min_count, best_index, candidates = count, index, options
                 if count < 2:
                     break
         if best_index < 0:
             yield bytes(filled)
             return
         if min_count > 1 and nodes - budget > PATIENCE * size:
-            lone_digits = _lone_digits(size, used, [places[cell] for cell in empty_cells], frees)
+            lone_digits = _lone_digits(size, used_digits, [places[cell] for cell in empty_cells], frees)
             if lone_digits is None:
                 return
             for index, cell in enumerate(empty_cells):

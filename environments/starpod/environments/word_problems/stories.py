@@ -71,18 +71,18 @@ class _Story:
 
 
 def _find(story: _Story) -> bool:
-    more = story.rng.randint(2, story.largest)
+    count = story.rng.randint(2, story.largest)
     verb = story.rng.choice((f"{story.who} finds", f"{story.friend} gives {story.name}", f"{story.who} buys"))
-    story.tell(f"{verb} {more} more {story.items}.", (f"{story.has} + {more}", story.has + more))
+    story.tell(f"{verb} {count} more {story.items}.", (f"{story.has} + {count}", story.has + count))
     return True
 
 
 def _give(story: _Story) -> bool:
     if story.has < 4:
         return False
-    fewer = story.rng.randint(2, min(story.has - 1, story.largest))
-    end = story.rng.choice((f"gives {fewer} of them to {story.friend}", f"loses {fewer} of them"))
-    story.tell(f"Then {story.name} {end}.", (f"{story.has} - {fewer}", story.has - fewer))
+    count = story.rng.randint(2, min(story.has - 1, story.largest))
+    end = story.rng.choice((f"gives {count} of them to {story.friend}", f"loses {count} of them"))
+    story.tell(f"Then {story.name} {end}.", (f"{story.has} - {count}", story.has - count))
     return True
 
 
@@ -112,26 +112,26 @@ def _split(story: _Story) -> bool:
 
 
 def _packs(story: _Story) -> bool:
-    packs, each = story.rng.randint(2, 9), story.rng.randint(2, 12)
+    packs, size = story.rng.randint(2, 9), story.rng.randint(2, 12)
     story.tell(
-        f"{story.their.capitalize()} {story.rng.choice(_FAMILY)} brings {packs} {story.packs} of {each} {story.items} "
+        f"{story.their.capitalize()} {story.rng.choice(_FAMILY)} brings {packs} {story.packs} of {size} {story.items} "
         f"each, all for {story.name}.",
-        (f"{packs} * {each}", packs * each),
-        (f"{story.has} + {packs * each}", story.has + packs * each),
+        (f"{packs} * {size}", packs * size),
+        (f"{story.has} + {packs * size}", story.has + packs * size),
     )
     return True
 
 
 def _guests(story: _Story) -> bool:
-    each = story.rng.randint(2, 5)
-    most = min(12, (story.has - 1) // each)
-    if most < 2:
+    share = story.rng.randint(2, 5)
+    limit = min(12, (story.has - 1) // share)
+    if limit < 2:
         return False
-    guests = story.rng.randint(2, most)
+    guests = story.rng.randint(2, limit)
     story.tell(
-        f"{story.who} gives {each} {story.items} to each of {guests} friends.",
-        (f"{guests} * {each}", guests * each),
-        (f"{story.has} - {guests * each}", story.has - guests * each),
+        f"{story.who} gives {share} {story.items} to each of {guests} friends.",
+        (f"{guests} * {share}", guests * share),
+        (f"{story.has} - {guests * share}", story.has - guests * share),
     )
     return True
 
@@ -156,11 +156,11 @@ def _ask_money(story: _Story) -> str:
 
 
 def _ask_together(story: _Story) -> str:
-    count, more = story.has, story.rng.randint(2, story.largest)
+    count, extra = story.has, story.rng.randint(2, story.largest)
     story.tell(
-        f"{story.friend} has {more} more {story.items} than {story.name} has now.",
-        (f"{count} + {more}", count + more),
-        (f"{count} + {count + more}", 2 * count + more),
+        f"{story.friend} has {extra} more {story.items} than {story.name} has now.",
+        (f"{count} + {extra}", count + extra),
+        (f"{count} + {count + extra}", 2 * count + extra),
     )
     return f"How many {story.items} do {story.name} and {story.friend} have together?"
 
@@ -180,8 +180,8 @@ def draw_problem(rng: random.Random, *, min_steps: int, max_steps: int, largest:
     count = rng.randint(min_steps, max_steps)
     story = _Story(rng, largest)
     ending = rng.choice([steps for steps in _QUESTIONS if steps <= count])
-    while (missing := count - ending - len(story.steps)) > 0:
-        steps = rng.choice([steps for steps in _EVENTS if steps <= missing])
+    while (remaining := count - ending - len(story.steps)) > 0:
+        steps = rng.choice([steps for steps in _EVENTS if steps <= remaining])
         rng.choice(_EVENTS[steps])(story)
     question = _QUESTIONS[ending](story)
     for aside in rng.sample(_ASIDES, distractors):

@@ -86,9 +86,9 @@ class Responses:
             number += 1
             return event({"type": kind, "sequence_number": number - 1, **values}, kind)
 
-        begun = _write_response(ask, answer, [], "in_progress")
-        yield numbered_event("response.created", response=begun)
-        yield numbered_event("response.in_progress", response=begun)
+        empty_response = _write_response(ask, answer, [], "in_progress")
+        yield numbered_event("response.created", response=empty_response)
+        yield numbered_event("response.in_progress", response=empty_response)
         for index, item in enumerate(_write_items(answer)):
             position = {"output_index": index, "item_id": item["id"]}
             yield numbered_event("response.output_item.added", output_index=index, item=_without_content(item))

@@ -127,8 +127,8 @@ class _Reader:
         if not isinstance(error, json.JSONDecodeError):
             return self.broken(str(error))
         line = self.line + self._text.count("\n", self._at, error.pos)
-        cut = error.pos >= len(self._text) - 1 or error.msg.startswith("Unterminated")
-        return BrokenJson(line, f"{error.msg} (the file ends here)" if cut and self._ended else error.msg)
+        is_cut = error.pos >= len(self._text) - 1 or error.msg.startswith("Unterminated")
+        return BrokenJson(line, f"{error.msg} (the file ends here)" if is_cut and self._ended else error.msg)
 
     def _move(self, to: int) -> None:
         self.line += self._text.count("\n", self._at, to)

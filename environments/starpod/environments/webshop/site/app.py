@@ -101,9 +101,9 @@ class Site:
             return await self.home(request, str(error), 400)
         try:
             session = await self.service.open(self.environment, values, seed, form.get("key", ""), _LEASE_SECONDS)
-        except Refused as refused:
-            if refused.code is grpc.StatusCode.INVALID_ARGUMENT:
-                return await self.home(request, refused.message, 400)
+        except Refused as failure:
+            if failure.code is grpc.StatusCode.INVALID_ARGUMENT:
+                return await self.home(request, failure.message, 400)
             raise
         self._own[session] = None
         while len(self._own) > _OWN_SESSIONS:

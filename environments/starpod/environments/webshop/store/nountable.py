@@ -14,12 +14,12 @@ import numpy as np
 def nouns_columns(tagged: Iterable[tuple[str, tuple[str, ...]]]) -> dict[str, np.ndarray]:
     """Return the arrays of a MappedTagger from titles and their nouns."""
     keys, offsets, rows = array("Q"), array("q", [0]), []
-    seen: set[int] = set()
+    seen_keys: set[int] = set()
     for title, nouns in tagged:
         key = _key(title)
-        if key in seen:
+        if key in seen_keys:
             continue
-        seen.add(key)
+        seen_keys.add(key)
         keys.append(key)
         rows.append(msgpack.packb(nouns, unicode_errors="surrogatepass"))
         offsets.append(offsets[-1] + len(rows[-1]))

@@ -48,8 +48,8 @@ class Files:
 
     @property
     def text(self) -> str:
-        cut = "" if self.num_products is None else f", the first {self.num_products}"
-        return f"{self.products.name}{cut}"
+        suffix = "" if self.num_products is None else f", the first {self.num_products}"
+        return f"{self.products.name}{suffix}"
 
     def key(self) -> list[Any]:
         """Return the identity of the files: paths, sizes and times. Raises BuildError if one is missing."""
@@ -127,11 +127,11 @@ class Stages:
     def _stage(self, name: str, make: Callable[[], tuple[dict[str, Section], dict[str, Any]]]) -> None:
         note = self.folder / f"{name}.json"
         try:
-            done = read_json(note)
-            sections = {key: Section.from_json(section) for key, section in done["sections"].items()}
+            stage = read_json(note)
+            sections = {key: Section.from_json(section) for key, section in stage["sections"].items()}
             for key, section in sections.items():
                 check_section(self.folder, key, section)  # incomplete if the machine lost power
-            facts = done["facts"]
+            facts = stage["facts"]
         except (OSError, ValueError, StoreError):
             sections, facts = make()
             write_json(note, {"facts": facts, "sections": {key: sections[key].as_json() for key in sections}})
