@@ -135,7 +135,7 @@ class Carried(ABC):
     name: ClassVar[str]
     """Name in metrics and traces."""
     paths: ClassVar[Sequence[str]] = ()
-    """Paths of the protocol, as Starlette writes them; none: all that belong to nothing else."""
+    """Paths of the protocol, in Starlette's syntax. If empty, it gets all paths that no other route matches."""
     verb: ClassVar[str] = "POST"
     """HTTP method of these paths."""
 

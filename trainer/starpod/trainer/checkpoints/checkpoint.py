@@ -69,7 +69,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """This rank's copy of the state of a run. Training may go on while it is written."""
+    """This rank's copy of the state of a run. Training may continue while it is written."""
 
     step: int
     files: dict[str, TensorFile]

@@ -232,7 +232,7 @@ class RemoteVllm(ServedEngine):
             raise EngineError(f"the vLLM server at {server.url} sent a reply of another form: {error!r}") from error
 
     async def _drop(self, server: VllmServer, error: Gone) -> None:
-        """Go on without a server. Raises `error` if no other one or no restart is left, or if nccl needs it."""
+        """Continue without a server. Raises `error` if no other one or no restart is left, or if nccl needs it."""
         if server not in self._servers:
             return
         if len(self._servers) == 1 or self._nccl is not None or self._stats.restarts >= self._restarts:
@@ -288,7 +288,7 @@ class RemoteVllm(ServedEngine):
     async def load(self, version: int, model: torch.nn.Module) -> None:
         """Hand over the weights.
 
-        With nccl no rank waits for the others: if the broadcast fails, these hang while gathering the weights.
+        With nccl, no rank waits for the others, because they hang in gathering the weights if the broadcast fails.
         """
         await (self._load(version, model) if self._nccl is not None else super().load(version, model))
 
