@@ -59,7 +59,7 @@ THREADS, REPLY, LR, SEED = 2, 32, 2e-5, 1
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Size of an iteration, and what samples in both trainers: `torch` is transformers' `generate` in TRL."""
+    """Size of an iteration, and the engine of both trainers: `torch` means transformers' `generate` in TRL."""
 
     groups: int = 8
     group_size: int = 8

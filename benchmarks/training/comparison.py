@@ -27,7 +27,7 @@ EVALUATION = "evaluation/success"
 RETURN = "evaluation/return"
 """Name, among metrics, of the environment's own return in evaluations.jsonl, such as the grade of a purchase."""
 _EVALUATED = {EVALUATION: ("success", "success"), RETURN: ("return_mean", "return")}
-"""Key in evaluations.jsonl of each of these two, and the prefix of the keys of its interval."""
+"""Metric -> its key in evaluations.jsonl, and the prefix of the keys of its interval."""
 
 STEPS = "step"
 END = math.inf

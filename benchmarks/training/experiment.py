@@ -271,7 +271,7 @@ def print_commands(name: str, seeds: int | None) -> None:
 
 
 def run_experiment(name: str, arguments: argparse.Namespace) -> None:
-    """Run what is missing of an experiment, and write its results and its picture."""
+    """Do the runs of an experiment that are missing, and write its results and its picture."""
     experiment, results, folders = read_experiment(EXPERIMENTS[name]), [], {}
     read_configs(EXPERIMENTS[name])  # a mistake in the last variant is found before the first one has run
     for label, variant in experiment.read_variants().items():

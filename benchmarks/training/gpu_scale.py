@@ -1,4 +1,4 @@
-"""How far a training run is from the limits of one GPU, with random weights in the shapes of SmolLM2 and Qwen2.5.
+"""Distance of a training run from the limits of one GPU, with random weights in the shapes of SmolLM2 and Qwen2.5.
 
     python -m benchmarks.training.gpu_scale [--shape 135M 0.5B 1.5B 3B] [--iterations 4] [--trl PYTHON] [--json FILE]
 
@@ -11,7 +11,7 @@ vLLM and updates, all in bfloat16 on one GPU. It measures
 - vLLM's `LLM.generate` on the requests of `gpu_check`, whose generation it bounds;
 - an iteration on the bandit beside TRL's GRPOTrainer with vLLM in its process (`--trl`: a Python that has both).
 
-Without a GPU the default is a tiny shape on the CPU. Rows that need vLLM or TRL say so where these are not installed.
+Without a GPU the default is a tiny shape on the CPU. Rows that need vLLM or TRL say so if these are not installed.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ from starpod.trainer.models.policy import Policy, build_policy
 
 ROOT = Path(__file__).resolve().parents[2]
 FIRST, LATER = (30, 60), (10, 20)
-"""Ranges of the number of tokens in a conversation's first prompt, and in what each later turn adds."""
+"""Ranges of the number of tokens in a conversation's first prompt, and in the prompt of each later turn."""
 PARTS = ("generate", "environment_wait", "update", "sync", "diagnose")
 """Parts of a step's time, as in metrics.jsonl. The remainder is `rest`."""
 

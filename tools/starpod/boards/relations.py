@@ -155,7 +155,7 @@ def relations_f1(family: str, said: Mapping[str, Sequence[Relation]], true: Mapp
 def _half_right(told: list[Relation], there: list[Relation]) -> int:
     """Return the maximum number of pairs that agree on one axis (a bipartite matching).
 
-    `compare` has paired equal relations before, which never reduces the total.
+    `relations_f1` has already paired equal relations, which never reduces the total.
     """
     partner: dict[int, int] = {}
 

@@ -25,8 +25,10 @@ class Required(Exception):
 
 
 def session_options(spec: pb.EnvironmentSpec, assignments: Sequence[str]) -> dict[str, Any]:
-    """Return the options of every session: the assignments (`name=JSON`) for options that the environment has, and
-    made-up values for other required options.
+    """Return the options of every session.
+
+    These are the assignments (`name=JSON`) for options that the environment has, and made-up values for other required
+    options.
 
     Raises:
         Required: No value can be made up for a required option.

@@ -145,8 +145,9 @@ async def check(
 
 
 def connect(address: str, access: Transport, seconds: float) -> Connection:
-    """Return a connection for an address: host:port is gRPC, http:// or https:// is JSON over HTTP, and mcp+http:// or
-    mcp+https:// is MCP. Raise Unreachable if a package is missing.
+    """Return a connection for an address. Raise Unreachable if a package is missing.
+
+    host:port is gRPC, http:// or https:// is JSON over HTTP, and mcp+http:// or mcp+https:// is MCP.
     """
     if "://" not in address:
         return GrpcConnection(address, access, seconds)

@@ -332,8 +332,9 @@ def finite(points: Sequence[Point]) -> list[Point]:
 
 
 def cut(points: Sequence[Placed], low: float, high: float) -> list[Placed]:
-    """Return the points whose x (their first value) is in a range, and the next point on each side, so that lines reach
-    the edges of the chart.
+    """Return the points whose x (their first value) is in a range, and the next point on each side.
+
+    With these two points, lines reach the edges of the chart.
     """
     first = next((index for index, point in enumerate(points) if point[0] >= low), len(points))
     last = next((index for index, point in enumerate(points) if point[0] > high), len(points))

@@ -16,7 +16,7 @@ def normalise_answer(answer: str) -> str:
 
 
 def exact_match(answer: str, truth: str) -> bool:
-    """Return whether answer and truth are equal after normalisation by `plain`."""
+    """Return whether answer and truth are equal after `normalise_answer`."""
     return normalise_answer(answer) == normalise_answer(truth)
 
 

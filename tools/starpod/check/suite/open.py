@@ -232,8 +232,11 @@ async def members_beyond(probe: Probe) -> None:
 
 
 def _wrong_values(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield values that the options' schemas forbid: of a wrong type that no lenient parser could convert, fractions
-    for integers, beyond a bound, not among the choices."""
+    """Yield values that the options' schemas forbid.
+
+    These have a wrong type that no lenient parser could convert, are fractions instead of integers, exceed a bound, or
+    are not among the choices.
+    """
     for name, prop in schema.get("properties", {}).items():
         types = _types(prop, schema)
         if not types:

@@ -37,8 +37,10 @@ class BrowserConfig:
 
     @classmethod
     def from_environment(cls) -> BrowserConfig:
-        """Read STARPOD_CHROMIUM, STARPOD_CHROMEDRIVER, STARPOD_BROWSERS, STARPOD_BROWSER_QUEUE,
-        STARPOD_BROWSER_DEADLINE, STARPOD_BROWSER_SIZE (1280x800) and STARPOD_BROWSER_FLAGS.
+        """Read the settings from environment variables.
+
+        They are STARPOD_CHROMIUM, STARPOD_CHROMEDRIVER, STARPOD_BROWSERS, STARPOD_BROWSER_QUEUE,
+        STARPOD_BROWSER_DEADLINE, STARPOD_BROWSER_SIZE (default 1280x800) and STARPOD_BROWSER_FLAGS.
 
         Raises:
             Unavailable: a program is missing, or a value is malformed.

@@ -240,8 +240,10 @@ class Shop:
         return has_changed
 
     def page_by_address(self) -> Page:
-        """Return the page as the original WebShop determines it: by the first name in _PAGES that occurs in the
-        address, even among the keywords."""
+        """Return the page as the original WebShop determines it, from the address.
+
+        It is the first name in _PAGES that occurs in the address, even among the keywords.
+        """
         address = self.address()
         return next((page for page in _PAGES if page in address), "index")
 

@@ -47,8 +47,11 @@ def open_stores() -> None:
 
 @lru_cache(maxsize=16)
 def goals_of(store: Store, kind: Kind, caps: Caps, limit: int | None) -> Goals:
-    """Return the goals of a store; with a limit, only that many, drawn by weight. Raises OptionsError if there are too
-    few."""
+    """Return the goals of a store; with a limit, only that many, drawn by weight.
+
+    Raises:
+        OptionsError: there are no goals, or too few for the limit.
+    """
     goals = store.goals(kind, caps)
     if not len(goals):
         other_kind = "synthetic" if kind == "human" else "human"
