@@ -1,5 +1,6 @@
 """Certificates, addresses, versions and waits."""
 
+import asyncio
 import random
 from pathlib import Path
 
@@ -10,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.client import TLS, Fleet, Unreachable
-from starpod.client.transport import Backoff, as_addresses, join_endpoint
+from starpod.client.transport import Backoff, Transport, as_addresses, join_endpoint
 from starpod.client.versions import parse_version, satisfies
+from starpod.v1 import environment_pb2 as pb
 from tests.client.fake_server import FakeServer
 
 
@@ -119,3 +121,15 @@ def test_waits_leave_the_programs_random_stream_alone() -> None:
     before = random.getstate()
     Backoff().wait(asked=1.0)
     assert random.getstate() == before
+
+
+async def test_a_call_whose_connection_is_closed_is_unreachable_and_not_cancelled() -> None:
+    silent = await asyncio.start_server(lambda reader, writer: reader.read(), "127.0.0.1", 0)
+    host, port = silent.sockets[0].getsockname()
+    wire = Transport().connect(f"{host}:{port}")
+    call = asyncio.create_task(wire.unary("Describe", pb.DescribeRequest(), 30))
+    await asyncio.sleep(0.05)
+    await wire.close()
+    with pytest.raises(Unreachable, match="closed during a call"):
+        await call
+    silent.close()

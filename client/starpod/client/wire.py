@@ -73,6 +73,10 @@ class GrpcWire:
             return await call, find_server_timing(await call.trailing_metadata())
         except grpc.aio.AioRpcError as error:
             raise from_rpc(error) from None
+        except asyncio.CancelledError:
+            if _is_being_cancelled():
+                raise
+            raise Unreachable(f"The connection to {self._address} was closed during a call.") from None
 
     def open(self) -> None:
         self._stream = self._stub.Stream(metadata=self._metadata())
