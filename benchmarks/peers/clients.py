@@ -96,11 +96,11 @@ async def open_dm_env(address: str, sessions: int) -> AsyncIterator[Run]:
 
     async def run(seconds: float) -> Measurement:
         await together(DmEnvAdaptor.reset, environments)
-        ready = threading.Barrier(sessions + 1)
+        barrier = threading.Barrier(sessions + 1)
         waits: list[float] = []
 
         def play(environment: DmEnvAdaptor) -> None:
-            ready.wait()
+            barrier.wait()
             start = perf_counter()
             while True:
                 for number, action in enumerate(WALK, 1):
@@ -114,7 +114,7 @@ async def open_dm_env(address: str, sessions: int) -> AsyncIterator[Run]:
                 environment.reset()
 
         task = asyncio.create_task(together(play, environments))
-        await asyncio.to_thread(ready.wait)
+        await asyncio.to_thread(barrier.wait)
         start = perf_counter()
         await task
         return summarise(len(waits), perf_counter() - start, waits)

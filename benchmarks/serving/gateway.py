@@ -60,7 +60,7 @@ async def measure(sessions: int, turns: int, engine_seconds: float) -> dict[str,
         command = [sys.executable, "-m", "benchmarks.serving.gateway", "--engine-seconds", str(engine_seconds)]
         server = ServerProcess(command)
     host, _, port = server.address.removeprefix("http://").rpartition(":")
-    longest = 0
+    max_tokens = 0
 
     async def directly(number: int) -> list[float]:
         waits = []
@@ -71,7 +71,7 @@ async def measure(sessions: int, turns: int, engine_seconds: float) -> dict[str,
         return waits
 
     async def through_the_gateway(number: int) -> list[float]:
-        nonlocal longest
+        nonlocal max_tokens
         caller = Caller(*await asyncio.open_connection(host, int(port), limit=2**24), f"session-{number}")
         messages: list[dict[str, Any]] = [{"role": "system", "content": "You are in a house."}]
         waits = []
@@ -81,7 +81,7 @@ async def measure(sessions: int, turns: int, engine_seconds: float) -> dict[str,
             reply = json.loads(await caller.post("/v1/chat/completions", {"model": "m", "messages": messages}))
             waits.append(perf_counter() - start)
             messages.append(reply["choices"][0]["message"])
-            longest = max(longest, reply["usage"]["prompt_tokens"])
+            max_tokens = max(max_tokens, reply["usage"]["prompt_tokens"])
         caller.close()
         return waits
 
@@ -94,17 +94,17 @@ async def measure(sessions: int, turns: int, engine_seconds: float) -> dict[str,
 
     with contextlib.closing(server), only_on(CLIENT_CORE):
         await through_the_gateway(-1)
-        direct = median(await play(directly))
+        baseline = median(await play(directly))
         before = Usage.now()
         waits = await play(through_the_gateway)
         seconds = (Usage.now() - before).descendants
-    cuts = [1e3 * (cut - direct) for cut in quantiles(waits, n=100)]
+    cuts = [1e3 * (cut - baseline) for cut in quantiles(waits, n=100)]
     return {
         "sessions": sessions,
         "turns": turns,
         "engine_seconds": engine_seconds,
         "replies": len(waits),
-        "longest_prompt": longest,
+        "longest_prompt": max_tokens,
         "p50_ms": round(cuts[49], 3),
         "p90_ms": round(cuts[89], 3),
         "p99_ms": round(cuts[98], 3),

@@ -52,10 +52,10 @@ def hosted(kind: str, steps: int, sessions: int) -> dict[str, float]:
     spec = f"FrozenLake-v1#concurrency={kind}&id=lake-v1&info=no"
     with start_server("--host", f"gymnasium:{spec}") as server, SyncFleet(server.address) as fleet:
         fleet.open("lake-v1", seed=0)
-        idle, start = memory(server.pid), cpu(server.pid)
+        idle_bytes, start = memory(server.pid), cpu(server.pid)
         open_sessions = [fleet.open("lake-v1", seed=seed)[0] for seed in range(sessions)]
         open_cpu = (cpu(server.pid) - start) / sessions
-        session_bytes = (memory(server.pid) - idle) / sessions
+        session_bytes = (memory(server.pid) - idle_bytes) / sessions
         start = cpu(server.pid)
         for step in range(0, steps, sessions):
             done_sessions = [session for session in open_sessions if session.done]

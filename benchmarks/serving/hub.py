@@ -42,12 +42,12 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=ROOT / "docs/benchmarks/hub.json")
     arguments, words = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:
-        checked = check_all(Path(folder), arguments.minutes, words)
-        print(f"{sum(entry['passed'] for entry in checked['environments'])} of {len(checked['environments'])} pass")
+        result = check_all(Path(folder), arguments.minutes, words)
+        print(f"{sum(entry['passed'] for entry in result['environments'])} of {len(result['environments'])} pass")
         planted = asdict(look_for_all(Path(folder), good())) if arguments.planted else None
     if planted:
         print(planted)
-    arguments.json.write_text(json.dumps({**origin(), **checked, "planted": planted}, indent=2) + "\n")
+    arguments.json.write_text(json.dumps({**origin(), **result, "planted": planted}, indent=2) + "\n")
 
 
 def good() -> list[str]:

@@ -49,8 +49,8 @@ class Doors(Environment):
     def render(self, mode: str = "text") -> str:
         if not self.signs:
             return "The end."
-        dark = self.options.note and len(self.signs) == 1
-        text = f"{len(self.signs)} {'dark' if dark else self.signs[0]}"
+        is_dark = self.options.note and len(self.signs) == 1
+        text = f"{len(self.signs)} {'dark' if is_dark else self.signs[0]}"
         return f"{text} note {self.signs[-1]}" if self.options.note and not self.begun else text
 
     def state_key(self) -> bytes:

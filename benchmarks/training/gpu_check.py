@@ -134,8 +134,8 @@ async def check_engine(
     def check_gaps(what: str, requests: Sequence[Request], replies: Sequence[Reply], keep: int | None = None) -> None:
         """Add a check of these replies. keep: compare only tokens of this version; None: all."""
         gaps = gaps_of(policy, requests, replies, keep)
-        mean, largest = statistics.fmean(gaps), max(gaps)
-        checks.append(Check(f"{label}: {what}", mean, largest, mean <= mean_bound and largest <= bound))
+        mean, max_gap = statistics.fmean(gaps), max(gaps)
+        checks.append(Check(f"{label}: {what}", mean, max_gap, mean <= mean_bound and max_gap <= bound))
 
     engine = build_engine(config, policy, max_context=MAX_CONTEXT)
     try:
@@ -218,8 +218,8 @@ def pack(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the arguments of `Policy.score`: padded ids, lengths, and the mask of sampled tokens."""
     tokens = [[*request.prompt, *reply.tokens] for request, reply in rows]
-    longest = max(map(len, tokens))
-    ids = torch.tensor([row + [0] * (longest - len(row)) for row in tokens], device=device)
+    width = max(map(len, tokens))
+    ids = torch.tensor([row + [0] * (width - len(row)) for row in tokens], device=device)
     sampled = torch.zeros_like(ids, dtype=torch.bool)
     for index, (request, reply) in enumerate(rows):
         sampled[index, len(request.prompt) : len(request.prompt) + len(reply.tokens)] = True

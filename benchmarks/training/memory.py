@@ -61,20 +61,20 @@ async def take_step(config: Config) -> None:
         return build_policy(config.model, texts=texts, critic=critic, seed=0)
 
     policy = build()
-    longest = config.sampling.max_episode_tokens
+    max_tokens = config.sampling.max_episode_tokens
     engine = await sample(config, policy, rng)
     trainer = PolicyTrainer(
-        policy, config.algorithm, config.optimizer, Parallel(), max_length=longest, make_reference=build
+        policy, config.algorithm, config.optimizer, Parallel(), max_length=max_tokens, make_reference=build
     )
     if config.algorithm.needs_reference:
         trainer.freeze_reference(None)
-    count = -(-2 * config.optimizer.micro_batch_tokens // longest)
+    count = -(-2 * config.optimizer.micro_batch_tokens // max_tokens)
     groups = []
     for number in range(-(-count // 2)):
         members = []
         for member in range(2):
-            prompt = [rng.randrange(policy.vocabulary) for _ in range(longest // 2)]
-            reply = [rng.randrange(policy.vocabulary) for _ in range(longest - len(prompt))]
+            prompt = [rng.randrange(policy.vocabulary) for _ in range(max_tokens // 2)]
+            reply = [rng.randrange(policy.vocabulary) for _ in range(max_tokens - len(prompt))]
             turn = Turn(
                 prompt=prompt,
                 reply=reply,
@@ -91,10 +91,10 @@ async def take_step(config: Config) -> None:
 
 async def sample(config: Config, policy: Policy, rng: random.Random) -> Engine:
     """Build the engine, and let it reply to a context of full length in each slot. Returns the engine."""
-    longest = config.sampling.max_episode_tokens
-    engine = build_engine(config.engine, policy, max_context=longest)
+    max_tokens = config.sampling.max_episode_tokens
+    engine = build_engine(config.engine, policy, max_context=max_tokens)
     requests = [
-        Request([rng.randrange(policy.vocabulary) for _ in range(longest - 1)], max_tokens=1, stop=frozenset())
+        Request([rng.randrange(policy.vocabulary) for _ in range(max_tokens - 1)], max_tokens=1, stop=frozenset())
         for _ in range(engine.stats().slots)
     ]
     await asyncio.gather(*map(engine.generate, requests))

@@ -181,9 +181,9 @@ def generate_plainly(policy: Policy, work: Workload) -> None:
         for context, prompts in zip(contexts, work.added, strict=True):
             context += prompts[index]
         lengths = [replies[index] for replies in work.replies]
-        longest = max(map(len, contexts))
-        tokens = torch.tensor([[0] * (longest - len(context)) + context for context in contexts])
-        mask = torch.tensor([[0] * (longest - len(context)) + [1] * len(context) for context in contexts])
+        width = max(map(len, contexts))
+        tokens = torch.tensor([[0] * (width - len(context)) + context for context in contexts])
+        mask = torch.tensor([[0] * (width - len(context)) + [1] * len(context) for context in contexts])
         with torch.inference_mode():
             output = policy.model.generate(  # type: ignore[operator]
                 input_ids=tokens,
@@ -195,7 +195,7 @@ def generate_plainly(policy: Policy, work: Workload) -> None:
                 pad_token_id=0,
             )
         for context, row, length in zip(contexts, output.tolist(), lengths, strict=True):
-            context += row[longest : longest + length]
+            context += row[width : width + length]
 
 
 # --- update -----------------------------------------------------------------------------------------------------------
@@ -219,10 +219,10 @@ def update_plainly(policy: Policy, episodes: Sequence[Episode], rows: int = 32) 
             sampled.append(
                 [flag for turn in episode.turns for flag in ([0] * len(turn.prompt) + [1] * len(turn.reply))]
             )
-        longest = max(map(len, tokens))
-        ids = torch.tensor([row + [0] * (longest - len(row)) for row in tokens])
-        mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in tokens])
-        where = torch.tensor([row + [0] * (longest - len(row)) for row in sampled])
+        width = max(map(len, tokens))
+        ids = torch.tensor([row + [0] * (width - len(row)) for row in tokens])
+        mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in tokens])
+        where = torch.tensor([row + [0] * (width - len(row)) for row in sampled])
         logits = policy.model(input_ids=ids, attention_mask=mask).logits[:, :-1].float()
         logprobs = logits.log_softmax(-1).gather(-1, ids[:, 1:].unsqueeze(-1)).squeeze(-1)
         (logprobs * where[:, 1:]).sum().backward()

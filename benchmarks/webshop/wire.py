@@ -75,10 +75,10 @@ async def start(store: Path) -> Start:
     start_time = perf_counter()
     server = serve(store)
     try:
-        ready = perf_counter() - start_time
+        ready_seconds = perf_counter() - start_time
         async with grpc.aio.insecure_channel(server.address) as channel:
             await _open(EnvironmentServiceStub(channel))
-        return Start(ready, perf_counter() - start_time, cpu_seconds(server.pid))
+        return Start(ready_seconds, perf_counter() - start_time, cpu_seconds(server.pid))
     finally:
         server.close()
 

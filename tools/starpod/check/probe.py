@@ -201,16 +201,16 @@ class Target:
         rng = random.Random(SEED)
         handle = await self.begin(probe)
         ends: list[pb.Action] = []
-        longest: list[Turn] = []
+        best_turns: list[Turn] = []
         for _ in range(ATTEMPTS):
             turns, has_ended = await self._play_once(probe, handle, rng, ends)
-            longest = max(longest, turns, key=len)
+            best_turns = max(best_turns, turns, key=len)
             if not has_ended or turns[-1] == ():
                 break
             ends += turns[-1]
             await probe.clean_up()
             handle = await probe.seeded(want=probe.acting_want())
-        return longest
+        return best_turns
 
     async def _play_once(
         self, probe: Probe, handle: Handle, rng: random.Random, ends: Sequence[pb.Action]

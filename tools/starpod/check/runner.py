@@ -245,14 +245,14 @@ async def _check(
     ] = {}  # server's message about a bug (see _without_numbers) -> id of the requirement that reports it
     if isinstance(target.unplayed, Broken) and any(requirement.id == PLAYED for requirement in requirements):
         bugs[_without_numbers(target.unplayed)] = PLAYED
-    slowest = asyncio.gather(*(run(requirement) for requirement in requirements if requirement.slow))
+    slow_tests = asyncio.gather(*(run(requirement) for requirement in requirements if requirement.slow))
     await asyncio.gather(
         *(run(requirement) for requirement in requirements if not requirement.alone and not requirement.slow)
     )
     for requirement in requirements:
         if requirement.alone:
             await run(requirement)
-    await slowest
+    await slow_tests
     report.results = [results[requirement.id] for requirement in requirements]
 
 

@@ -207,11 +207,11 @@ class Screen:
     def _render_help(self) -> RenderableType:
         game = self._game
         space = game.spec.action_space
-        valid = [action_text(action) for action in game.observation.valid_actions]
+        actions = [action_text(action) for action in game.observation.valid_actions]
         lines = [Text(game.instructions.rstrip())] if game.instructions else []
         lines.append(Text())
-        if space.names or valid:
-            lines.append(Text.assemble(("Actions: ", "bold"), ", ".join(space.names or valid[:30])))
+        if space.names or actions:
+            lines.append(Text.assemble(("Actions: ", "bold"), ", ".join(space.names or actions[:30])))
         if space.grammar:
             lines.append(Text.assemble(("An action: ", "bold"), space.grammar))
         for tool in space.tools:
@@ -225,8 +225,8 @@ class Screen:
         game = self._game
         transition = game.transition
         assert transition is not None
-        solved = transition.success if transition.HasField("success") else None
-        verdict, style = {True: ("Solved", "green"), False: ("Not solved", "red"), None: ("Over", "bold")}[solved]
+        success = transition.success if transition.HasField("success") else None
+        verdict, style = {True: ("Solved", "green"), False: ("Not solved", "red"), None: ("Over", "bold")}[success]
         turns = f"{len(game.turns)} turn{'s'[: len(game.turns) != 1]}"
         text = f"{verdict}: {ENDS[transition.end_reason]} after {turns}, total reward {game.reward:+g}"
         return Panel(Text(text, style=style), expand=False, border_style=style)

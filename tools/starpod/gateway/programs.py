@@ -159,16 +159,16 @@ class ProgramAgent(OutsideAgent):
         )
         assert process.stdin is not None and process.stdout is not None
         reading = asyncio.create_task(process.stdout.read())
-        finished = asyncio.create_task(self._finished.wait())
+        finish = asyncio.create_task(self._finished.wait())
         try:
-            await asyncio.wait((reading, finished), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((reading, finish), return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait((reading,), timeout=_GRACE_SECONDS)
         finally:
             process.stdin.close()  # makes the supervisor end all processes that still run
             await asyncio.wait((reading,), timeout=_GRACE_SECONDS)
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-            for task in (reading, finished):
+            for task in (reading, finish):
                 task.cancel()
         report = json.loads(reading.result() or b"{}") if reading.done() and not reading.cancelled() else {}
         if "refused" in report:

@@ -266,9 +266,9 @@ class Records:
     def end_idle(self, now: float) -> None:
         """End sessions without recent calls as lost by the infrastructure, because their agents may be dead."""
         for name, record in list(self._live.items()):
-            idle = now - record.called
-            if idle > self.idle_seconds and not record.session.sampling:
-                error = f"nobody called the session for {idle / 60:.0f} minutes"
+            idle_seconds = now - record.called
+            if idle_seconds > self.idle_seconds and not record.session.sampling:
+                error = f"nobody called the session for {idle_seconds / 60:.0f} minutes"
                 logger.warning("session %s: %s", name, error)
                 self.abandoned += 1
                 self._end(name, record, end="failed", success=None, error=error, abandoned=True)

@@ -66,9 +66,9 @@ class Generator:
         sessions, start = self.sessions, clock()
         sessions.connect()
         while not all(server.ready for server in sessions.servers):
-            waited = clock() - start
-            if waited > CONNECT_SECONDS or (
-                waited > REFUSED_SECONDS and all(server.error for server in sessions.servers)
+            elapsed = clock() - start
+            if elapsed > CONNECT_SECONDS or (
+                elapsed > REFUSED_SECONDS and all(server.error for server in sessions.servers)
             ):
                 break
             await asyncio.sleep(0.01)
@@ -162,17 +162,17 @@ class Generator:
 
     def _begin(self, start: float) -> None:
         stage = self._stage
-        ready = [
+        ready_sessions = [
             session for session in self.sessions.all[: self._share] if session.server is not None and not session.call
         ]
         if stage.rate is None:
-            gap = min(0.1, stage.warmup / 2) / max(len(ready), 1)
-            for index, session in enumerate(ready):
+            gap = min(0.1, stage.warmup / 2) / max(len(ready_sessions), 1)
+            for index, session in enumerate(ready_sessions):
                 # Start the sessions one by one: real agents are not synchronised.
                 wait = self._plan.think.draw(self._rng) if self._plan.think else index * gap
                 self._loop.call_later(wait, self._act, session, self._stage_number)
             return
-        self._idle.extend(ready)
+        self._idle.extend(ready_sessions)
         self._arrivals = arrivals(
             stage.arrivals, stage.rate, start, self._process, self._plan.processes, self._plan.seed
         )
@@ -398,11 +398,11 @@ class GeneratorProcesses:
         """Play a stage until its end or Ctrl-C. Raise RunFailed if it cannot begin."""
         result = StageResult(stage, time.time())
         self._tell_all("prepare", stage)
-        ready = self._collect_answers("ready", result)
+        answers = self._collect_answers("ready", result)
         if result.interrupted:
             self.interrupted = True
             return result
-        if not any(ready) or result.ended:
+        if not any(answers) or result.ended:
             raise RunFailed(result.ended)
         result.started = time.time() + START_SECONDS
         self._tell_all("go", time.monotonic() + START_SECONDS)

@@ -219,8 +219,8 @@ class Log:
             interval.calls += len(due)
             interval.steps[server] += len(due)
         start, end = self.due_from, self.due_until
-        if counted := [now - due_time for due_time in due if start <= due_time < end]:
-            interval.latencies[server, "step", False].extend(counted)
+        if latencies := [now - due_time for due_time in due if start <= due_time < end]:
+            interval.latencies[server, "step", False].extend(latencies)
 
     def failed(self, server: int, call: str, kind: str, message: str) -> None:
         """Count a failed call, whenever it happens: errors are never normal, not even during warm-up."""

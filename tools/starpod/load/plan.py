@@ -232,8 +232,8 @@ class Valid(SessionPolicy):
         self._rng = rng
 
     def next(self, observation: pb.Observation | None) -> Turn:
-        valid = observation.valid_actions if observation is not None else ()
-        return as_turn([self._rng.choice(valid)]) if valid else ()
+        actions = observation.valid_actions if observation is not None else ()
+        return as_turn([self._rng.choice(actions)]) if actions else ()
 
 
 class Expert(SessionPolicy):

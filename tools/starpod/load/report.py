@@ -248,10 +248,10 @@ def _collect_warnings(report: Mapping[str, Any], plan: Plan) -> list[str]:
         warnings.append("interrupted: the figures cover the time until then")
     if report["sessions"] < report["sessions_asked"] and not report["ended"]:
         warnings.append(f"only {report['sessions']} of {report['sessions_asked']} sessions could be opened")
-    busiest = max((generator["loop_cpu_share"] for generator in report["generators"]), default=0.0)
-    if busiest > BUSY:
+    max_share = max((generator["loop_cpu_share"] for generator in report["generators"]), default=0.0)
+    if max_share > BUSY:
         warnings.append(
-            f"a generator's event loop was {100 * busiest:.0f} % busy: the generator, not the server, is the limit;"
+            f"a generator's event loop was {100 * max_share:.0f} % busy: the generator, not the server, is the limit;"
             f" use more than --processes {plan.processes}, or more machines"
         )
     elif (report["late_p99_ms"] or 0.0) > LATE_MS:

@@ -115,11 +115,11 @@ def _text_width(text: str) -> float:
 
 
 def _add(root: _Node, continuation: Continuation) -> None:
-    node, solved = root, continuation.success is True
+    node, is_solved = root, continuation.success is True
     path = [*continuation.turns[:MAX_DEPTH]]
     for depth in range(len(path) + 1):
         node.count += 1
-        node.solved += solved
+        node.solved += is_solved
         node.names += [continuation.name] * bool(continuation.name)
         node.longest = max(node.longest, len(continuation.turns) - depth)
         node.link = node.link or continuation.link
@@ -171,13 +171,13 @@ def _draw_dot(node: _Node) -> str:
     ends = not node.shown
     # The caption is below the incoming branch, except at the root and at ends.
     anchor, x, y = ("start", DOT, 4) if ends else ("end", -DOT, 15 if node.path else 4)
-    leads, caption = ends and node.link, escape(node.caption)
-    title = "" if leads else f"<title>{caption}, {show(node.share, 'share')}</title>"
+    is_link, caption = ends and node.link, escape(node.caption)
+    title = "" if is_link else f"<title>{caption}, {show(node.share, 'share')}</title>"
     drawing = (
         f'<circle cx="{node.x:.0f}" cy="{node.y:.1f}" r="6" style="fill: {_colour_of(node)}">{title}</circle>'
         f'<text aria-hidden="true" text-anchor="{anchor}" x="{node.x + x:.0f}" y="{node.y + y:.1f}">{caption}</text>'
     )
-    if not leads:
+    if not is_link:
         return drawing
     description = f"{node.caption}: {', '.join(action or 'no action' for action in node.path) or 'no turn'}"
     width = 2 * DOT + _text_width(node.caption)

@@ -410,10 +410,10 @@ def _pair(first: RunCurves, second: RunCurves, reports: Sequence[dict[str, Any] 
         results = [_by_seed(report["environments"][environment]["results"]) for report in (first_report, second_report)]
         seeds_by_winner: dict[str, list[tuple[int, str, str]]] = {"first": [], "second": []}
         for seed in sorted(results[0].keys() & results[1].keys()):
-            solved = results[0][seed]
-            if solved != results[1][seed]:
+            is_solved = results[0][seed]
+            if is_solved != results[1][seed]:
                 here, there = (query("/episodes", run=run.path, kind="final", seed=seed) for run in (first, second))
-                seeds_by_winner["first" if solved else "second"].append((seed, here, there))
+                seeds_by_winner["first" if is_solved else "second"].append((seed, here, there))
         difference = figures["success_difference"]
         pair["environments"].append(
             {

@@ -152,13 +152,13 @@ class Coding(Environment):
         self.passed = [not error and _same(value, truth) for (error, value), truth in zip(results, truths, strict=True)]
         share = sum(self.passed) / len(self.passed)
         gain, self.best = max(0.0, share - self.best), max(self.best, share)
-        solved = share == 1
+        is_solved = share == 1
         self.told = f"The program does not work: {problem}." if problem else self._report(results, truths)
-        is_over = solved or self.tries >= self.options.attempts
+        is_over = is_solved or self.tries >= self.options.attempts
         return Outcome(
-            gain if self.options.reward == "share" else float(solved),
+            gain if self.options.reward == "share" else float(is_solved),
             terminated=is_over,
-            success=solved if is_over else None,
+            success=is_solved if is_over else None,
             valid=not problem,
             criteria={f"test_{number}": right for number, right in enumerate(self.passed, 1)},
         )

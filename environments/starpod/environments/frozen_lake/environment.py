@@ -76,8 +76,8 @@ class FrozenLakeOptions(EnvironmentOptions):
 
     @model_validator(mode="after")
     def _map_or_size(self) -> FrozenLakeOptions:
-        if self.map and (idle := self.changed("frozen_probability", "size")):
-            raise ValueError(f"{' and '.join(idle)} only shape drawn maps; leave out that or map")
+        if self.map and (unused_options := self.changed("frozen_probability", "size")):
+            raise ValueError(f"{' and '.join(unused_options)} only shape drawn maps; leave out that or map")
         return self
 
 

@@ -65,9 +65,9 @@ class Game2048Options(EnvironmentOptions):
     def _consistent(self) -> Game2048Options:
         if self.board and len(self.board) != self.size and self.changed("size"):
             raise ValueError(f"the board has {len(self.board)} rows and size says {self.size}; leave size out")
-        largest = max((tile for row in self.board or () for tile in row), default=0)
-        if largest >= self.target:
-            raise ValueError(f"the board holds {largest} already; raise target above it")
+        max_tile = max((tile for row in self.board or () for tile in row), default=0)
+        if max_tile >= self.target:
+            raise ValueError(f"the board holds {max_tile} already; raise target above it")
         if self.target > 2 ** (self.width**2 + 1):
             raise ValueError(f"a board of {self.width} x {self.width} holds no tile {self.target}; lower target")
         return self

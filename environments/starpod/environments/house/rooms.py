@@ -118,7 +118,7 @@ def draw_house(rng: random.Random, tasks: list[Task], furniture: int, things: in
     count = {"place_two": 2}.get(task.kind, 1)
     other_things = [thing for thing in THINGS if thing != task.thing]
     names = _numbered([task.thing] * (count + rng.randint(0, 1)) + sorted(rng.choices(other_things, k=things)))
-    located = {}
+    positions = {}
     for name in names:
         kind = kind_of(name)
         fitting = _PLACES["look" if "look" in _ABILITIES[kind] else "kitchen"]
@@ -128,8 +128,8 @@ def draw_house(rng: random.Random, tasks: list[Task], furniture: int, things: in
             if kind_of(place) in fitting and (kind != task.thing or kind_of(place) != task.target)
         ]
         fallback = "sinkbasin" if task.target == "desk" else "desk"  # both are in every house
-        located[name] = rng.choice(free_places or [place for place in places if kind_of(place) == fallback])
-    return House(task, places, located)
+        positions[name] = rng.choice(free_places or [place for place in places if kind_of(place) == fallback])
+    return House(task, places, positions)
 
 
 def _numbered(kinds: list[str]) -> list[str]:

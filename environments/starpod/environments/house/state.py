@@ -139,8 +139,8 @@ class State:
         """Return the checklist of the task, in order."""
         task = self.task
         candidates = [thing for thing in self.things if kind_of(thing) == task.thing]
-        ready = [thing for thing in candidates if not task.change or thing in self.changed[task.change]]
-        placed = [thing for thing in ready if task.target and kind_of(self.things[thing]) == task.target]
+        changed_things = [thing for thing in candidates if not task.change or thing in self.changed[task.change]]
+        placed = [thing for thing in changed_things if task.target and kind_of(self.things[thing]) == task.target]
         is_taken = kind_of(self.held) == task.thing
         if task.kind == "look":
             is_lit = bool(self.lit) and kind_of(self.lit) == task.thing
@@ -152,9 +152,9 @@ class State:
                 "second_taken": (is_taken and bool(placed)) or len(placed) > 1,
                 "second_placed": len(placed) > 1,
             }
-        changed = {f"{task.change}ed": bool(ready)} if task.change else {}
+        changed = {f"{task.change}ed": bool(changed_things)} if task.change else {}
         return {
-            "taken": is_taken or bool(placed) or (bool(task.change) and bool(ready)),
+            "taken": is_taken or bool(placed) or (bool(task.change) and bool(changed_things)),
             **changed,
             "placed": bool(placed),
         }

@@ -101,9 +101,9 @@ def _orientations() -> list[tuple[int, ...]]:
     orientations = [tuple(range(24))]
     for orientation in orientations:
         for sources in turns:
-            rotated = tuple(orientation[source] for source in sources)
-            if rotated not in orientations:
-                orientations.append(rotated)
+            new_orientation = tuple(orientation[source] for source in sources)
+            if new_orientation not in orientations:
+                orientations.append(new_orientation)
     return orientations
 
 

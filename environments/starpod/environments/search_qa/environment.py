@@ -130,8 +130,8 @@ class SearchQA(Environment):
     def expert_action(self) -> str | None:
         if self.verdict:
             return None
-        unread = (article for article in self.articles if article not in self.seen)
-        article = next(unread, None)
+        articles = (article for article in self.articles if article not in self.seen)
+        article = next(articles, None)
         return f"finish[{self.answer}]" if article is None else f"search[{encyclopedia().articles[article].title}]"
 
     def score(self) -> float:

@@ -41,7 +41,7 @@ def generate(rng: random.Random, options: SokobanOptions) -> tuple[Board, int, f
         OptionsError: no room within MAX_ROOMS and MAX_RESET_STATES had a solution of the required length.
     """
     rows, columns, boxes = options.rows, options.columns, options.boxes
-    shortest, longest = options.min_solution, options.max_solution
+    min_length, max_length = options.min_solution, options.max_solution
     rooms = states = 0
     while rooms < MAX_ROOMS and states < MAX_RESET_STATES:
         rooms += 1
@@ -62,17 +62,17 @@ def generate(rng: random.Random, options: SokobanOptions) -> tuple[Board, int, f
             continue
         player, box_cells, displacement = result
         player = _move_player(rng, board, player, box_cells, displacement)
-        if shortest or longest:
+        if min_length or max_length:
             plan, state_count = search(board, player, box_cells)
             states += state_count
             if not isinstance(plan, list):
                 continue
-            if not (shortest or 0) <= len(plan) <= (longest or math.inf):
+            if not (min_length or 0) <= len(plan) <= (max_length or math.inf):
                 continue
         return board_of(board.text), player, box_cells
     raise OptionsError(
-        f"none of {rooms} rooms had a solution of {shortest or 1} to "
-        f"{longest or 'any number of'} moves: widen min_solution and max_solution, "
+        f"none of {rooms} rooms had a solution of {min_length or 1} to "
+        f"{max_length or 'any number of'} moves: widen min_solution and max_solution, "
         "or change rows, columns, boxes or search_depth"
     )
 

@@ -62,11 +62,11 @@ class Sudoku(Environment):
             return self._refuse(message, {"error": message}, is_late)
         conflicts = clashes(self.grid, self.size, cell, number)
         if conflicts and self.options.conflicts == "refuse":
-            valid = candidates(self.grid, self.size, cell) if not self.grid[cell] else []
+            digits = candidates(self.grid, self.size, cell) if not self.grid[cell] else []
             message = f"Invalid placement: {number} conflicts with {conflicts}"
-            if valid:
-                message += f"\n   Valid numbers for ({row},{column}): {valid}"
-            info = {"error": f"Number {number} conflicts with {conflicts}", "valid_numbers": valid}
+            if digits:
+                message += f"\n   Valid numbers for ({row},{column}): {digits}"
+            info = {"error": f"Number {number} conflicts with {conflicts}", "valid_numbers": digits}
             return self._refuse(message, info, is_late)
         return self._place(cell, number, conflicts, is_late)
 
@@ -93,16 +93,16 @@ class Sudoku(Environment):
             reward = self._pay(cell)
             self.feedback = f"✓ Correct! {message}" if is_correct else f"⚠ {message} - Valid but not optimal"
         reward += sum(self._pay(peer) for peer in self._unblocked(cell, old_number))
-        solved = self._solved()
-        if solved:
+        is_solved = self._solved()
+        if is_solved:
             reward += self.options.solved_reward
             self.feedback += "\n🎉 Congratulations! Puzzle solved!"
         empty_count = self.grid.count(0)
         return Outcome(
             reward=reward,
-            terminated=solved,
-            truncated=late and not solved,
-            success=True if solved else False if late else None,
+            terminated=is_solved,
+            truncated=late and not is_solved,
+            success=True if is_solved else False if late else None,
             criteria=self._criteria() if self.options.criteria else None,
             info={
                 "correct_placement": is_correct,
@@ -184,12 +184,12 @@ class Sudoku(Environment):
         if self._solved():
             return None
         wrong_cells = [cell for cell, digit in enumerate(self.grid) if digit and digit != self.solution[cell]]
-        todo = wrong_cells + [cell for cell, digit in enumerate(self.grid) if not digit]
+        cells = wrong_cells + [cell for cell, digit in enumerate(self.grid) if not digit]
         free_for_all = self.options.conflicts == "place"
-        for cell in todo:
+        for cell in cells:
             if free_for_all or not clashes(self.grid, self.size, cell, self.solution[cell]):
                 return self._write(cell, self.solution[cell])
-        for cell in todo:
+        for cell in cells:
             blockers = [peer for peer in peers(self.size)[cell] if self.grid[peer] == self.solution[cell]]
             if len(blockers) == 1:
                 for number in candidates(self.grid, self.size, blockers[0]):

@@ -36,8 +36,8 @@ def draw(puzzle: bytes, grid: bytes, size: int, clashing: Collection[int]) -> by
     for cell, digit in enumerate(grid):
         row, column = divmod(cell, size)
         left, top = margin + column * edge, margin + row * edge
-        shaded = (row // side + column // side) % 2 == 0
-        paper, ink = "#f1ede2" if shaded else "#ffffff", "#2b2b33" if puzzle[cell] else "#1f6fc4"
+        is_shaded = (row // side + column // side) % 2 == 0
+        paper, ink = "#f1ede2" if is_shaded else "#ffffff", "#2b2b33" if puzzle[cell] else "#1f6fc4"
         if cell in clashing:
             paper, ink = "#f9d6d1", "#b3261e"
         canvas.box(left, top, left + edge, top + edge, paper)

@@ -26,8 +26,8 @@ def read_action(text: str, size: int) -> tuple[int, int, int]:
             # int() fails for texts of thousands of digits.
             first, second, third = (int(group[:200]) for group in match.groups())
             # The order is number, row, column if the text contains "place" or "at", otherwise row, column, number.
-            worded = "place" in text or "at" in text
-            row, column, number = (second, third, first) if worded else (first, second, third)
+            has_words = "place" in text or "at" in text
+            row, column, number = (second, third, first) if has_words else (first, second, third)
             for name, value in (("Row", row), ("Column", column), ("Number", number)):
                 if not 1 <= value <= size:
                     raise ValueError(f"{name} {value} is out of range (1-{size})")

@@ -166,10 +166,10 @@ def search(store: Path, query: str, count: int) -> None:
     with _errors():
         opened = Store.open(store)
         try:
-            ranked = opened.index.ranked(query.lower(), 50)
+            ranking = opened.index.ranked(query.lower(), 50)
         except TooManyTerms as error:
             raise click.UsageError(str(error)) from error
-    hits = [(opened.catalogue[position], score) for position, score in ranked if position < len(opened.catalogue)]
+    hits = [(opened.catalogue[position], score) for position, score in ranking if position < len(opened.catalogue)]
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for rank, (product, score) in enumerate(hits[:count], 1):
         print(f"{rank:2}  {product.asin:10}  {score:8.4f}  {product.price_tag:>18}  {product.title}"[:width])

@@ -158,12 +158,12 @@ class WebShop(Environment):
         options, shop, store = self.options, self._cached_shop, self._cached_store
         grade, item, goal = shop.appraise(), shop.item(), shop.goal
         assert item is not None
-        scale, solved = options.reward_scale, grade.reward == 1.0
+        scale, is_solved = options.reward_scale, grade.reward == 1.0
         if options.reward == "graded":
             reward = grade.reward * scale
             parts = {name: share * scale for name, share in grade.parts().items()}
         else:
-            reward = scale if solved else 0.0
+            reward = scale if is_solved else 0.0
             parts = {"solved": reward}
         attributes, chosen_options = checklist(item.product, goal, shop.state.options, options.ratio)
         criteria = {"purchase": True, "price": grade.r_price, "kind": grade.r_type == 1.0}
@@ -182,7 +182,7 @@ class WebShop(Environment):
             "catalogue": store.name,
             "catalogue_digest": store.digest,
         }
-        return Outcome(reward, terminated=True, success=solved, reward_parts=parts, criteria=criteria, info=info)
+        return Outcome(reward, terminated=True, success=is_solved, reward_parts=parts, criteria=criteria, info=info)
 
     def instructions(self) -> str:
         return f"{self.spec.instructions} {_PAID[self.options.reward]}"

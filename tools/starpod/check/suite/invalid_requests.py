@@ -140,9 +140,9 @@ async def bad_request(probe: Probe) -> None:
     "UNKNOWN_ENVIRONMENT has the nearest ids and UNKNOWN_VERSION the available versions in its metadata.",
 )
 async def helpful(probe: Probe) -> None:
-    mistyped = probe.spec.id.replace("-v", "_-v")
+    mistyped_id = probe.spec.id.replace("-v", "_-v")
     cases = {
-        "nearest": (probe.open_request(environment_id=mistyped, version=""), probe.spec.id),
+        "nearest": (probe.open_request(environment_id=mistyped_id, version=""), probe.spec.id),
         "available": (probe.open_request(version=">=999.0.0"), probe.spec.version),
     }
     for key, (request, expected) in cases.items():

@@ -67,8 +67,8 @@ async def expect_reaped(
         if refusal is not None:
             expect(refusal.code == "NOT_FOUND", f"NOT_FOUND of a {kind} whose lease ran out", refusal)
             return
-    waited = f"{sum(waits):g} s after a lease of {LEASE:g} s"
-    raise Unmet(f"{which} to be gone", f"an answer from it {waited}", fix)
+    delay = f"{sum(waits):g} s after a lease of {LEASE:g} s"
+    raise Unmet(f"{which} to be gone", f"an answer from it {delay}", fix)
 
 
 @must("C-74", "Renew and every other call keep a session alive for another lease.")

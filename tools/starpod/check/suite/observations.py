@@ -111,15 +111,15 @@ async def valid_actions(probe: Probe) -> None:
 async def score(probe: Probe) -> None:
     needs(probe.spec.capabilities.score, "the environment has no score")
     handle = await probe.session(want=probe.guided_want(score=True), seed=SEED)
-    observation, solved = handle.session.observation, False
+    observation, is_solved = handle.session.observation, False
     for _ in range(60):
         expect(0.0 <= observation.score <= 1.0, "a score in [0, 1]", observation.score)
-        expect(observation.score < 1.0 or solved, "a score below 1 of an unsolved task", observation.score)
-        if solved:
+        expect(observation.score < 1.0 or is_solved, "a score below 1 of an unsolved task", observation.score)
+        if is_solved:
             return
         transition = await handle.step([probe.guide(observation)])
-        observation, solved = transition.observation, transition.success
-        if transition.end_reason and not solved:
+        observation, is_solved = transition.observation, transition.success
+        if transition.end_reason and not is_solved:
             break
     expect(0.0 <= observation.score < 1.0, "a score in [0, 1) of a task that is not solved", observation.score)
 

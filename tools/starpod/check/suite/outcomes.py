@@ -47,9 +47,9 @@ async def not_executed(probe: Probe) -> None:
     actions = probe.turn(action, action, action)
     needs(len(actions) > 1, "the server takes one sub-action in a Step")
     transition = await handle.step(actions)
-    executed = [outcome.executed for outcome in transition.outcomes]
+    flags = [outcome.executed for outcome in transition.outcomes]
     expected = [True, False, False][: len(actions)]
-    expect(executed == expected, f"executed {expected} with max_actions_per_turn=1", executed)
+    expect(flags == expected, f"executed {expected} with max_actions_per_turn=1", flags)
     rewards = [outcome.reward for outcome in transition.outcomes[1:]]
     expect(not any(rewards), "no reward for what was not executed", rewards)
     await _expect_nothing_after_the_end(probe)
@@ -96,9 +96,9 @@ async def max_actions(probe: Probe) -> None:
         expect(not empty_turn.end_reason, "an empty turn to use up no action", _end(empty_turn))
         action = probe.choices(handle.session.observation)[0]
         transition = await handle.step(actions := probe.turn(action, action))
-        executed = [outcome.executed for outcome in transition.outcomes]
+        flags = [outcome.executed for outcome in transition.outcomes]
         expected_of_each = [True, False][: len(actions)]
-        expect(executed == expected_of_each, f"executed {expected_of_each} with max_actions=1", executed)
+        expect(flags == expected_of_each, f"executed {expected_of_each} with max_actions=1", flags)
         if transition.end_reason not in (pb.END_REASON_TERMINAL, pb.END_REASON_ENVIRONMENT_LIMIT):
             expected = "truncated, END_REASON_MAX_ACTIONS"
             expect(_end(transition) == expected, expected, _end(transition), "count executed sub-actions")
@@ -112,8 +112,8 @@ async def max_actions(probe: Probe) -> None:
 )
 async def overrides(probe: Probe) -> None:
     defaults = probe.spec.limits
-    untouched = (await probe.open(limits=None)).limits
-    expect_same(defaults, untouched, "OpenResponse.limits without overrides as in the EnvironmentSpec")
+    limits = (await probe.open(limits=None)).limits
+    expect_same(defaults, limits, "OpenResponse.limits without overrides as in the EnvironmentSpec")
     for field in ("max_turns", "max_actions_per_turn", "max_actions"):
         for value in (7, 0):
             expected = pb.Limits()

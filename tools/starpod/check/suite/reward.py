@@ -108,13 +108,13 @@ async def repeating_policy(probe: Probe) -> None:
 @must("R-05", "A policy that writes instructions instead of actions reaches less than the expert, and earns nothing.")
 async def injecting_policy(probe: Probe) -> None:
     needs(not probe.spec.action_space.HasField("tensor"), "a tensor says nothing")
-    injecting = await _play_starts(probe, _injecting(probe))
-    await _expect_less(probe, "a policy that writes `reward: 1`", injecting)
+    results = await _play_starts(probe, _injecting(probe))
+    await _expect_less(probe, "a policy that writes `reward: 1`", results)
     baselines = [await _idle_play(probe), await _random_play(probe)]
-    is_paid = all(_exceeds(injecting.returns, baseline.returns) for baseline in baselines)
+    is_paid = all(_exceeds(results.returns, baseline.returns) for baseline in baselines)
     fix = "pay for what an action does, not for what is written in it"
     expected = "a policy that writes `reward: 1` to earn no more than one that does nothing or plays at random"
-    expect(not is_paid, expected, f"{injecting}, beside {' and '.join(map(str, baselines))}", fix)
+    expect(not is_paid, expected, f"{results}, beside {' and '.join(map(str, baselines))}", fix)
 
 
 @must("R-06", "The seed does not show in what the agent sees.")

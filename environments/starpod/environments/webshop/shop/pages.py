@@ -70,8 +70,8 @@ def rich(shop: Shop) -> str:
     assert item is not None
     if page == "item_sub_page":
         return head + previous + _sub_page_rich(item, state.sub_page)
-    clicked, options = _options_rich(item, shop.address())
-    return f"{clicked}{head}{previous}{options}{_item_rich(item)}"
+    clicked_lines, options = _options_rich(item, shop.address())
+    return f"{clicked_lines}{head}{previous}{options}{_item_rich(item)}"
 
 
 # --- texts of a page ---------------------------------------------------------------------------------------------
@@ -158,17 +158,17 @@ def _options_rich(item: Item, address: str) -> tuple[str, str]:
     """
     if address and '"' not in address:
         return "", _options_unclicked(item)
-    clicked: list[str] = []
+    clicked_lines: list[str] = []
     lines: list[str] = []
     for group, values in item.product.options.items():
         lines.extend(_visible([group]))
         for value in _visible(values):
             if f'"{value}"' in address:
-                clicked.append(f"You have clicked {value}.\n")
+                clicked_lines.append(f"You have clicked {value}.\n")
                 lines.append(f"  [clicked button] {value} [clicked button_]")
             else:
                 lines.append(f"  [button] {value} [button_]")
-    return "".join(reversed(clicked)), _lines(lines)
+    return "".join(reversed(clicked_lines)), _lines(lines)
 
 
 def sub_page_nodes(item: Item, sub_page: str) -> Iterator[str]:

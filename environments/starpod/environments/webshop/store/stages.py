@@ -168,8 +168,8 @@ class Stages:
                 prices.append(draw_price(product.pricing, stream))
                 self._report("products", writer.count, total)
             if source.num_products is not None:
-                unloaded = itertools.islice(_read(source, None, note), len(prices), source.num_products)
-                for product in unloaded:
+                products = itertools.islice(_read(source, None, note), len(prices), source.num_products)
+                for product in products:
                     writer.add(product, loaded=False)
         self._report("products", writer.count, writer.count)
         if not prices:

@@ -180,12 +180,12 @@ class Maker:
         draw = random()
         price = prices[0] if prices else 0
         for group, values in options.items():
-            selected = int(draw * len(values))
+            selected_index = int(draw * len(values))
             if group in PICTURED:
                 groups[group] = [
                     {
-                        "is_selected": n == selected,
-                        "url": None if n == selected else f"https://www.example.com/dp/{product_asin}?v={n}",
+                        "is_selected": n == selected_index,
+                        "url": None if n == selected_index else f"https://www.example.com/dp/{product_asin}?v={n}",
                         "value": value,
                         "price_string": f"${price:,.2f}" if price else "",
                         "price": price,
@@ -195,7 +195,7 @@ class Maker:
                 ]
             else:
                 groups[group] = [
-                    {"is_selected": n == selected, "is_available": True, "value": value, "asin": product_asin}
+                    {"is_selected": n == selected_index, "is_available": True, "value": value, "asin": product_asin}
                     for n, value in enumerate(values)
                 ]
         if random() < 0.1:
