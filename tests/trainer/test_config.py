@@ -84,6 +84,11 @@ def test_a_resolved_configuration_can_be_given_again(tmp_path: Path) -> None:
     ("words", "told"),
     [
         (["collect.gruops=4"], "no key 'collect.gruops'; did you mean groups"),
+        (["stop=3"], "stop: is a section of keys, such as stop.iterations, and cannot be 3"),
+        (
+            ["algorithm.filter=top_k"],
+            "algorithm.filter.strategy: Input should be 'none', 'top_fraction' or 'top_p', not 'top_k'",
+        ),
         (["colect.groups=4"], "no key 'colect'; did you mean collect"),
         (["algorithm=starpo-x"], "no algorithm preset 'starpo-x'"),
         (["collect.groups=many"], "collect.groups"),

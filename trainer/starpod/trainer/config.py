@@ -560,6 +560,9 @@ def _explain(item: Any) -> str:
     key = ".".join(str(part) for part in item["loc"])
     if item["type"] == "extra_forbidden":
         return f"no key {key!r}{nearest(str(item['loc'][-1]), _siblings(item['loc']))}"
+    if item["type"] == "model_type":
+        first, *_ = _section(item["loc"]).all_fields()
+        return f"{key}: is a section of keys, such as {key}.{first}, and cannot be {item['input']!r}"
     message = item["msg"].removeprefix("Value error, ")
     suffix = "" if item["type"] == "value_error" or isinstance(item["input"], dict) else f", not {item['input']!r}"
     # Sections' own messages already name their keys.

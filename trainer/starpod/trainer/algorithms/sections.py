@@ -16,7 +16,9 @@ from starpod.trainer.section import Section
 
 
 def _fill(values: Any, kind: str, default: str, defaults: Mapping[str, Mapping[str, Any]]) -> Any:
-    """Return the values with the defaults of their kind filled in."""
+    """Return the values with the defaults of their kind filled in. A single word is the kind."""
+    if isinstance(values, str):
+        values = {kind: values}
     if not isinstance(values, Mapping):
         return values
     return {**defaults.get(str(values.get(kind, default)), {}), **values}
