@@ -20,7 +20,10 @@ VARIANCE_EPSILON = 1e-8
 
 
 def whiten(advantages_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Normalise to mean 0 and standard deviation 1 (ddof=1) over the mask; 0 elsewhere, or if all are equal."""
+    """Return the advantages normalised to mean 0 and standard deviation 1 (ddof=1) over the tokens in the mask.
+
+    The result is 0 outside the mask, and everywhere if all advantages are equal.
+    """
     items_N = advantages_BT[mask_BT]
     if items_N.numel() < 2:
         return torch.zeros_like(advantages_BT)
@@ -54,9 +57,10 @@ def sibling_advantages(
     parents: Sequence[tuple[int, int] | None],
     scale: Literal["none", "std"],
 ) -> Advantages:
-    """Return each branch's return minus the mean over branches of the same state (DEEP-GRPO, arXiv 2602.14169).
+    """Return the advantages of branches (DEEP-GRPO, arXiv 2602.14169), whatever the estimator.
 
-    Works with any estimator. parents: see `Episode`. scale: see `CreditTerm`.
+    An advantage is the branch's return minus the mean return of all branches from the same state. parents: see
+    `Episode`. scale: see `CreditTerm`.
     """
     rewards_BT = penalised_rewards(config, rollout) if config.kl.where == "reward" else rollout.rewards_BT
     state_ids: dict[object, int] = {}

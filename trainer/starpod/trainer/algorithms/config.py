@@ -1,4 +1,4 @@
-"""Configuration of the algorithm: presets by name, and the choices that they consist of."""
+"""Configuration of the algorithm: named presets, and the settings that they combine."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ METHODS: tuple[type[Estimator | Objective], ...] = (
     DPPO,
     UserObjective,
 )
-"""Classes with keys that belong to `algorithm` in addition to those of `AlgorithmConfig`."""
+"""Estimators and losses. The section `algorithm` has their keys in addition to those of `AlgorithmConfig`."""
 OWNERS = {
     key: [kind for kind in METHODS if key in kind.model_fields] for method in METHODS for key in method.model_fields
 }
@@ -186,7 +186,7 @@ KINDS = {"kl": "where", "turn_clip": "kind", "filter": "strategy", "correction":
 
 
 class AlgorithmConfig(Section):
-    """Conversion of episodes to gradients. Keys that are set override those of the preset."""
+    """Section `algorithm`: how gradients are computed from episodes. Keys that are set override those of the preset."""
 
     SHORTHAND: ClassVar[str] = "preset"
 
@@ -252,11 +252,11 @@ class AlgorithmConfig(Section):
         return max(1, (episodes + self.mini_batch_size // 2) // self.mini_batch_size)
 
     def scores_first(self, episodes: int) -> bool:
-        """Return whether an update of this number of episodes needs log-probabilities before its first step.
+        """Return whether an update of this number of episodes needs a scoring pass before its first step.
 
-        With a single step they come from that step's forward pass, and all ratios are exactly 1. With correction
-        `bypass`, the sampler's are used instead. Values, losses of whole episodes and penalised rewards need them
-        earlier.
+        An update with a single step takes the old log-probabilities from that step's forward pass, so that all ratios
+        are exactly 1. Correction `bypass` uses the sampler's. A critic, a reference policy, and losses over whole
+        episodes need the scoring pass.
         """
         whole_episodes = self.objective.couples_turns or self.correction.level == "sequence"
         is_single_step = self.epochs * self.steps(episodes) == 1
@@ -290,12 +290,12 @@ class AlgorithmConfig(Section):
 
     @property
     def may_read_state_key(self) -> bool:
-        """Whether the estimator comes from a user's file, which may compare states where the environment tells them."""
+        """Whether the estimator comes from a user's file. It then gets state keys if the environment reports them."""
         return names_file(self.advantage)
 
     @property
     def blocks(self) -> frozenset[Block]:
-        """Blocks of replies that get separate credit, so their tokens must be known."""
+        """Blocks of replies that get separate credit. Turns must record which tokens belong to these blocks."""
         if first := self.estimator.first_blocks:
             return frozenset({*first, "answer"})
         return frozenset(term.block for term in self.credit_terms if term.block is not None)
@@ -430,7 +430,7 @@ class AlgorithmConfig(Section):
 
 
 def _chosen(values: Mapping[str, Any]) -> tuple[type[Estimator], type[Objective]]:
-    """Return the estimator and the loss that these values of `algorithm` name."""
+    """Return the classes of the estimator and the loss that the section `algorithm` names in these values."""
     return ESTIMATORS.get(values["advantage"], UserEstimator), OBJECTIVES.get(values["loss"], UserObjective)
 
 

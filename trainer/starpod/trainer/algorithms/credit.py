@@ -95,7 +95,11 @@ def _advantages(term: CreditTerm, rollout: RolloutBatch, rewards_BT: Tensor) -> 
 
 
 def compare_with_peers(term: CreditTerm, scores_n: Tensor, peers_n: Tensor) -> Tensor:
-    """Compare n units' scores with those of peers with the same id; 0 if there are too few or all are equal."""
+    """Return the scores of n units relative to the scores of their peers, the units with the same id.
+
+    The result is 0 for a unit with too few peers, or whose peers all have equal scores. With baseline `none`, the
+    scores are returned unchanged.
+    """
     if term.baseline == "none":
         return scores_n
     statistics = group_statistics(scores_n, peers_n)
@@ -175,7 +179,7 @@ def _peers(term: CreditTerm, rollout: RolloutBatch, units: Units) -> Tensor:
 
 
 def _places(episode: Episode) -> list[tuple[int, str, int]]:
-    """Return the line of each turn of an episode, and the turn's number within its line."""
+    """Return each turn's line (its attempt and speaker), and the turn's number within that line."""
     counts = Counter[tuple[int, str]]()
     places = []
     for turn in episode.turns:
@@ -250,11 +254,11 @@ def _rewards_of(parts: Sequence[str], rollout: RolloutBatch) -> Tensor:
 
 
 def _of_criteria(term: CreditTerm, rollout: RolloutBatch) -> Tensor:
-    """Return CM2's credit by criterion.
+    """Return the advantages of CM2, which gives separate credit for each criterion of a checklist: [B, T].
 
-    In an attempt, a criterion is open from the turn that first reports it until it is met, or to the end. Its score is
-    compared with its scores in the same attempts of the group's other episodes. The result, times the criterion's
-    weight, is credited to the turns of the agents that report it while it is open.
+    In an attempt, a criterion is open from the turn that first reports it until it is met, or until the attempt ends.
+    Its score is compared with its scores in the same attempt of the group's other episodes. The result, times the
+    criterion's weight, is credited to the turns of the agents that report the criterion while it is open.
     """
     table = turn_table(rollout.mask_BT, rollout.turns_BT)
     peers: defaultdict[tuple[int, int, str], int] = defaultdict(lambda: len(peers))

@@ -36,7 +36,7 @@ class EstimatorSettings:
 
 
 class Estimator(Section):
-    """An estimator without a critic or keys. It adds up the credit terms listed for its name in `TERMS`."""
+    """Base class of estimators. By default, an estimator has no critic and adds up its credit terms in `TERMS`."""
 
     heads: ClassVar[int] = 0
     """Number of values that the critic returns per token; 0: there is no critic."""
@@ -48,7 +48,10 @@ class Estimator(Section):
     """Blocks that `prompt.blocks` must begin with. They get separate credit."""
 
     def terms_of(self, table: tuple[CreditTerm, ...]) -> tuple[CreditTerm, ...]:
-        """Return the credit terms; none for a critic or a user's file. table: terms listed for this estimator."""
+        """Return the credit terms, by default `table`; none for an estimator with a critic or from a user's file.
+
+        table: terms that `TERMS` lists for this estimator.
+        """
         return table
 
     def estimate(self, settings: EstimatorSettings, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
@@ -66,7 +69,7 @@ class Estimator(Section):
 
 
 class ReinforcePlusPlus(Estimator):
-    """The `reinforce_plus_plus` estimator: the sum of rewards from a token on."""
+    """The `reinforce_plus_plus` estimator: an advantage is the sum of rewards at this and later tokens."""
 
     whitening: ClassVar[tuple[bool, ...]] = (True,)
 
@@ -209,7 +212,7 @@ class BilevelGAE(TokenEstimator):
 
 
 class HAE(CriticEstimator):
-    """The `hae` estimator: over segments that each follow one subgoal, and over the turns within them."""
+    """The `hae` estimator: hierarchical advantage estimation over segments with one subgoal, and over their turns."""
 
     heads: ClassVar[int] = 3
     whitens_itself: ClassVar[bool] = True

@@ -15,11 +15,14 @@ ZERO = 1e-10
 """Scores up to this count as zero."""
 
 SLACK = 0.01
-"""Amount by which the sum in `top_p` may fall short of its share of the total, in units of return, as in RAGEN-2."""
+"""Tolerance of `top_p`, as in RAGEN-2: the kept deviations may sum to this much less than their share of the total. It
+is in units of return."""
 
 
 def filter_groups(config: FilterConfig, groups: Sequence[Group]) -> list[Group]:
-    """Return the groups to keep, in order, by the deviation of their raw returns. The result may be empty.
+    """Return the groups that the filter keeps, in order. The result may be empty.
+
+    Unless the strategy is `none`, groups with the highest standard deviation of their raw returns are kept.
 
     Each kind of group is filtered separately, because returns of several environments are not comparable.
     """
@@ -57,7 +60,7 @@ def verdicts(config: FilterConfig, groups: Sequence[Group], kept: Sequence[Group
 
 
 def loss_scale(config: AlgorithmConfig, kept_fraction: float) -> float:
-    """Return the factor of the loss if this share of the groups was kept: 1, the share, or its square root."""
+    """Return the factor by which to multiply the loss: 1, the fraction of groups kept, or its square root."""
     if config.filter_loss_scaling == "linear":
         return kept_fraction
     return math.sqrt(kept_fraction) if config.filter_loss_scaling == "sqrt" else 1.0
@@ -97,5 +100,5 @@ def _shortest_prefix(items: list[float], bound: float) -> int:
 
 
 def needs_reask(config: DynamicSamplingConfig, groups: Sequence[Group]) -> list[bool]:
-    """Return for each group whether its returns are all equal, so that another start state should replace it."""
+    """Return for each group whether another start state should replace it, because all its returns are equal."""
     return [config.enabled and group.reward_std <= ZERO for group in groups]

@@ -91,8 +91,8 @@ def bilevel_gae(
     """Return advantages [B, T], 0 where the mask is False.
 
     Turn level: GAE over the sequence of turns, with V at each turn's first sampled token and the turn's total reward.
-    Token level: GAE within each turn, whose last token is credited with the turn's advantage plus its value. With gamma
-    = lam = 1, a turn's first token has exactly the turn's advantage.
+    Token level: GAE within each turn. The rewards of a turn's tokens sum to the turn's advantage plus V at its first
+    token. With gamma = lam = 1, a turn's first token has exactly the turn's advantage.
     """
     table = turn_table(mask_BT, turns_BT)
     rewards_BT = torch.where(mask_BT, rewards_BT, 0.0)

@@ -18,21 +18,24 @@ TERM, HIGH, LOW = range(3)
 _STAGES = {"think": TERM, "switch": TERM, "subgoal": HIGH}
 
 LEAST = 8
-"""Minimum number of units to whiten a stream, because the deviation of fewer is unreliable."""
+"""Advantages are only whitened over at least this number of units. The deviation of fewer is unreliable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hierarchical:
-    """Advantages of turns, and of the segments that begin at them: [B, K] each, 0 where there is no turn."""
+    """Advantages by stage of the replies: [B, K] for K turns, 0 where there is no turn."""
 
     low_BK: Tensor
     high_BK: Tensor
-    """0 except where a segment starts."""
+    """Advantage of the segment that starts at the turn; 0 if none does."""
     term_BK: Tensor
 
 
 def subgoal_begins(episodes: Sequence[Episode], mask_BT: Tensor, turns_BT: Tensor) -> Tensor:
-    """Return a mask of the tokens of turns that begin a subgoal: switches, and the first turn of each line."""
+    """Return a mask of all tokens of turns that begin a subgoal.
+
+    These are the turns that switch to another subgoal, and the first turn of each line (see `lines_of`).
+    """
     marks_BT = torch.zeros_like(mask_BT)
     for row, episode in enumerate(episodes):
         first_ids = {id(line[0]) for line in lines_of(episode.turns)}
@@ -42,7 +45,7 @@ def subgoal_begins(episodes: Sequence[Episode], mask_BT: Tensor, turns_BT: Tenso
 
 
 def stages(blocks_BT: Tensor) -> Tensor:
-    """Return the stage of each token by its block: int64 [B, T]. All tokens of an ill-formed reply act."""
+    """Return the stage of each token by its block: int64 [B, T]. An ill-formed reply has the stage LOW throughout."""
     block_stages = torch.tensor([*(_STAGES.get(name, LOW) for name in BLOCKS), LOW], device=blocks_BT.device)
     return block_stages[blocks_BT]  # index -1 is the last one
 
@@ -97,7 +100,7 @@ def hierarchical_gae(
 
 
 def whiten_units(items_BK: Tensor, there_BK: Tensor, least: int = LEAST) -> Tensor:
-    """Normalise to mean 0 and standard deviation 1 (ddof=0) over existing units. Fewer than `least` stay unchanged."""
+    """Normalise to mean 0 and standard deviation 1 (ddof=0) over existing units, if there are at least `least`."""
     items_N = items_BK[there_BK]
     if items_N.numel() < least:
         return items_BK

@@ -1,7 +1,7 @@
 """Losses: the clipped policy loss (PPO, arXiv 1707.06347), the critic's, the KL divergence, and averages over tokens.
 
-The weights of an optimiser step are computed over its whole batch, and a loss is sum(weights * per-token losses). The
-split into micro-batches and ranks, which add up gradients, therefore cannot change it.
+The weights of an optimiser step are computed over its whole batch, and a loss is sum(weights * per-token losses). Its
+gradient is the sum over micro-batches and ranks, so the result does not depend on how the batch is split.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def kl_divergence(estimator: Literal["k1", "k2", "k3"], logprobs: Tensor, ref_lo
 
 
 def kl_coefficients(config: KLConfig, rollout: RolloutBatch) -> Tensor | float:
-    """Return the factor of the divergence: one number, or [B, T] if agents have different factors."""
+    """Return the coefficient of the KL divergence: one number, or [B, T] if agents have different coefficients."""
     if not config.agents:
         return config.coefficient
     coefficients = [
@@ -86,9 +86,9 @@ def kl_coefficients(config: KLConfig, rollout: RolloutBatch) -> Tensor | float:
 def value_loss(values_BT: Tensor, old_values_BT: Tensor, returns_BT: Tensor, value_clip: float | None) -> Tensor:
     """Return half the squared error at each position.
 
-    With value_clip, it is the larger of the errors of the value and of the value clipped to within value_clip of the
-    old one, so that an update gains nothing by moving further (the clip of arXiv 1707.06347 for values). Old values and
-    returns are detached.
+    With value_clip, a second error is computed for the value clipped to within value_clip of the old value, and the
+    larger error counts. Moving further in one update then gains nothing (the clip of arXiv 1707.06347, for values). Old
+    values and returns are detached.
     """
     old_values_BT, returns_BT = old_values_BT.detach(), returns_BT.detach()
     error_BT = (values_BT - returns_BT).square()
@@ -102,11 +102,13 @@ def value_loss(values_BT: Tensor, old_values_BT: Tensor, returns_BT: Tensor, val
 
 
 def stretch_log_ratio(log_ratio_BT: Tensor, mask_BT: Tensor, stretches_BT: Tensor) -> Tensor:
-    """Return the mean log-ratio of each stretch on its tokens: [B, T], 0 where the mask is False.
+    """Return for each token the mean log-ratio of its stretch: [B, T], 0 where the mask is False.
 
-    stretches_BT: index of each token's stretch, such as 0 for whole episodes, or its turn. The value is the stretch's,
-    but the gradient flows through each token's own log-ratio (the paper's token-level form). If all tokens of a stretch
-    have the same advantage and weight, it equals the gradient of the stretch's ratio.
+    A stretch is an episode or a turn. Its tokens share the mean as their value, but the gradient flows through each
+    token's own log-ratio (the token-level form of GSPO). If all tokens of a stretch have the same advantage and weight,
+    the gradient equals that of the stretch's ratio.
+
+    stretches_BT: index of each token's stretch: 0 for whole episodes, or the token's turn.
     """
     table = turn_table(mask_BT, stretches_BT)
     mean_BT = table.spread(table.mean(log_ratio_BT.detach()))
@@ -141,7 +143,7 @@ def turn_bounds(
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
-    """Loss of each token, and the tokens whose gradient a bound stops."""
+    """Loss of each token, and masks of the tokens whose gradient is stopped by a bound."""
 
     per_token_BT: Tensor
     """Loss of each token, 0 outside the mask."""
@@ -247,16 +249,20 @@ def divergence_loss(
 
 
 def proximal_logprobs(config: CorrectionConfig, rollout: RolloutBatch) -> Tensor:
-    """Return the log-probabilities [B, T] that ratios refer to: the sampler's in mode `bypass`, else proximal."""
+    """Return the log-probabilities [B, T] in the denominator of ratios.
+
+    They are the sampler's in mode `bypass`, and otherwise those of the policy before the update (the proximal policy).
+    """
     return rollout.sampler_logprobs_BT if config.mode == "bypass" else rollout.old_logprobs_BT
 
 
 def correction_weights(
     config: CorrectionConfig, old_logprobs_BT: Tensor, sampler_logprobs_BT: Tensor, mask_BT: Tensor
 ) -> Tensor:
-    """Return weights [B, T] of the policy's loss, exactly 1 outside the mask and if sampler and proximal agree.
+    """Return weights [B, T] of the policy's loss; 1 outside the mask, and if both log-probabilities are equal.
 
-    With w = exp(old - sampler), for level `sequence` the product over the episode, and bounds low and cap:
+    w is exp(old - sampler) of the token, or for level `sequence` its product over the episode. Weights by mode,
+    with the configured bounds low and cap:
     `tis` min(w, cap) (truncated importance sampling); `mis` and `icepop` w, but 0 outside [low, cap] (masked importance
     sampling; arXiv 2510.18855); `geometric` 1, but 0 for episodes whose geometric mean of w is outside.
     """

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class LossInputs(NamedTuple):
-    """Tensors from which a loss is computed, of whole episodes."""
+    """Arguments of a loss: tensors that contain whole episodes."""
 
     logprobs_BT: Tensor
     """Log-probabilities under the policy that learns, with gradients."""
@@ -121,7 +121,7 @@ class CISPO(Objective):
 
 
 class DPPO(Objective):
-    """The `dppo` loss: bounds of the divergence at a token instead of its ratio (arXiv 2602.04879)."""
+    """The `dppo` loss: bounds apply to the divergence at each token, not to the token's ratio (arXiv 2602.04879)."""
 
     couples_turns: ClassVar[bool] = False
 

@@ -77,7 +77,7 @@ class KLConfig(Section):
 
 
 class TurnClipConfig(Section):
-    """Clipping with bounds of ratios that change from turn to turn."""
+    """Clipping of ratios with bounds that change from turn to turn."""
 
     kind: Literal["off", "decay"] = Field(default="off", description="decay: bounds by turn.")
     decay: float | None = Field(default=None, gt=0, description="Factor of both bounds per turn; by default 0.9.")

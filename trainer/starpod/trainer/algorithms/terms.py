@@ -12,11 +12,11 @@ from starpod.trainer.section import Section
 
 Key = Literal["turn", "state", "agent", "tree"]
 CRITERIA = "criteria"
-"""Reward part that pays for a checklist."""
+"""Name of the reward part for a checklist's criteria."""
 PROCESS = "process"
-"""Reward part that a turn scorer pays."""
+"""Name of the reward part from a turn scorer."""
 REASONING = "reasoning"
-"""Reward part that pays for true claims."""
+"""Name of the reward part for true claims."""
 
 
 class CreditTerm(Section):
@@ -127,7 +127,7 @@ class CreditTerm(Section):
         return self
 
     def most_peers(self, group_size: int) -> int | None:
-        """Return the maximum number of units that a group of this size can compare; None if it is not known."""
+        """Return the maximum number of units compared with each other in a group of this size; None if unknown."""
         key = {"turn": "turn", "block": "turn", "agent": "agent"}.get(self.unit)
         return group_size if self.unit in ("episode", "criterion") or key in self.key else None
 

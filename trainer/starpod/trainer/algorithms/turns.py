@@ -1,4 +1,4 @@
-"""Tables [B, K] of turns and other units. Units are identified by ids, so turns without reward count, too."""
+"""Tables [B, K] of turns and other units. Units are identified by ids, so turns without a reward are included."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Units:
         return items_BT.max().expand(self.mask_BK.shape).scatter_reduce(1, self.index_BT, items_BT, "amin")
 
     def spread(self, items_BK: Tensor) -> Tensor:
-        """Return each unit's item on its sampled tokens: [B, T], 0 elsewhere."""
+        """Copy the item of each unit to all sampled tokens of the unit: [B, T], 0 elsewhere."""
         return torch.where(self.mask_BT, items_BK.gather(1, self.index_BT), 0.0)
 
 

@@ -17,7 +17,7 @@ TOOL = "act"
 
 
 def to_atif(episode: Episode, name: str, *, model: str = "", tokens: bool = False) -> dict[str, Any]:
-    """Return an episode with at least one turn as a trajectory in JSON values.
+    """Convert an episode to an ATIF trajectory, as JSON values. The episode must have at least one turn.
 
     Args:
         episode: The episode.

@@ -1,7 +1,7 @@
 """Episodes as tensors: token samples for models, and rows of sampled tokens for algorithms.
 
-An episode is one sample as long as its context only grows, and several if a turn began afresh. Its row consists of the
-sampled tokens of all its samples in order. A model reads some samples of a row at a time; algorithms read rows.
+An episode whose context only grows is one sample. Each turn with a new context (`Turn.fresh`) begins another sample. An
+episode's row consists of the sampled tokens of all its samples in order. Models read samples, and algorithms read rows.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Sample:
 class Packed(NamedTuple):
     """Sequences right-padded to the longest, as `Policy.score` takes them.
 
-    A flat result over the True entries of `sampled_SL`, in row-major order, has the rows' sampled tokens in order.
+    A model returns one result per True entry of `sampled_SL`, flat and in row-major order.
     """
 
     tokens_SL: Tensor
@@ -61,7 +61,7 @@ class Packed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Unpacked:
-    """The R rows of a batch that have samples in a block."""
+    """Position in the batch of a block's sampled tokens. The block has samples of R rows."""
 
     rows: list[int]
     """Rows of the batch, ascending."""
@@ -115,7 +115,9 @@ def split(items: Sequence[_Item], parts: int) -> list[Sequence[_Item]]:
 
 
 class Batch:
-    """Episodes with the layout of their rows: [B episodes, T sampled tokens of the longest].
+    """A batch of B episodes, with the layout of their sampled tokens in tensors [B, T].
+
+    T is the largest number of sampled tokens of an episode.
 
     Raises ValueError for an episode without a sampled token, because there is nothing to train on.
     """
@@ -240,7 +242,7 @@ class Batch:
         return Packed(tokens.to(self.device), lengths.to(self.device), sampled.to(self.device), images)
 
     def unpack(self, block: Sequence[int]) -> Unpacked:
-        """Return the positions in the batch of the results of `pack(block)`."""
+        """Return where the sampled tokens of `pack(block)` are in the batch."""
         places = [self._places[index] for index in block]
         rows = sorted({place.row for place in places})
         inside_RT = torch.zeros(len(rows), self.mask_BT.shape[1], dtype=torch.bool)
@@ -258,7 +260,8 @@ class Batch:
         adjacent, so that their common prefix can be computed once. A sample longer than `max_tokens` is a separate
         block. Samples of a row may be in different blocks.
 
-        tokens_read: number of tokens that the policy reads for a block (`Policy.tokens_read`); None: all, with padding.
+        tokens_read: returns the number of tokens that the policy reads for a block (`Policy.tokens_read`). By default,
+            a block's size is its number of samples times the longest one.
         """
         row_set = set(rows)
 
@@ -303,7 +306,7 @@ def _furthest(end: int, last: int, fits: Callable[[int], bool]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RolloutBatch:
-    """B episodes, right-padded to T sampled tokens. Positions between sampled tokens of a sequence are left out."""
+    """B episodes, right-padded to T sampled tokens. Tokens of prompts have no position."""
 
     mask_BT: Tensor
     """Mask of the tokens (bool); False for padding."""
@@ -325,9 +328,9 @@ class RolloutBatch:
     ref_logprobs_BT: Tensor | None = None
     """Log-probabilities under the reference policy; None without a KL term."""
     episodes: Sequence[Episode] = ()
-    """The episodes, from whose turns estimators take what only they need."""
+    """The episodes, for estimators that need more than the tensors."""
     criteria_weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """By task, the weights of criteria by name; 1 by default. The key "" applies to all other tasks."""
+    """Weight of each criterion, as task -> criterion -> weight; 1 by default. Task "" applies to all other tasks."""
     blocks_BT: Tensor | None = None
     """Block of each token as an index of BLOCKS, -1 in ill-formed replies; None if the estimator ignores blocks."""
 
@@ -351,7 +354,7 @@ class RolloutBatch:
         )
 
     def rows(self, rows: Sequence[int]) -> RolloutBatch:
-        """Return these episodes only, with the same padding."""
+        """Return a batch of these rows only, with the same padding."""
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         tensors = {name: value[list(rows)] for name, value in values.items() if isinstance(value, Tensor)}
         return RolloutBatch(**{**values, **tensors, "episodes": [self.episodes[row] for row in rows]})
@@ -376,7 +379,12 @@ class RolloutBatch:
         return self.blocks_BT
 
     def inherited_B(self, parts: Sequence[str] = (), without: Sequence[str] = ()) -> Tensor:
-        """Return the rewards of shared turns. parts: only these reward parts; empty: all except `without`."""
+        """Return for each episode the sum of rewards in the turns that it shares with its parent.
+
+        Args:
+            parts: Reward parts that count; empty: all.
+            without: Reward parts that do not count.
+        """
         shared_parts = [part_sums(episode.turns[: episode.shared]) for episode in self.episodes]
         sums = [
             sum(reward for name, reward in rewards.items() if name not in without and (name in parts or not parts))
@@ -399,5 +407,5 @@ class Advantages:
 
     @classmethod
     def over_values(cls, advantages_BT: Tensor, values_BT: Tensor, mask_BT: Tensor) -> Advantages:
-        """Return advantages whose critic has the target advantage + value at every sampled token."""
+        """Return these advantages, with the critic's target advantage + value at every sampled token."""
         return cls(advantages_BT, torch.where(mask_BT, advantages_BT + values_BT, 0.0), mask_BT)

@@ -150,9 +150,10 @@ class Turn:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Turn:
-        """Return the turn. A reward without parts is the environment's. Raises TypeError for an unknown key.
+        """Return the turn. Raises TypeError for an unknown key.
 
-        Earlier versions wrote `ran` for each action, and the numbers of executed, valid and effective actions.
+        If `parts` is missing, the whole reward counts as the environment's. Instead of `outcomes`, earlier versions
+        wrote `ran` for each action, and the numbers of executed, valid and effective actions.
         """
         reward, values = values.get("reward", 0.0), dict(values)
         values["parts"] = values.get("parts") or ({"environment": reward} if reward else {})
@@ -198,10 +199,9 @@ class Episode:
     final_image: bytes = b""
     """The last image that `tail` refers to."""
     tail: list[int] = field(default_factory=list)
-    """If a limit cut the episode off, the ids that would have preceded another reply, from which a critic
-    bootstraps."""
+    """If a limit cut the episode off: the ids that would have preceded another reply. A critic bootstraps from them."""
     tail_fresh: bool = False
-    """As `Turn.fresh`, for `tail`."""
+    """Whether `tail` is the whole context, as for `Turn.fresh`, and not a continuation."""
     task: str = ""
     """Key in the run's `environments`; "" if the run has only one."""
     begun_at: int = 0
@@ -438,7 +438,7 @@ def episodes_of(groups: Sequence[Group]) -> list[Episode]:
 
 
 def branches_of(groups: Sequence[Group]) -> list[Episode]:
-    """Return the branches that can be trained on. The branches of a state must have different returns."""
+    """Return the branches that can be trained on. If all branches of a state have equal returns, they are left out."""
     branches = []
     for group in groups:
         states = siblings_of(group.branches).values()
@@ -447,7 +447,7 @@ def branches_of(groups: Sequence[Group]) -> list[Episode]:
 
 
 def siblings_of(episodes: Sequence[Episode]) -> dict[tuple[int, int], list[Episode]]:
-    """Group the episodes that have a parent by the state in which they begin, in order."""
+    """Return the branches among these episodes, in order, by the state in which they begin (`Episode.parent`)."""
     states: dict[tuple[int, int], list[Episode]] = {}
     for episode in episodes:
         if episode.parent is not None:

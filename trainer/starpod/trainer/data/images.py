@@ -76,7 +76,7 @@ def by_key(images: Iterable[bytes]) -> dict[int, bytes]:
 
 
 class ImageConfig(Section):
-    """Image input of a model built from scratch: patches, with one token each. With 0 rows it sees no images."""
+    """Image input of a model built from scratch. Each patch is one token. With 0 rows, the model sees no images."""
 
     rows: int = Field(default=0, ge=0, le=64, description="Patches from top to bottom; 0: the model sees no images.")
     columns: int = Field(default=0, ge=0, le=64, description="Patches from left to right.")

@@ -13,7 +13,7 @@ from starpod.trainer.section import Section
 
 
 class ReplayConfig(Section):
-    """Episodes to train on in addition to fresh ones. None by default.
+    """Configuration of training on episodes that are not fresh. By default, only fresh episodes are used.
 
     Stale tokens keep the log-probabilities of the policy that sampled them, so that they can be weighted.
     """
@@ -58,7 +58,7 @@ class ReplayBuffer:
         return len(self._groups)
 
     def add(self, groups: Sequence[Group], version: int) -> None:
-        """Add groups, and drop the oldest ones if there is no room. version: assumed for groups without tokens."""
+        """Add groups, and drop the oldest ones if there is no room. version: version of groups without tokens."""
         self._groups += [(oldest_version(group, version), group) for group in groups]
         surplus = max(0, len(self._groups) - self.config.capacity)
         self.evicted += surplus

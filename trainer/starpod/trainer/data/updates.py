@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # pages read these records without torch
     from starpod.trainer.data.batch import Batch
 
 TRAINED, BELOW, ABOVE = 1, 2, 4
-"""Marks of tokens with a weight in the loss, and of tokens whose gradient a lower or an upper bound stopped."""
+"""Bits of a token's mark: it has a weight in the loss; a lower bound stopped its gradient; an upper bound did."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,8 +13,8 @@ def diversity(episodes: Sequence[Episode]) -> dict[str, float]:
     """Return metrics of a batch. A key is missing if nothing can be compared. The cost is one pass over the text.
 
     collect/response_diversity: probability that two members of a group reply differently to their common start
-        state. As a share of pairs, not of distinct texts, it does not depend on the number of members or groups, so
-        steps with a filter or failed episodes are comparable.
+        state. It does not depend on the number of members or groups, because it is a share of pairs, not of distinct
+        texts. Steps with a filter or failed episodes are therefore comparable.
     diversity/distinct_reasoning: number of distinct thoughts divided by the number of thoughts, over all turns. It
         falls with the number of turns in a batch.
     diversity/most_common_reasoning: share of turns with the most common thought. Near 1, thoughts are a template.

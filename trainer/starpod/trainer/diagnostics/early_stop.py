@@ -18,7 +18,7 @@ class EarlyStop:
     Attributes:
         reason: Why to stop, in a sentence; "" while there is no reason.
 
-    success: the course of success. Update it before this object.
+    success: the run's success over time. Update this track before the `EarlyStop`.
     """
 
     def __init__(self, config: MonitorConfig, success: SuccessTrack) -> None:

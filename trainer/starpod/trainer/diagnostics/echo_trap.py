@@ -99,7 +99,7 @@ class _Track:
     """Latest values after the first ones."""
     firing: bool = False
     told: bool = False
-    """Whether the user was warned since it fires."""
+    """Whether the user was warned since the signal began to fire."""
 
 
 class EchoTrap:
@@ -117,7 +117,7 @@ class EchoTrap:
     Groups of identical replies cause a separate warning unless success holds or the task is solved, because differences
     in their returns are chance.
 
-    success: the course of success. Update it before this object.
+    success: the run's success over time. Update this track before the `EchoTrap`.
     """
 
     def __init__(self, config: MonitorConfig, success: SuccessTrack) -> None:
@@ -250,7 +250,10 @@ class EchoTrap:
         return EchoWarning(step, signal.name, ratio, text)
 
     def _without_start(self, step: int, signal: Signal, track: _Track) -> EchoWarning | None:
-        """Restart the measurement after a start of zero, which has no ratio. Warn if reward deviation was zero."""
+        """Measure the initial value again, because it was 0 and ratios to it are undefined.
+
+        Warn if the signal is reward deviation.
+        """
         steps, track.start = len(track.start), []
         if signal.name != "reward_std" or track.firing:
             return None

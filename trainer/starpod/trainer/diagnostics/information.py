@@ -43,16 +43,16 @@ class Information:
     z_score: float
     """Mutual information divided by a standard deviation; see `information`."""
     retrieval: Mapping[int, float]
-    """For k = 1, 2, 4, 8, the share of samples whose own prompt is among the k under which they are likeliest."""
+    """For k = 1, 2, 4, 8, the share of samples whose own prompt is among the k prompts that make them likeliest."""
     chance: Mapping[int, float]
-    """The share that is expected if the k prompts are random."""
+    """The value of `retrieval` that is expected if the k prompts are chosen at random."""
 
 
 def information(L_NM: Tensor, own_N: Tensor, *, deviation: float | None = None) -> Information:
     """Return the diagnostics of N samples of reasoning under M distinct prompts.
 
-    p(Z_i) weights prompts by their number of samples, so it does not change if identical prompts are merged. In
-    retrieval, unmerged ones would compete with each other. A tie at rank k counts fractionally in retrieval.
+    Identical prompts must be merged into one column, because they would compete with each other in retrieval. p(Z_i)
+    weights each prompt by its number of samples. A tie at rank k counts fractionally in retrieval.
 
     Args:
         L_NM: Log-probability of each sample after each prompt, in nats.

@@ -12,7 +12,7 @@ from starpod.trainer.data.episode import End, Episode, Group, by_kind, episodes_
 from starpod.trainer.diagnostics.diversity import diversity
 
 THIRDS = ("early", "middle", "late")
-"""Thirds of an episode that a branched state may be in."""
+"""Names of an episode's thirds. Metrics count in which third a search branches."""
 ENDS: tuple[End, ...] = tuple(end for end in get_args(End) if end != "failed")
 
 
@@ -87,8 +87,8 @@ def tokens_spent(groups: Sequence[Group]) -> int:
 def spent_in(metrics: Mapping[str, float | None]) -> dict[str, float]:
     """Return environment steps, sampled tokens and forks of an iteration, from its metrics.
 
-    The counts include what a search discarded. They are 0 if episodes came from files. Rates and times are not used,
-    because they refer to different spans if episodes continue during updates.
+    The counts include replies that a search discarded. They are 0 if episodes came from files. They are not computed
+    from rates and times, whose periods differ if episodes continue during updates.
     """
     played = "time/collect" in metrics
     steps = (metrics.get("collect/episodes") or 0.0) * (metrics.get("collect/turns_mean") or 0.0) * played
@@ -123,9 +123,10 @@ def kept_by_task(groups: Sequence[Group], kept: Sequence[Group]) -> dict[str, fl
 
 
 def _identical(groups: Sequence[Group]) -> dict[str, float]:
-    """Return the share of groups with reward deviation whose members all gave the same replies.
+    """Return, among groups with unequal returns, the share whose members all gave the same replies.
 
-    It is empty without such groups. Their deviation is chance: group-relative gradients cancel out.
+    The result is empty if no group has unequal returns. Returns of identical replies differ only by chance, and the
+    group-relative gradients of such a group cancel out.
     """
     differing = [group for group in groups if group.reward_std > ZERO]
     return {"collect/identical_fraction": statistics.fmean(g.identical for g in differing)} if differing else {}

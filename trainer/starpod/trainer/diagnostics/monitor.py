@@ -1,4 +1,4 @@
-"""Monitoring of a run: the course of success, Echo Trap warnings, and reasons to stop."""
+"""Monitoring of a run: its success over time, Echo Trap warnings, and reasons to stop."""
 
 from __future__ import annotations
 

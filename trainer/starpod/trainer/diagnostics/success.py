@@ -1,4 +1,4 @@
-"""The course of success, which tells whether a collapse signal is harmful."""
+"""Success over the steps of a run. It shows whether a collapse signal is harmful."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ FALL = 0.1
 
 
 class SuccessTrack:
-    """Success at the start (a mean), now, and at its best (medians of a window). None until the start is complete."""
+    """A run's success (0 to 1): `start` is the mean of the first steps, `now` the median of the latest steps.
+
+    `best` is the highest such median so far. All three are None until the first steps are complete.
+    """
 
     def __init__(self, config: EchoTrapConfig) -> None:
         self._config = config
@@ -28,7 +31,7 @@ class SuccessTrack:
         self._best = 0.0
         self._since_best = 0
         self.solved = False
-        """Whether the task is solved. This ends only if success falls well below its bound."""
+        """Whether the task is solved. This stays True until success falls well below the bound of `solved`."""
 
     def update(self, value: float | None) -> None:
         """Add the success of one step. `value` is None if the environment does not report success."""
@@ -54,7 +57,7 @@ class SuccessTrack:
 
     @property
     def best(self) -> float | None:
-        """Highest median of a window, but at least the start."""
+        """Highest median over a window of steps, or `start` if that is higher."""
         return None if self.start is None else max(self._best, self.start)
 
     @property

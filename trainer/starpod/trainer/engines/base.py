@@ -72,21 +72,21 @@ class EngineStats:
     """Counters since the engine was created, and its current load."""
 
     sampled: int = 0
-    """Sampled tokens."""
+    """Number of sampled tokens."""
     prefilled: int = 0
-    """Prompt tokens that were computed."""
+    """Number of prompt tokens that were computed."""
     reused: int = 0
-    """Prompt tokens that were still in the cache."""
+    """Number of prompt tokens that were still in the cache."""
     requests: int = 0
-    """Finished requests."""
+    """Number of finished requests."""
     restarts: int = 0
-    """Restarts after the sampling process died or hung."""
+    """Number of restarts after the sampling process died or hung."""
     seconds: float = 0.0
     """Seconds spent computing."""
     running: int = 0
-    """Requests that are being sampled now."""
+    """Number of requests that are being sampled now."""
     waiting: int = 0
-    """Requests that are waiting now."""
+    """Number of requests that are waiting now."""
     slots: int = 0
     """Number of replies that can be sampled at the same time."""
     apart: bool = False

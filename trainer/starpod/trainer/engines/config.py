@@ -63,7 +63,7 @@ class EngineConfig(Section):
     nccl_address: str = Field(default="", description="nccl: free host:port of the trainer's machine.")
 
     def computes_in(self, model: str) -> str:
-        """Return the dtype in which the engine computes if the policy computes in `model`."""
+        """Return the dtype in which the engine computes. model: dtype in which the policy computes."""
         return self.dtype if self.name == "vllm" and self.dtype != "auto" else model
 
     @model_validator(mode="after")

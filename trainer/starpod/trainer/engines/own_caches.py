@@ -99,7 +99,7 @@ def make_cache(model: Any, slots: int, length: int) -> SlotCache | OwnCaches:
 def _agrees(cache: SlotCache | OwnCaches, trunk: nn.Module, tokens: Sequence[int], expected: Tensor) -> bool:
     """Return whether reading in parts gives the expected states, [tokens, hidden].
 
-    Rounding can send a token to other experts, so the median token counts.
+    The median error over the tokens is compared, because rounding can route single tokens to other experts.
     """
     states = []
     try:

@@ -12,17 +12,17 @@ Server = TypeVar("Server")
 LARGEST_SHARE = 1.25
 """Largest load of a server, as a multiple of the mean over all servers, plus one request."""
 BLOCK = 16
-"""Tokens of a cached block. vLLM finds prefixes by whole blocks."""
+"""Number of tokens of a cached block. vLLM finds prefixes by whole blocks."""
 MOST_BLOCKS = 2**16
-"""Blocks that are remembered for each server: a million tokens, about the size of a GPU's cache."""
+"""Number of blocks that are remembered for each server: a million tokens, about the size of a GPU's cache."""
 
 
 class Placement(Generic[Server]):
-    """Chooses the server for each request that has the longest prefix of the prompt in its cache.
+    """Sends each request to the server that has the longest prefix of its prompt in the cache.
 
-    Members of a group share their first prompt, and each turn of an episode begins with the previous one, so they
-    follow each other. A server whose share of the requests in flight is too large gets no further ones, so the next
-    best server computes the prefix as well. Servers that have the same prefix are chosen by load.
+    Members of a group share their first prompt, and each turn of an episode begins with the previous one, so their
+    requests go to the same server. If that server has too large a share of the requests in flight, the request goes to
+    the next best one, which then caches the prefix as well. Servers that have the same prefix are chosen by load.
 
     Attributes:
         servers: The servers in use.

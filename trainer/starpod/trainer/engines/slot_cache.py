@@ -82,7 +82,8 @@ VECTOR = 32
 """Rows and keys are padded to multiples of this."""
 
 _DENSE = 4
-"""A range of slots is computed in one call, which is cheaper, if at least one in this many slots has a row."""
+"""Single tokens are computed in one call over a range of slots if at least one in 4 of these slots has a token. One
+call is cheaper than a call per slot."""
 
 
 def pad(length: int) -> int:
@@ -123,8 +124,8 @@ class Feed:
     writes: Tensor
     """Flat indices in the cache at which each row's keys are written, [R * key-value heads]."""
     blocks: dict[int, tuple[_Block | None, list[_Block]]]
-    """Blocks by the width of a layer's sliding window; 0 is full attention. First the rows of a range of slots, one row
-    each, or None if they are not computed in one call; then the other rows, one block per span."""
+    """(dense block, other blocks) for each width of a sliding window; 0 is full attention. The dense block covers a
+    range of slots with one row each, and is None if there is none. The other blocks have the rows of one span each."""
 
 
 def cache_shape(model_config: Any, slots: int, length: int) -> tuple[int, int, int, int, int, int]:
@@ -170,7 +171,7 @@ class SlotCache:
         self._writes = torch.empty(0, dtype=torch.int64)
 
     def lay_out(self, spans: Sequence[Span]) -> Feed:
-        """Lay out spans as rows. If it pays, the dense range of slots comes first, then the other spans one by one."""
+        """Lay out spans as rows: first a dense range of slots with one row each, if it saves time, then other spans."""
         singles = [index for index, span in enumerate(spans) if len(span.tokens) == 1]
         low = min((spans[index].slot for index in singles), default=0)
         high = max((spans[index].slot + 1 for index in singles), default=0)

@@ -27,7 +27,7 @@ from starpod.trainer.parallel import whole
 
 
 class TorchEngine:
-    """Continuous batching with a cache of one slot per conversation.
+    """Engine with continuous batching and a cache that has one slot per conversation.
 
     Requests enter and leave the batch at every step, and only the new tokens of a conversation's next prompt are read.
     Requests wait if all slots are busy. If idle conversations hold the slots, the least recently used one loses its

@@ -36,11 +36,12 @@ from starpod.trainer.parallel import Parallel, RankFailed
 MISSING = "engine vllm needs the package vllm; from a clone of the repository: pip install '.[vllm]'"
 WORKER_EXTENSION = "starpod.trainer.engines.vllm_worker.WeightReceiver"
 LOOK_SECONDS = 1.0
-"""Interval at which a pending call checks that the engine core is alive."""
+"""Interval in seconds at which a pending call checks that the engine core is alive."""
 WORKING_SHARE = 0.05
 """Share of one CPU core's time above which an engine core counts as computing."""
 MOST_SOCKET_BYTES = 70
-"""Longest name of a folder for vLLM's sockets, whose names have 36 bytes. The path of a socket may have 107 bytes."""
+"""Maximum length of the path of the folder for vLLM's sockets. A socket's path may have 107 bytes, and its name has
+36."""
 STOPPED = "stopped"
 """psutil's status of a process after SIGSTOP."""
 SHUTDOWN_SECONDS = 60.0
@@ -279,7 +280,10 @@ class LocalVllm(ServedEngine):
         await self._ask(self._llm.collective_rpc(method, **arguments), "new weights", loads=True)
 
     async def _is_on_gpu_of(self, model: torch.nn.Module) -> bool:
-        """Return whether vLLM runs on the policy's GPU and can open its memory. Raises EngineError if it must."""
+        """Return whether vLLM runs on the policy's GPU and can open its memory.
+
+        Raises EngineError if it does not, but the configured handover needs it.
+        """
         gpu = gpu_of(device_of(model))
         (vllm_gpu,) = await self._ask(self._llm.collective_rpc("starpod_gpu"), "which GPU it has")
         if self._only_ipc and vllm_gpu != gpu:
@@ -338,7 +342,7 @@ class LocalVllm(ServedEngine):
             raise EngineLost("the vLLM engine core died; its messages above say why")
 
     def _is_working(self) -> bool:
-        """Return whether the core's processes compute. If one is stopped, the others may just busy-wait for it."""
+        """Return whether the core's processes compute. False if one is stopped, as the others may just wait for it."""
         processes = list(_core_processes())
         before, self._cpu_seconds = self._cpu_seconds, sum(seconds for _, seconds in processes)
         has_stopped = any(status == STOPPED for status, _ in processes)
@@ -363,7 +367,10 @@ def _none_is_stopped() -> bool:
 
 
 def _check_cpu_kernels(model: torch.nn.Module) -> None:
-    """Raise EngineError if vLLM's CPU kernels do not support the model's attention heads, or new weights of experts."""
+    """Raise EngineError if vLLM's CPU kernels do not support the model's attention heads.
+
+    They also cannot load new weights of a mixture of experts.
+    """
     if any(".experts." in name for name, _ in model.named_parameters()):
         # vLLM 0.32 repacks the experts' weights for its CPU kernels only when it starts.
         raise EngineError("vLLM on a CPU reads new weights of a mixture of experts wrongly: use engine=torch, or a GPU")

@@ -34,7 +34,7 @@ START = (
     "--enable-scale-out"
 )
 LOOK_SECONDS = 5.0
-"""Interval of the health checks of a server with pending calls."""
+"""Interval in seconds between health checks of a server with pending calls."""
 FIRST_WAIT = 0.5
 LONGEST_WAIT = 8.0
 """First and longest wait in seconds before a call is retried; each wait is twice as long as the one before."""
@@ -45,7 +45,7 @@ _BUSY = (
     "/update_weights",
     "/finish_weight_update",
 )
-"""Calls during which an engine core works or waits for others, so that it does not answer health checks."""
+"""Calls during which an engine core does not answer health checks, because it works or waits for other cores."""
 _PASSING = (408, 409, 429)
 """Statuses below 500 after which the same call may be retried."""
 
@@ -53,8 +53,8 @@ _PASSING = (408, 409, 429)
 class VllmServer:
     """Client of one server that retries calls and raises readable errors.
 
-    Failed calls are retried, because they are idempotent except for those of a broadcast. A call without an answer is
-    not repeated, because the server either works on it or hangs. Health checks ask the engine core, which answers
+    Failed calls are retried if they are idempotent, as all calls except those of a broadcast are. A call without an
+    answer is not repeated: the server either works on it or hangs. Health checks ask the engine core, which answers
     between two steps. The server alone would report itself healthy even if its core hangs.
 
     Attributes:
@@ -166,7 +166,7 @@ class Refused(EngineError):
 class RemoteVllm(ServedEngine):
     """Engine on vLLM servers, all with the same weights. `Placement` chooses one for each request.
 
-    A server that is gone is used no more if others are left. It counts as a restart.
+    If a server no longer accepts connections, the engine continues with the other servers. This counts as a restart.
 
     Until the first `load`, the servers sample from the weights that they were started with. The first rank controls the
     servers and hands the weights over. A sharded model is gathered one parameter at a time.
@@ -232,7 +232,7 @@ class RemoteVllm(ServedEngine):
             raise EngineError(f"the vLLM server at {server.url} sent a reply of another form: {error!r}") from error
 
     async def _drop(self, server: VllmServer, error: Gone) -> None:
-        """Continue without a server. Raises `error` if no other one or no restart is left, or if nccl needs it."""
+        """Continue without a server. Raises `error` if it is the last one, no restart is left, or nccl is used."""
         if server not in self._servers:
             return
         if len(self._servers) == 1 or self._nccl is not None or self._stats.restarts >= self._restarts:
@@ -288,7 +288,7 @@ class RemoteVllm(ServedEngine):
     async def load(self, version: int, model: torch.nn.Module) -> None:
         """Hand over the weights.
 
-        With nccl, no rank waits for the others, because they hang in gathering the weights if the broadcast fails.
+        With nccl, no rank waits here for the other ranks. If the broadcast fails, they hang while gathering weights.
         """
         await (self._load(version, model) if self._nccl is not None else super().load(version, model))
 

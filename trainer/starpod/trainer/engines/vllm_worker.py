@@ -138,9 +138,9 @@ def pack_handles(weights: Sequence[tuple[str, Tensor]]) -> bytes:
 async def sent_by_handles(weights: Iterator[tuple[str, Tensor]], parallel: Parallel) -> AsyncIterator[str]:
     """Serve the weights inside the context and yield the socket address for the worker.
 
-    Each bucket is sent after the worker has copied the previous one. The context raises errors of sending at its end.
-    Weights of a sharded model are gathered in a thread, and all of them even if sending fails, because the other ranks
-    wait for this one.
+    Each bucket is sent after the worker has copied the previous one. If sending fails, the error is raised when the
+    context ends. Weights of a sharded model are gathered in a thread. Even after an error, the remaining weights are
+    gathered, because the other ranks wait for this one.
     """
     errors: list[Exception] = []
     connections: list[asyncio.StreamWriter] = []
@@ -183,10 +183,10 @@ async def sent_by_handles(weights: Iterator[tuple[str, Tensor]], parallel: Paral
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Return False for vLLM's warning at each hand-over that some layers got no weights.
+    """Return False for vLLM's warning that some layers got no weights, if it is expected.
 
-    It is expected for rotary embeddings, which have a table, and for tied output layers, which use the embedding's
-    weights.
+    It appears at each hand-over for rotary embeddings, which have a table, and for tied output layers, which use the
+    embedding's weights.
     """
     return "Failed to load weights" not in str(record.msg) or not any(
         name in str(record.args) for name in ("RotaryEmbedding", "ParallelLMHead")

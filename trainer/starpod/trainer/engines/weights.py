@@ -69,8 +69,11 @@ def _plain_name(name: str) -> str:
 
 
 def make_folder(parent: str) -> Path:
-    """Create a folder for weights in `parent`, with default permissions. If `parent` is empty, it is a private
-    temporary one, and those of killed processes, which hold gibibytes, are removed."""
+    """Create a folder for weights in `parent`, with default permissions.
+
+    If `parent` is empty, the folder is temporary and private. Temporary folders that killed processes left are then
+    removed, because they contain gibibytes.
+    """
     if not parent:
         return make_locked_folder(PREFIX, Path(tempfile.gettempdir()))
     folder = Path(parent).resolve() / f"{PREFIX}{uuid4().hex[:12]}"
@@ -86,9 +89,10 @@ def gather(weights: Iterable[tuple[str, Tensor]]) -> None:
 def write_weights(model: nn.Module, folder: Path, dtype: torch.dtype | None = None) -> None:
     """Write config.json and safetensors to `folder`, which appears complete or not at all.
 
-    All weights are gathered even if writing fails. Tied weights are written under all of their names, because on a CPU,
-    vLLM keeps a reordered copy of the output layer, and renews it only if that layer's name is among the reloaded ones.
-    The dtype is that of `weights_of`.
+    All weights are gathered even if writing fails. Tied weights are written under all of their names: on a CPU, vLLM
+    keeps a reordered copy of the output layer, and renews it only if it reloads a weight with that layer's name.
+
+    dtype: see `weights_of`.
     """
     dtype = dtype or compute_dtype(model)
     weights = weights_of(model, dtype)

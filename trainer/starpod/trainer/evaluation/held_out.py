@@ -28,7 +28,7 @@ from starpod.trainer.seeds import Purpose
 class HeldOut:
     """Player of held-out start states with the run's collectors. Raises Interrupted at a signal.
 
-    In all stages, evaluations use the run's unchanged configuration. scorer: chooses among replies if `best_of` is on.
+    Settings that a stage changes do not affect evaluations. scorer: chooses among replies if `best_of` is on.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class HeldOut:
         return make_task(self.tasks[name].held_out, self.collectors[name].task.actions, name)
 
     def kept(self, played: Mapping[str, Collected]) -> list[Episode]:
-        """Return the first episodes of each environment, with unique group numbers."""
+        """Return the first `keep_episodes` episodes of each environment, with unique group numbers."""
         limit = self.config.evaluation.keep_episodes
         return numbered([collected.episodes[:limit] for collected in played.values()])
 

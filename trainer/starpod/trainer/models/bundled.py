@@ -23,7 +23,7 @@ from tokenizers import pre_tokenizers
 from starpod.trainer.models.config import GEMMA3, PACKAGED, SMOLLM2, ModelError
 
 _FORMAT = 2
-"""Number of the cached folder's contents, in its name. Raise it if a model is converted in another way."""
+"""Version of the conversion, which is part of the cached folder's name. Increase it if the conversion changes."""
 
 _SPECIALS = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 """Names of special tokens in transformers, and in the metadata of GGUF."""
@@ -122,7 +122,7 @@ def _write(name: str, files: list[Path], folder: Path) -> None:
 
 
 def _join(parts: list[Path], whole: Path) -> Path:
-    """Write the parts to one file. Raises ModelError if it is not the one whose SHA-256 the package names."""
+    """Join the parts to one file. Raises ModelError if its SHA-256 is not among those in the package's SHA256SUMS."""
     digest = hashlib.sha256()
     with open(whole, "wb") as file:
         for part in parts:
@@ -137,7 +137,10 @@ def _join(parts: list[Path], whole: Path) -> Path:
 
 
 def _dequantise(packed: Path) -> tuple[Any, Any]:
-    """Return the tokenizer and the model of a GGUF file. Raises ModelError if transformers reads other tokens."""
+    """Return the tokenizer and the model of a GGUF file, dequantised to float32.
+
+    Raises ModelError if a special token in the file differs from the token that transformers reads.
+    """
     import gguf
 
     fields = gguf.GGUFReader(packed).fields

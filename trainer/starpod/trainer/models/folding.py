@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from starpod.trainer.models.trunk import hidden_states, layer_kinds, trunk_of, unwrapped
 
 SHORTEST = 64
-"""Shorter common prefixes, in tokens, are not folded, because the mask costs more than reading them again."""
+"""Minimum number of tokens of a folded prefix. For shorter ones, the mask costs more than reading the tokens again."""
 
 _WORTH = 0.8
 """Rows are folded only if the work is at most this share of reading each row separately."""

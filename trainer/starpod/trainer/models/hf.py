@@ -48,7 +48,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 
 def _try_template(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise ModelError if the configured chat template fails on a question."""
+    """Raise ModelError if the configured chat template fails on a single user message."""
     try:
         tokenizer.apply_chat_template([{"role": "user", "content": "?"}], tokenize=False, add_generation_prompt=True)
     except TemplateError as error:

@@ -54,8 +54,8 @@ class _SlicedLogprobs(torch.autograd.Function):
     """_TokenLogprobs together with the output layer, by slices of the vocabulary.
 
     The forward pass keeps a running maximum and running sums (online softmax, arXiv 1805.02867), the backward pass
-    computes the logits again. No [N, V] tensor exists in any type. With slices of rows instead, each slice would round
-    the whole weight and add to its whole gradient. For a vocabulary of 150,000, that takes longer than the products.
+    computes the logits again. No [N, V] tensor exists in any type. Slices of rows would be slower: each would round the
+    whole weight and add to its whole gradient, which takes longer than the products for a vocabulary of 150,000.
     """
 
     @staticmethod
@@ -159,9 +159,9 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor | None]:
     """Return log-probabilities of tokens under softmax(head(hidden) / temperature), and entropies, in float32 nats.
 
-    If [N, vocabulary], or the head's weight where a pass rounds it, has more than `logits_at_once` entries, both are
-    computed in slices of the vocabulary. If `linear`, the weight, is None, logits are computed in slices of the rows.
-    Slices are computed again for the gradient instead of being kept.
+    Logits are computed in slices if they have more than `logits_at_once` entries in total, or if the head's weight must
+    be rounded and has more. Slices divide the vocabulary, or the rows if `linear`, the head's weight, is None. They are
+    not kept, but computed again for the gradient.
     """
 
     def part(hidden: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor | None]:

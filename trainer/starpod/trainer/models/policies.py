@@ -29,9 +29,9 @@ class Policies(nn.Module):
 
     @classmethod
     def of(cls, agents: Sequence[str], policy: Policy) -> Policies:
-        """Give `policy` to the first agent and a copy to each other one; to all of them if none is named.
+        """Return the policies of these agents: `policy` for the first agent, and a copy for each other agent.
 
-        Copies share frozen parameters.
+        Copies share frozen parameters. Without agents, `policy` is the single policy of all agents.
         """
         first_agent, *other_agents = agents or ("",)
         return cls({first_agent: policy, **{agent: copy_trained(policy) for agent in other_agents}})

@@ -39,8 +39,9 @@ def head_of(model: nn.Module) -> nn.Module:
 def hidden_states(trunk: nn.Module, tokens_BL: Tensor, positions_BL: Tensor | None = None, mask: Any = None) -> Tensor:
     """Return hidden states [B, L, hidden] of right-padded sequences. Causal attention needs no mask for right padding.
 
-    Positions of None count from 0. The mask [B, 1, L, L], or one for each kind of layers, is True if a query sees a
-    key; None is the causal mask.
+    Args:
+        positions_BL: Position of each token; None: positions count from 0.
+        mask: [B, 1, L, L], or one such mask for each kind of layers. True if a query sees a key; None: the causal mask.
     """
     states: Tensor = trunk(
         input_ids=tokens_BL, position_ids=positions_BL, attention_mask=mask, use_cache=False
