@@ -357,7 +357,7 @@ class Config(Section):
 
     @property
     def in_stages(self) -> tuple[Config, ...]:
-        """Configuration of each stage in order, then the unchanged one, which applies after the last stage."""
+        """Configuration of each stage in order, then the unchanged configuration that applies after the last stage."""
         return (*self._in_stages, self)
 
     @property

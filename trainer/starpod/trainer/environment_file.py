@@ -35,13 +35,14 @@ _MOST_CONTEXT = 4096
 turns."""
 _NOISE = 0.3
 _SLOW = 1.0
-"""If the test episodes take more seconds, few more are played at random. Otherwise thousands are, for the best ones."""
+"""Limit in seconds for the test episodes of an environment without an expert. If they take longer, the warm start plays
+500 random episodes and imitates the best half. Otherwise it plays 3000 and imitates the best tenth."""
 _IMITATED, _IMITATED_IN_ALL, _COLLECTED = 2048, 655_360, 24_576
-"""Tokens of a warm-start step, of the whole warm start, and of an iteration. Small steps imitate better: with the same
-tokens in all, steps of 8 episodes reached a loss of 0.38 nats per token, and steps of 32 one of 0.43. On an idle core
-the warm start takes half a minute, and an iteration two seconds."""
+"""Numbers of tokens of a warm-start step, of the whole warm start, and of an iteration. Small steps imitate better: for
+the same total number of tokens, the loss was 0.38 nats per token with 8 episodes per step, and 0.43 with 32. On an
+idle core the warm start takes half a minute, and an iteration two seconds."""
 _SPEED = 14_000
-"""Tokens per second of an iteration on an idle core."""
+"""Number of tokens per second that an iteration processes on an idle core."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class Job:
     solved: int | None
     """Number of successful test episodes; None if the environment does not say."""
     seconds: float
-    """Estimated duration of one episode of an iteration, in the trainer on an idle core and in the environment."""
+    """Estimated seconds per episode of an iteration: the trainer's time on an idle core plus the environment's."""
 
     def explain(self, config: Config) -> list[str]:
         """Return lines on what will be trained and how. config: this configuration with the user's changes."""
@@ -262,7 +263,7 @@ def _chosen_prompt(spec: pb.EnvironmentSpec, turn: int, whole: int) -> tuple[dic
 def _tokens(
     spec: pb.EnvironmentSpec, warm_start: dict[str, Any], played: Sequence[Demonstration]
 ) -> tuple[int, int, float]:
-    """Return the token limit of a reply, and the tokens of the longest and the mean turn including replies."""
+    """Return numbers of tokens: a reply's limit, the longest turn with its reply, and the mean turn with its reply."""
     prompt = PromptConfig(style="compact", thinking=False)
     writer = DemonstrationWriter(WarmStartConfig(**warm_start), prompt, tuple(spec.action_space.names))
     from starpod.trainer.models.tiny import train_tokenizer  # imports torch

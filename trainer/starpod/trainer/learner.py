@@ -31,7 +31,7 @@ class Learner:
     """Learner of policies from groups of episodes, each policy from its own agent's turns.
 
     Advantages are computed from whole episodes. Means of the loss and mini-batches only contain the agent's own tokens.
-    All trainers have the same configuration, without a critic if there are several.
+    All trainers have the same configuration. If there are several, none has a critic.
 
     Args:
         by_agent: Trainer of each agent's policy, or of the policy of all agents, named "".
@@ -159,7 +159,7 @@ class Learner:
 def batch_steps(
     trainers: Mapping[str, PolicyTrainer], groups: Sequence[Group], version: int, record: UpdateRecord
 ) -> Iterator[Step]:
-    """Yield each policy's steps on random mini-batches of its episodes and, as a separate mean, of their branches."""
+    """Yield each policy's steps on random mini-batches of its episodes. Branches have a separate mean of the loss."""
     main, branches, unscored = episodes_of(groups), branches_of(groups), dict[str, bool]()
     first = _first_of(trainers)
     streams: defaultdict[str, list[tuple[_Share, Stream]]] = defaultdict(list)
@@ -198,17 +198,19 @@ class _Share:
 
     trainer: PolicyTrainer
     rows: Sequence[int]
-    """Rows of the whole batch in which its agent speaks."""
+    """Rows of the whole batch in which the policy's agent speaks."""
     inside_BT: Tensor
-    """Mask of its tokens in the whole batch (bool)."""
+    """Mask of the policy's tokens in the whole batch (bool)."""
     batch: Batch
     rollout: RolloutBatch
     metrics: dict[str, float]
     unscored: bool
-    """Whether its log-probabilities are the sampler's; see `AlgorithmConfig.scores_first`."""
+    """Whether the batch's log-probabilities are the sampler's; see `AlgorithmConfig.scores_first`."""
 
     def stream(self, advantages: Advantages, record: UpdateRecord | None = None) -> Stream:
-        """Return the turns with their part of the whole batch's advantages. Both batches order tokens by row and turn.
+        """Return the policy's turns with their advantages, which are taken from those of the whole batch.
+
+        Tokens are matched by position, because both batches order them by row and turn.
 
         record: receives the policy's part of the update.
         """
@@ -230,7 +232,7 @@ def _share_out(
 ) -> tuple[RolloutBatch, dict[str, _Share]]:
     """Return a batch of whole episodes, scored by all policies, and each policy's share of it.
 
-    unscored: by agent, whether to leave the turns unscored; missing entries are added for an update.
+    unscored: whether to use the sampler's log-probabilities, by agent. Missing entries are set from `scores_first`.
     Raises LogprobGap, and ConfigError for an agent without a policy.
     """
 

@@ -10,8 +10,8 @@ from starpod.trainer.run.run import Run
 async def train(run: Run) -> StopReason:
     """Train until the run has a reason to stop, and return that reason.
 
-    A signal ends the run. Episodes in play stop at once, whereas an update is finished first. The loss of the engine or
-    of all servers ends the run as well. In each case the finished steps are saved. With `collect.max_staleness`, groups
+    A signal ends the run. Episodes in play stop at once, whereas an update is finished first. The run also ends if the
+    engine or all servers fail. In each case the finished steps are saved. With `collect.max_staleness`, groups
     for later steps are played during an update (rollout/ahead.py).
     """
     try:

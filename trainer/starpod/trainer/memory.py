@@ -1,7 +1,7 @@
 """Estimate of a training run's memory per device, from its configuration and the model's shape.
 
-The tensors kept for the backward pass were counted on Llama's layers in transformers, as bytes per token and layer that
-follow from the widths. The rest is arithmetic on numbers of parameters.
+The size of the tensors kept for the backward pass is computed per token and layer, from the layer's widths. These
+tensors were counted in transformers' Llama. The other items are computed from numbers of parameters.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Item:
     size: float
     """Size in bytes."""
     keys: str = ""
-    """Configuration keys that lower it."""
+    """Configuration keys that reduce this item's size."""
     phase: str = ""
     """Phase during which it is held; "" means always."""
 
@@ -189,7 +189,7 @@ def _policies(config: Config) -> int:
 
 
 def _engine(config: Config, place: Place, shape: Shape) -> list[Item]:
-    """Return the memory of an engine on this machine, and of handing over weights."""
+    """Return the memory items of an engine on this machine and of transferring weights to it."""
     engine, model = config.engine, config.model
     max_length = config.sampling.max_episode_tokens
     dtype: torch.dtype = getattr(torch, engine.computes_in(model.dtype))
@@ -246,10 +246,10 @@ def kept_for_backward(config: ModelConfig, shape: Shape, tokens: int) -> int:
 
 
 def _per_token(config: ModelConfig, shape: Shape) -> int:
-    """Return the bytes kept per layer and token.
+    """Return the number of bytes kept for the backward pass, per layer and token.
 
-    They are eight tensors of the model's width, float32 values of the norms, keys and values, and four tensors of the
-    MLP's width.
+    Each token keeps eight vectors of the model's width, its keys and values, four vectors of the MLP's width and, if
+    it computes in bfloat16, float32 values of the norms.
     """
     size: int = getattr(torch, config.dtype).itemsize
     norms = 10 * shape.hidden if size < FLOAT32 else 0

@@ -58,7 +58,7 @@ class Mixture:
         ]
 
     def _saved_start(self, name: str, group: int) -> SavedStart | None:
-        """Return the saved state in which a group begins, chosen by its number; None: its seed's start state."""
+        """Return the saved start of a group, chosen by the group's number; None to begin in its seed's start state."""
         starts, share = self._saved.get(name, ()), self._saved_shares[name]
         count = math.floor((group + 1) * share)
         return starts[(count - 1) % len(starts)] if starts and count > math.floor(group * share) else None

@@ -107,9 +107,9 @@ class Parallel:
     def end(self, status: int) -> None:
         """Exit the process at once if it is one of several, or if a thread of `in_thread` is still busy.
 
-        Write all output before. gloo's threads release their buffers some time after the last exchange. If Python is
-        being torn down by then, the process aborts, and torchrun reports a finished run as failed. It also aborts if a
-        thread is still inside torch.
+        Write all output before calling this. gloo's threads release their buffers some time after the last exchange. If
+        Python is being torn down by then, the process aborts, and torchrun reports a finished run as failed. The
+        process also aborts if a thread is still inside torch.
         """
         if self.world > 1 or _under_way:
             sys.stdout.flush()
@@ -163,7 +163,7 @@ class Parallel:
         return items[0]
 
     def broadcast_on_machine(self, item: Item) -> Item:
-        """Return the object of this machine's first rank on all its ranks. torchrun numbers the machines."""
+        """Return the object of the first rank on this machine. All ranks of all machines take part."""
         machine = os.environ.get("GROUP_RANK", "")
         return next(value for name, value in self.gather_objects((machine, item)) if name == machine)
 
@@ -278,7 +278,7 @@ class Parallel:
     def load_full_state_dict(
         self, model: nn.Module, state: Mapping[str, Tensor], *, without: Collection[str] = ()
     ) -> None:
-        """Load `state_dict` with whole tensors, as checkpoints have them. Every rank passes all and keeps its part.
+        """Load a state dict of unsharded tensors, such as a checkpoint's, on every rank. Each rank keeps its shards.
 
         without: names that may be missing. Raises ValueError if names or shapes differ from the model's.
         """
@@ -314,7 +314,7 @@ class Parallel:
     def load_optimizer_state(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]
     ) -> None:
-        """Load `optimizer_state` with whole tensors, with any number of ranks. Every rank passes all of it.
+        """Load an optimiser state of unsharded tensors on every rank. The number of ranks may have changed.
 
         Raises ValueError if the optimiser has other parameters.
         """
@@ -444,7 +444,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def _like(full: Tensor, tensor: Tensor) -> Tensor:
-    """Return this rank's part of `full`, sharded like `tensor`; all of it if the shapes differ (a counter).
+    """Return this rank's part of `full`, sharded like `tensor`; all of it if the shapes differ (a step counter).
 
     Only that part is read, because `full` may be memory-mapped.
     """

@@ -119,7 +119,7 @@ def check_model(config: Config) -> None:
 
 
 async def check_environment(config: Config, task: TaskConfig, fleet: Fleet, facts: Facts) -> None:
-    """Refuse settings that the servers of an environment do not support, rejected options, and rewards that fail.
+    """Refuse settings and options that an environment does not support, and shaping functions that raise.
 
     Raises ConfigError, BadArgument for options, and RewardError.
     """
@@ -154,12 +154,12 @@ async def _try_rewards(config: Config, task: TaskConfig, fleet: Fleet, facts: Fa
 
 
 def _any_action(observation: Observation, actions: Sequence[str], rng: Random) -> str:
-    """Return the expert's action, a random one, or, in an environment that lists none, an invalid one."""
+    """Return the expert's action, else a random one, else "" if the environment lists no actions."""
     return choose_expertly(observation, actions, rng) or choose_randomly(observation, actions, rng) or ""
 
 
 def _played(config: Config, task: TaskConfig) -> Iterator[EnvironmentConfig]:
-    """Yield a task's environment with all options of a run: in evaluations, stages and curriculum levels."""
+    """Yield a task's environment with each set of options that the run uses: for evaluations, stages and levels."""
     yield task.held_out
     for stage in config.in_stages:
         (environment,) = (each.environment for each in stage.tasks if each.name == task.name)

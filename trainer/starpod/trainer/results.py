@@ -73,7 +73,7 @@ class RunResults:
             environment: Only episodes of this environment, given by its id or its name in the run.
 
         Raises:
-            BadEpisodes: There are none.
+            BadEpisodes: There are no such episodes.
         """
         kinds = EVALUATION if kind is None else (f"{kind}-",)
         files = [file for file in episode_files(self.path) if file.name.startswith(kinds)]

@@ -62,7 +62,7 @@ class Section(BaseModel):
 
     @classmethod
     def all_fields(cls) -> dict[str, FieldInfo]:
-        """Return the fields whose keys may be given."""
+        """Return the fields that a configuration may set."""
         return dict(cls.model_fields)
 
     def to_dict(self) -> dict[str, Any]:
@@ -71,9 +71,9 @@ class Section(BaseModel):
 
 
 class Kinds(Section):
-    """A section with several kinds: a class with KIND, which is the default, and its subclasses.
+    """A section with several kinds. The class that sets KIND is the default kind, and its subclasses are the others.
 
-    Each kind declares its own keys, and another default for the field that KIND names. A key of another kind is
+    Each kind declares its own keys, and a different default for the field that KIND names. A key of another kind is
     refused; null counts as not given.
     """
 

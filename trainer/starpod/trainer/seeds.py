@@ -95,8 +95,8 @@ class SeedCursor:
     Attributes:
         taken: Number of seeds handed out so far, which is the index of the next seed.
 
-    run_seed: offset of the first seed, at `start + run_seed * RUN_STRIDE` modulo the range, so that runs with different
-    seeds play different start states.
+    run_seed: determines the first seed, `start + run_seed * RUN_STRIDE`, which wraps around at the end of the range.
+    Runs with different values of `run_seed` therefore play different start states.
     """
 
     def __init__(self, seeds: SeedRange, run_seed: int = 0) -> None:

@@ -220,7 +220,7 @@ async def _build_collectors(
 def _want(config: Config, facts: Facts, *, image: bool) -> Want:
     """Return the data that observations must carry besides text. image: whether the policy sees images.
 
-    Turn scorers pool visits of a state by its key, and their scores are compared with the environment's.
+    Turn scorers use state keys to pool the visits of a state. Their scores are compared with the environment's scores.
     """
     scorer = config.scorer.kind
     reads_states = scorer == "q" or any(stage.algorithm.may_read_state_key for stage in config.in_stages)

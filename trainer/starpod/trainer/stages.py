@@ -31,8 +31,8 @@ MAY_CHANGE = (
     "sampling.max_reply_tokens",
     "sampling.min_reply_tokens",
 )
-"""Keys and sections that a stage may set. For `environments.NAME`, these are the keys of `environment`, and the
-rewards."""
+"""Keys and sections that a stage may set. In a run with several environments, a stage may set
+`environments.NAME.<key>` for the keys of `environment` in this list, and `environments.NAME.rewards`."""
 
 
 class UntilConfig(Section):
@@ -98,7 +98,7 @@ class Stages:
         return self.index > start
 
     def unknown(self, metrics: Mapping[str, float]) -> str:
-        """Return the metric that the stage waits for if the iteration does not have it, else ""."""
+        """Return the metric that the stage waits for if it is missing from `metrics`, else ""."""
         metric = self._stages[self.index].until.metric if self.index < len(self._stages) else ""
         return metric if metric and metric not in metrics else ""
 

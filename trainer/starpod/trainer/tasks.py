@@ -24,7 +24,7 @@ OWN_KEYS = {
     "warm_start": ("episodes", "demonstrations", "actions", "noise", "imitate_noise", "best", "thought"),
     "evaluation": ("episodes", "temperature", "options", "reference"),
 }
-"""Keys of the run's sections that one environment among several may set."""
+"""Keys that each of several environments may override, by section of the run."""
 
 
 class MixedEnvironment(EnvironmentConfig):

@@ -19,15 +19,18 @@ from starpod.trainer.data.updates import UpdateRecord
 from starpod.trainer.update import PolicyTrainer, Step, Stream, advantages_by_kind
 
 LARGEST = 3.0
-"""Bound of a normalised advantage."""
+"""Maximum absolute value of a normalised advantage."""
 MOVE = 0.2
 """Maximum distance from 1 of the carry and of each of its factors."""
 SMALLEST_STD = 1e-6
-"""Advantages are only divided by a deviation above this."""
+"""Advantages are normalised only if their standard deviation is above this."""
 
 
 def normalised(advantages_B: Tensor) -> Tensor:
-    """Normalise to mean 0 and standard deviation 1 (ddof=1) over a turn's rows, not groups; clamp to LARGEST."""
+    """Normalise one turn's advantages over all episodes to mean 0 and standard deviation 1 (ddof=1).
+
+    Groups are not normalised separately. Results are clamped to [-LARGEST, LARGEST].
+    """
     if len(advantages_B) > 1:
         std = advantages_B.std()
         if std > SMALLEST_STD:

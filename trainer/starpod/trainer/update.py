@@ -62,7 +62,7 @@ class Accumulated:
 
     metrics: dict[str, float]
     logprobs_BT: Tensor | None
-    """The policy's log-probabilities, 0 for other rows' tokens, if `finds`; else None."""
+    """The policy's log-probabilities if `finds` was set, else None. They are 0 in rows outside this step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Step:
 
     agent: str
     parts: Sequence[tuple[Stream, Sequence[int]]]
-    """Streams whose losses are added up, and the rows of each one. The step's metrics are the first one's."""
+    """Streams whose losses are added up, each with its rows in this step. The first one provides the step's metrics."""
     metrics: dict[str, float]
     """Further metrics, such as those of scoring."""
     finds: bool = False
@@ -98,7 +98,7 @@ class PolicyTrainer:
 
     Args:
         temperature: Temperature of sampling, so that the trained distribution is the sampled one.
-        max_length: Longest context, the constant of the loss average seq-mean-token-sum-norm.
+        max_length: Longest context in tokens. The loss average `seq-mean-token-sum-norm` divides by it.
         make_reference: Build the frozen policy of the KL term, with any weights. Only used without adapters.
         branches: How advantages of branches are scaled and their loss weighted.
         criteria_weights: See `Config.criteria_weights`.
@@ -454,7 +454,7 @@ class PolicyTrainer:
     def _present_logprobs(self, batch: Batch, rows: Sequence[int], otherwise_BT: Tensor) -> Tensor:
         """Return log-probabilities [B, T] of these rows under the current policy, and `otherwise_BT` for other rows.
 
-        A row with one sample is never split among blocks, so if all rows have one, nothing is scored.
+        A row with a single sample is never split among blocks. It keeps `otherwise_BT` as well and is not scored.
         """
         split_rows = [row for row in rows if len(batch.samples[row]) > 1]
         if not split_rows:
@@ -489,7 +489,7 @@ def advantages_by_kind(config: AlgorithmConfig, rollout: RolloutBatch) -> Advant
 
 
 def _placed_values(unpacked: Unpacked, values: Tensor, blocks_BT: Tensor | None) -> Tensor:
-    """Return a block's values as rows [R, T]. blocks_BT: selects the head of a token's stage, if there are several."""
+    """Return a block's values as rows [R, T]. blocks_BT: selects each token's head if the critic has several."""
     if blocks_BT is None:
         return unpacked.in_rows(values)
     values_RTH = torch.stack([unpacked.in_rows(values_N) for values_N in values.unbind(1)], dim=2)
@@ -497,7 +497,7 @@ def _placed_values(unpacked: Unpacked, values: Tensor, blocks_BT: Tensor | None)
 
 
 class Sums:
-    """Metrics of one optimiser step, summed over micro-batches and ranks. Names that end in `_max` are maxima."""
+    """Metrics of one optimiser step, summed over micro-batches and ranks. Metrics named `..._max` are maxima."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device

@@ -120,7 +120,7 @@ class PretrainedAgents(Agents):
         return self._by_task.get(task.name, self._agents).agent(session, task, group)
 
     def facts(self) -> dict[str, Any]:
-        """Return JSON values to report. Our short names for models are replaced by titles."""
+        """Return JSON values to report. Short names of the package's models are replaced by their full titles."""
         name = self.config.model.name if self.config else self._name
         title = model_title(name)
         return {**self._facts, **({} if title == name else {"model": title}), "temperature": self.temperature}

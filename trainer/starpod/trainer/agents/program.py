@@ -18,7 +18,7 @@ GROUP, NAME = "starpod.agents", "program"
 
 
 Wrap = Callable[[EngineAgents], EngineAgents]
-"""Function that returns a copy of the agents that gets its moves from the program."""
+"""Function that takes agents and returns a copy of them whose moves come from the program."""
 Programs = Callable[[ProgramConfig], AbstractAsyncContextManager[Wrap]]
 
 

@@ -1,8 +1,8 @@
 """Conversation scripts: the next speaker, the text that each speaker sees, and the reply that the environment gets.
 
-All speakers share one policy unless `script.policies` gives each its own. They have different prompts and a different
-`Turn.agent_id`, and credit terms compare each speaker only with itself. Except in self-play, the environment sees a
-single agent and does not know of the script.
+All speakers share one policy unless `script.policies` gives each speaker a policy. Speakers have different prompts and
+a different `Turn.agent_id`, and credit terms compare each speaker only with itself. Except in self-play, the
+environment sees a single agent and does not know of the script.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def rejected(observation: str) -> str:
 
 
 def tried(config: ScriptConfig, prompt: PromptConfig, observation: str) -> str:
-    """Return the first message of an attempt other than the first."""
+    """Return the message that begins the second or a later attempt."""
     return f"{'Again.' if prompt.style == 'compact' else config.again}\n{observation}"
 
 

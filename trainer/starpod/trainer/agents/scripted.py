@@ -33,7 +33,7 @@ REFERENCES: dict[str, tuple[Choose, Want]] = {
     "random": (choose_randomly, Want(valid_actions=True)),
     "expert": (choose_expertly, Want(expert_action=True)),
 }
-"""Function and required observations of the reference policies for any environment, by name."""
+"""Reference policies that can play any environment, by name: function and required parts of observations."""
 
 
 def reference_names() -> list[str]:

@@ -160,7 +160,7 @@ class Checkpoints:
             ) from error
 
     def _begin(self, snapshot: Snapshot) -> Path:
-        """Create a temporary folder with files that the ranks fill, and return it. Rank 0 does so for all."""
+        """Create a temporary folder with files for all ranks to fill. Return it on rank 0, an empty path elsewhere."""
         if not self._parallel.is_main:
             return Path()
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -176,7 +176,7 @@ class Checkpoints:
         return temporary
 
     def _finish(self, snapshot: Snapshot, temporary: Path) -> Path:
-        """Seal the folder, and give it its name. Rank 0 does so for all."""
+        """Write the manifest and rename the folder to its final path on rank 0. Return that path on all ranks."""
         folder = self.folder / temporary.name.removeprefix(TEMPORARY)
         if not self._parallel.is_main:
             return folder
@@ -200,7 +200,7 @@ class Checkpoints:
                 path.unlink()
 
     def _unused(self, step: int) -> Path:
-        """Return an unused path for a step, so that its older folder stays until the new one is whole."""
+        """Return an unused path for a step. An older folder of the step is kept until the new one is complete."""
         number = 1
         while (path := self.folder / folder_name(step, number)).exists():
             number += 1

@@ -37,7 +37,7 @@ def export(trained: Trained, out: Path, *, adapter: bool = False, agent: str = "
         out: Folder to create.
         adapter: Export only the LoRA adapter, which needs peft and the base model to load. Otherwise it is merged into
             the weights.
-        agent: Agent whose policy is exported, if each agent has one.
+        agent: Agent whose policy is exported, if each agent has a separate policy.
 
     Raises:
         ExportError: `out` exists, or there is no adapter.

@@ -67,7 +67,7 @@ def _unpack(tensors: Mapping[str, Tensor], value: Any) -> Any:
 
 
 def join_parts(parts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Join the tensors of all parts, named `<part>.<name>`. Part names have no dot."""
+    """Return the tensors of all parts in one mapping, where they are named `<part>.<name>`. Part names have no dot."""
     return {f"{part}.{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
 
 
@@ -81,7 +81,7 @@ def split_parts(tensors: Mapping[str, Tensor]) -> defaultdict[str, dict[str, Ten
 
 
 def join_agents(parts: Mapping[str, Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
-    """Join the tensors of all agents' policies. A single policy for all agents, named "", keeps its tensors' names."""
+    """Return all policies' tensors in one mapping. The tensors of the only policy, named "", keep their names."""
     return parts[""] if "" in parts else join_parts(parts)
 
 

@@ -43,7 +43,7 @@ class TensorFile:
     parts: list[tuple[int, Tensor]]
     """This rank's rows, each with its offset in the file."""
     ties: dict[str, str]
-    """Name of the stored tensor that each tied tensor equals."""
+    """For each tied tensor, the name of the stored tensor that it equals."""
 
     @classmethod
     def copied(cls, named: Mapping[str, Tensor], *, is_main: bool) -> TensorFile:

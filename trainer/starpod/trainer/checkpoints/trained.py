@@ -31,7 +31,7 @@ class Trained:
     step: int
     """Number of finished iterations."""
     score: float | None
-    """Success rate of the evaluation at the checkpoint; None without one."""
+    """Success rate of the evaluation at the checkpoint; None if there was no evaluation."""
     path: Path
     """Folder of the checkpoint."""
     run: Path

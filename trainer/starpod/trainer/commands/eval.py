@@ -51,7 +51,7 @@ class EvaluatedPolicy:
     tasks: Mapping[str, str] = field(default_factory=dict)
     """Environment ids by name in the policy's run ("" for the only one); empty without a run."""
     served: Sequence[EnvironmentConfig] = ()
-    """Configurations of these environments if the run hosts its own servers."""
+    """Configurations of the run's environments if the run hosts its own servers, else empty."""
     seeds: SeedsConfig = field(default_factory=SeedsConfig)
     """Seeds of the run, or the default ones."""
 
@@ -205,7 +205,7 @@ def _own_service(environments: Sequence[EnvironmentConfig]) -> contextlib.Abstra
 
 
 def _incomplete(model: str | None, address: str | None, environments: Sequence[str]) -> click.UsageError:
-    """Return the error for a call without a model, a server or an environment, with a command that has all three."""
+    """Return the error for a call that lacks a model, a server or an environment. It shows a complete command."""
     other_models = f"{CHAT}MODEL or {', '.join(reference_names())}"
     if not model:
         choices = f"the folder of a run or of a checkpoint, a Hugging Face model, {other_models}"
@@ -267,7 +267,7 @@ def _policy(
 
 
 def _refuse_misspelt(model: str) -> None:
-    """Raise BadParameter if the name of a policy without a model is probably meant."""
+    """Raise BadParameter if `model` looks like a misspelt reference policy or `openai:` prefix."""
     if "/" in model or model in reference_names() or Path(model).exists():
         return
     if close := near(model, [CHAT] if ":" in model else reference_names()):
@@ -313,7 +313,7 @@ def _chat_policy(model: str, sampling: Sampling, base_url: str | None, concurren
 
 
 def _seeds(seeds: SeedsConfig, first: int | None, count: int) -> range:
-    """Return the seeds from `first`, or by default those of a run's final evaluation."""
+    """Return `count` seeds from `first` on. If it is None, use the seeds of a run's final evaluation."""
     if first is not None:
         return range(first, first + count)
     try:
@@ -348,7 +348,7 @@ def _tasks(
 ) -> list[Task]:
     """Return the tasks to play, each with its options. An environment that is named twice is played once.
 
-    own: see `EvaluatedPolicy.tasks`. A name in it takes precedence over that of an environment.
+    own: see `EvaluatedPolicy.tasks`. A name in `own` takes precedence over an environment's id.
     """
     task_specs: dict[str, pb.EnvironmentSpec] = {}
     for name in names:

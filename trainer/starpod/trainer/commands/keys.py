@@ -17,9 +17,9 @@ from starpod.trainer.section import ConfigError, Kinds, Section
 
 
 def explain(wanted: str = "") -> str:
-    """Describe all keys, those of a section or a single one, by dotted name: meaning, default and choices.
+    """Return a description of configuration keys: their meaning, default and choices.
 
-    Raises ConfigError if there is no such key.
+    wanted: dotted name of a key or a section; "" describes all keys. Raises ConfigError if there is no such key.
     """
     formatter = click.HelpFormatter(max_width=120)
     presets = [
@@ -52,10 +52,10 @@ def explain(wanted: str = "") -> str:
 
 
 def sections(section: Section, prefix: str = "") -> Iterator[tuple[str, Section]]:
-    """Yield a section with its defaults and all sections below it, each with its dotted key, in field order.
+    """Yield (dotted key, section) for a section and all sections below it, in field order.
 
-    Sections whose names the user chooses are represented by one default section named NAME, and those in a list by one
-    named [].
+    Sections whose names the user chooses are represented by one default section named NAME. The sections in a list are
+    represented by one named [].
     """
     yield prefix, section
     if isinstance(section, AlgorithmConfig):
@@ -80,7 +80,7 @@ def sections(section: Section, prefix: str = "") -> Iterator[tuple[str, Section]
 
 
 def own_keys(section: Section) -> list[str]:
-    """Return the keys that are explained with a section, without those it inherits unchanged."""
+    """Return the keys to list under a section: all except those that it inherits with the same default."""
     bases = [base for base in type(section).__bases__ if issubclass(base, Section)]
     return [
         name
@@ -95,9 +95,9 @@ def _same(field: FieldInfo, other: FieldInfo | None) -> bool:
 
 
 def choices(annotation: Any, default: Any, differs: bool, named: Sequence[str] | None = None) -> str:
-    """Return the default, and other possible values if there is a choice.
+    """Return a text with a key's default and, if there is a choice, its other possible values.
 
-    differs: whether presets give the key different values. named: choices for a text; None means those of the type.
+    differs: whether the default depends on the preset. named: the possible values; None derives them from the type.
     """
     text = show(default) + (f" in {DEFAULT_PRESET}" if differs else "")
     names = list(named or kinds(annotation))

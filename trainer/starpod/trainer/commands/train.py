@@ -273,7 +273,7 @@ def _access(config: Config) -> list[str]:
 
 
 def _show_on(path: Path, config: Config, site: str) -> None:
-    """Show the run at the same address until Ctrl-C. The run's own servers have ended, so the site starts others."""
+    """Show the finished run at the address `site` until Ctrl-C. The site restarts servers that the run hosted."""
     words = shlex.split(commands(path, config.to_dict())["look"])[3:]
     if "SERVER" in words:  # a placeholder that only the user can fill in
         words = []
@@ -297,7 +297,7 @@ def _unreachable(config: Config, error: Exception) -> str:
 
 
 def _next(path: Path, config: Config) -> str:
-    """Return advice on how to continue. Servers with addresses must answer first; a run restarts its own."""
+    """Return advice on how to continue. It mentions that servers with configured addresses must answer first."""
     from starpod.trainer.output.run_folder import RunFolder
 
     condition = "once it answers, " * any(task.environment.addresses for task in config.tasks)
@@ -307,9 +307,9 @@ def _next(path: Path, config: Config) -> str:
 
 
 def further(stop: StopConfig, limit: str) -> str:
-    """Return the words that double the limit that ended a run, or "" if no limit did.
+    """Return the command-line word that doubles the limit that ended a run, or "" if no limit did.
 
-    Without them, `--resume` would only evaluate the run again and stop.
+    Without this word, `--resume` would only evaluate the run again and stop.
     """
     return f" stop.{limit}={2 * getattr(stop, limit):.15g}" if limit else ""
 

@@ -76,7 +76,7 @@ def _has_scale_out() -> bool:
 
 
 def _whole_cpu() -> dict[str, str]:
-    """Return settings for OMP_NUM_THREADS threads, or by default one per core that this process may use.
+    """Return environment variables that make vLLM use OMP_NUM_THREADS threads, by default one per usable core.
 
     By default vLLM keeps one core free, which halves its speed on two cores.
     """

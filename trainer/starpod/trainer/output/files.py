@@ -41,7 +41,7 @@ def write_atomic(path: Path, text: str) -> None:
 
 
 def to_json_line(value: Mapping[str, Any]) -> str:
-    """Return one line of standard JSON. It has no NaN or infinity, so such numbers become null."""
+    """Return one line of standard JSON. NaN and infinity become null, because standard JSON does not have them."""
     return json.dumps(_finite(value), allow_nan=False, separators=(", ", ": ")) + "\n"
 
 
@@ -56,7 +56,7 @@ def _finite(value: Any) -> Any:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the objects of a JSON-lines file without a last line that a crash cut off; empty without a file."""
+    """Return the objects of a JSON-lines file; empty if it does not exist. An incomplete last line is skipped."""
     if not path.exists():
         return []
     lines = path.read_text(encoding="utf-8").split("\n")

@@ -58,7 +58,7 @@ def make_screen(kind: Literal["auto", "live", "plain", "off"] = "auto", console:
 
 
 class LiveScreen(Screen):
-    """Screen on the terminal's alternate buffer. It leaves a summary on the main one.
+    """Screen on the terminal's alternate buffer. After it closes, a summary is left on the main buffer.
 
     A drawing that took t seconds is followed by a pause of t / SHARE seconds, so that drawing takes less than 1 % of
     the time even on a slow machine with fast steps.
@@ -170,7 +170,7 @@ class LiveScreen(Screen):
             self._lock.release()
 
     def _tick(self) -> None:
-        """Redraw for the clock and for resizes between events."""
+        """Redraw periodically, because the clock and the terminal's size also change between events."""
         while not self._closing.wait(1.0):
             self._draw()
 
@@ -255,7 +255,7 @@ class View:
         )
 
     def _progress(self) -> tuple[float, str]:
-        """Return the progress, which is the larger of the shares of time and steps, and a text with both."""
+        """Return the run's progress in [0, 1] and a text. Progress is the larger of the shares of steps and of time."""
         shares = [0.0]
         parts = [f"step {self.step}" + (f"/{self.total}" if self.total else "")]
         if self.total:

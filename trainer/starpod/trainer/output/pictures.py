@@ -49,7 +49,7 @@ def files_between(folder: RunFolder, most: int) -> tuple[dict[str, Path], int]:
 def in_order(folder: RunFolder) -> Iterator[tuple[Shown, Episode]]:
     """Yield the episodes that the report shows, the most interesting ones first.
 
-    Files, environments and outcomes take turns, so that any number of first episodes includes all kinds.
+    Files, environments and outcomes alternate. A reader that stops early has therefore seen episodes of all kinds.
     """
     entries = []
     for label, path in shown_files(folder).items():

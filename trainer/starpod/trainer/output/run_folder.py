@@ -135,13 +135,13 @@ class RunFolder:
 
     @property
     def exists(self) -> bool:
-        """Whether it contains a run with any result or checkpoint. A start that failed at once leaves none."""
+        """Whether the folder contains results or a checkpoint of a run. A start that failed at once leaves neither."""
         has_checkpoints = self.checkpoints.is_dir() and any(self.checkpoints.iterdir())
         return has_checkpoints or self.metrics.exists() or self.evaluations.exists()
 
     @property
     def started(self) -> bool:
-        """Whether a run was started in it, however early it ended."""
+        """Whether a run was started in this folder, even if it ended at once."""
         return self.exists or self.config.exists() or self.checkpoints.is_dir()
 
     @property
@@ -154,8 +154,8 @@ class RunFolder:
     def lock(self) -> Iterator[None]:
         """Lock the folder against other trainers. The lock of a killed process is released. Raises RunLocked.
 
-        If there is only the content of `begin` at the end, the folders from `create` are removed, so that a refused
-        start leaves no trace.
+        If only the files of `begin` exist when the lock is released, the folders from `create` are removed. A refused
+        start therefore leaves no trace.
         """
         with open(self.path / ".lock", "a+", encoding="utf-8") as file:
             try:
@@ -245,7 +245,10 @@ class RunFolder:
     def write_update(
         self, step: int, verdicts: Mapping[int, Verdict], learnt: Iterable[tuple[Episode, TokenRecord]], *, most: int
     ) -> None:
-        """Write the update's record of a step if its rollouts are kept, within the same limit. Raises CannotWrite."""
+        """Write the record of a step's update if the step's rollouts are still kept. Raises CannotWrite.
+
+        most: maximum total size of rollouts and records in bytes, beyond which the oldest ones are removed.
+        """
         rollouts = self.episodes / f"train-{step:06d}.jsonl.gz"
         if not rollouts.exists():
             return

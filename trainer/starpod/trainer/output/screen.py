@@ -197,7 +197,7 @@ def evaluation_line(step: int, summary: Mapping[str, Any]) -> str:
 
     Example: evaluation at step 50 on selection seeds: success 72 % (66 to 77 %) of 256 episodes; beside random 13 %
 
-    If returns differ from success, they follow each success.
+    If mean returns differ from success rates, each success rate is followed by the mean return.
     """
     reference = summary.get("reference") or {}
     graded = any(map(is_graded, (summary, *reference.values())))

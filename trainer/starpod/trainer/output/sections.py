@@ -71,7 +71,10 @@ def headline(
     best_step: int | None,
     header: str = "",
 ) -> str:
-    """Return the title, success before and after in large type, and a verdict. header: HTML below the title."""
+    """Return the title, success before and after training in large type, and a verdict.
+
+    header: HTML below the title.
+    """
     measured_lines = [line for line in lines if line["metrics"]]
     tiles = []
     verdict = ""

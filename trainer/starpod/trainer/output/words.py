@@ -174,7 +174,7 @@ def final_line(final: Mapping[str, Any]) -> str:
 
     Example: success 72 % (66 to 77 %) of 256 episodes, by the checkpoint of step 80; greedy 75 %
 
-    If returns differ from success, they follow each success.
+    If mean returns differ from success rates, each success rate is followed by the mean return.
     """
     graded = is_graded(final)
     line = f"success {with_interval(final)} of {final['episodes']} episodes"

@@ -127,7 +127,7 @@ class Template:
         return self._render(messages, generation=True, tools=tools) + self._gap + self.prefill
 
     def with_image(self, ids: Sequence[int], image: bytes) -> list[int]:
-        """Return a message's ids, in which the mark is replaced by the image's ids if there is an image."""
+        """Return a message's ids. If there is an image, its ids replace the placeholder id in the message."""
         if not image:
             return list(ids)
         assert self.view is not None and self.mark is not None
@@ -215,7 +215,7 @@ class Template:
         return [_user(f"{system}\n\n{messages[0]['content']}"), *messages[1:]]
 
     def _cut(self, messages: Sequence[Mapping[str, str]]) -> tuple[str, str]:
-        """Render a dummy conversation and messages. Return the text up to the end of the dummy reply, and the rest."""
+        """Render a dummy conversation and then `messages`. Return the text split after the dummy reply's end token."""
         text = self._after_reply(messages)
         index = text.index(_REPLY) + len(_REPLY)
         index = text.index(self._end_text, index) + len(self._end_text)
@@ -228,7 +228,7 @@ class Template:
     # --- properties of the template, determined once ------------------------------------------------------------------
 
     def _shows_plain_text(self) -> bool:
-        """Return whether messages are plain text. Templates of vision models may need them in parts."""
+        """Return whether the template accepts messages as plain text. Vision models may need lists of parts instead."""
         self._in_parts = False
         try:
             return _QUESTION in self._render([_user(_QUESTION)], generation=True)
@@ -236,8 +236,10 @@ class Template:
             return False
 
     def _find_gap(self, prompt: str) -> str:
-        """Return the white space that the template writes before a past reply but not at the end of a prompt. Prompts
-        end with it here, so that a growing conversation keeps its beginning."""
+        """Return the white space that the template writes before a past reply but not at the end of a prompt.
+
+        This class ends prompts with that white space, so that each prompt extends the previous one.
+        """
         text = self._render([_user(_QUESTION), {"role": "assistant", "content": _REPLY}], generation=False)
         gap = text.removeprefix(prompt).partition(_REPLY)[0] if text.startswith(prompt) else ""
         return gap if gap.isspace() else ""
@@ -250,7 +252,7 @@ class Template:
         return _SYSTEM in text
 
     def _find_end(self) -> tuple[str, int]:
-        """Return the text and id of the token that closes a reply: the tokenizer's first added token after it."""
+        """Return the token that closes a reply, as text and id: the tokenizer's first added token after the reply."""
         text = self._after_reply([_user(_QUESTION)])
         if _REPLY not in text:
             raise ValueError("the chat template does not show an assistant's reply")
@@ -315,9 +317,10 @@ class Exchange:
 
 
 def part_start(turn: int, *, window: int, pinned: int, overlap: int) -> int:
-    """Return the first turn, after the pinned ones, of the part of a split conversation to which a turn belongs.
+    """Return the index of the first turn of the part that contains `turn`, in a split conversation.
 
-    Each part has `window` turns, and begins with the last `overlap` turns of the previous part.
+    Parts follow the first `pinned` turns. Each part has `window` turns, and begins with the last `overlap` turns of the
+    previous part.
     """
     return pinned + max(turn - pinned - overlap, 0) // (window - overlap) * (window - overlap)
 
@@ -369,7 +372,7 @@ class Conversation:
         self._system = text.replace(MARK, NOT_A_MARK) if self.template.view else text
 
     def ask(self, user: str, image: bytes = b"", *, most_tokens: int | None = None) -> Prompt:
-        """Return the prompt of the next reply. Asking again without an answer replaces the question.
+        """Return the prompt of the next reply. A second call before `answer` replaces the message of the first.
 
         Args:
             user: Message of the user.

@@ -37,7 +37,7 @@ SEPARATOR = "||"
 """Separator between the actions of an answer. Inside a JSON object it is part of an action."""
 
 MOST_ACTIONS = 256
-"""Default limit of a reply's actions, because servers limit the number of actions per step."""
+"""Default maximum number of actions per reply. Servers limit the number of actions per step."""
 
 _MARKERS = (*TAGS, "<|im_start|>", "<|im_end|>")
 """Markers that are deleted from the text between the tags, but not inside JSON objects."""
@@ -50,7 +50,7 @@ class Parsed:
     thought: str | None
     """The stripped reasoning; None if the tags are missing or thinking is off."""
     actions: tuple[str, ...]
-    """Actions in order. The environment's own actions are in its spelling, and others are as they were written."""
+    """Actions in order. Actions that the environment lists have its spelling; other actions are left as written."""
     unknown: tuple[str, ...]
     """Actions that the environment does not list; empty if it lists none. They are sent nevertheless, because the
     environment decides whether an action is valid."""
@@ -119,10 +119,10 @@ class Grammar:
         )
 
     def cut(self, text: str) -> list[tuple[str, int]]:
-        """Split a text into blocks and return the name and end of each, in characters.
+        """Split a text into blocks. Return each block's name and the character index of its end.
 
-        A block begins with its opening tag. The first block begins and the last one ends with the text. A text that
-        cannot be parsed is a single block with the name "".
+        A block begins at its opening tag, except that the first block begins at index 0. The last block ends at the end
+        of the text. A text that cannot be parsed is a single block with the name "".
         """
         insides = self.find_blocks(text)
         if insides is None:
@@ -156,8 +156,8 @@ class Grammar:
     def find_blocks(self, text: str) -> list[Inside] | None:
         """Return the position of each block that was found, the answer last; None if think or answer is missing.
 
-        The first opening tag counts, and blocks are as short as possible. If a later opening tag has a match, so has
-        the first one, so one pass is enough.
+        The first opening tag counts, and blocks are as short as possible. If the tags that follow are found after a
+        later opening tag, they are also found after the first one, so one pass is enough.
         """
         begin = text.find(self.opening)
         if begin < 0:

@@ -23,7 +23,10 @@ OPENING = "You are an agent in an environment. You act turn by turn, and after e
 
 
 def without_old_window(values: Mapping[str, Any], context: object) -> dict[str, Any]:
-    """Return a prompt section's values, without window, pinned and overlap if `context` differs (None: unchanged)."""
+    """Return a prompt section's values for a new `context` (None: unchanged).
+
+    If the context changes, the values of `window`, `pinned` and `overlap` are dropped.
+    """
     result = dict(values)
     if context not in (None, result.get("context", "full")):
         for name in ("window", "pinned", "overlap"):
@@ -114,7 +117,7 @@ class PromptConfig(Section):
         return self.observation != "text"
 
     def make_grammar(self, actions: Sequence[str] = ()) -> Grammar:
-        """Return the grammar of replies for an environment's action names. Raises ConfigError if it is undefined."""
+        """Return the grammar of replies for these action names. Raises ConfigError if it cannot be loaded."""
         kind = Grammar
         if names_file(self.grammar):
             kind = load("prompt.grammar", self.grammar)
@@ -226,7 +229,7 @@ class Prompter:
         return "\n".join(line for line in lines if line)
 
     def following(self, episode: Episode, observation: str, *, image: bool = False) -> str:
-        """Return the message of the episode's next turn, with the environment's reward of the previous one."""
+        """Return the message of the episode's next turn, with the environment's reward for the previous turn."""
         last_turn = episode.turns[-1] if episode.turns else None
         actions_left = None
         if limit := self.limits.max_actions:

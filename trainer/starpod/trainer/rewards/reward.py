@@ -67,7 +67,7 @@ class RewardError(Exception):
 
 
 class ShapingConfig(Section):
-    """A shaping function. A bare number is its weight. The key FILE.py:NAME means the key NAME with that file."""
+    """A shaping function. A number instead of a section sets its weight. A key FILE.py:NAME means NAME in that file."""
 
     file: str = Field(default="", description="File that defines it; empty: an installed package registers it.")
     weight: float = Field(default=1.0, allow_inf_nan=False, description="Factor of its value.")
@@ -249,8 +249,9 @@ class Rewards:
 
 
 def _charges(attempt: Sequence[Turn]) -> list[float]:
-    """Return the part `opponents` of each turn: minus the rewards of other agents until its agent's next turn.
+    """Return the reward part `opponents` of each turn.
 
+    The part is minus the sum of the rewards that other agents earn between this turn and the same agent's next turn.
     An environment rewards only the agent who acts. In a zero-sum game, all other agents lose the same amount.
     """
     charges = [0.0] * len(attempt)
@@ -264,7 +265,7 @@ def _charges(attempt: Sequence[Turn]) -> list[float]:
 
 
 def _earned(attempt: Sequence[Turn]) -> float:
-    """Return the environment's reward of an attempt."""
+    """Return the sum of the environment's rewards in an attempt."""
     return sum(turn.parts.get("attempt", turn.parts["environment"]) for turn in attempt)
 
 

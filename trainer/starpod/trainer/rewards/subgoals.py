@@ -12,7 +12,7 @@ from starpod.trainer.section import Section
 
 
 class SubgoalsConfig(Section):
-    """Penalties of replies with the blocks `switch` and `subgoal`. 0 turns a penalty off."""
+    """Penalties for replies with the blocks `switch` and `subgoal`. 0 turns a penalty off."""
 
     keep_penalty: float = Field(
         default=0.0,
@@ -34,9 +34,10 @@ def is_inconsistent(view: TurnView) -> bool:
 
 
 def score_keeping(config: SubgoalsConfig, line: Sequence[Turn]) -> list[float]:
-    """Return the penalty of each turn of a speaker in a finished attempt. It depends on the number of turns.
+    """Return the penalty of each turn of a speaker in a finished attempt.
 
-    The first turn always begins a subgoal, so it has no penalty.
+    A turn that keeps its subgoal gets the configured penalty divided by the number of turns. The first turn always
+    begins a subgoal, so it has no penalty.
     """
     share = config.keep_penalty / len(line)
     return [share if index and not turn.switches else 0.0 for index, turn in enumerate(line)]

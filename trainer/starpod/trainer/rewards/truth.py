@@ -15,7 +15,7 @@ from starpod.trainer.data.episode import Episode
 from starpod.trainer.section import Section
 
 _REPEATED = 5
-"""Number of texts that count as a collection's most repeated texts."""
+"""Maximum number of texts per collection that count as repeated, the most frequent ones first."""
 _MOSTLY_RIGHT = 0.7
 """A text with at least this score may be repeated without penalty."""
 
@@ -69,8 +69,9 @@ class RelationsConfig(Section):
 
 
 def punish_repetition(config: RelationsConfig, episodes: Sequence[Episode]) -> None:
-    """Replace the F1 score of blocks that a collection repeats most, and mostly gets wrong, with `repetition`.
+    """Give blocks with an often repeated text and a low F1 score the score `config.repetition` instead.
 
+    These are blocks whose text is one of the `_REPEATED` most frequent ones, and whose score is below `_MOSTLY_RIGHT`.
     A constant phrase is sometimes right, and it has fooled LLM judges (arXiv 2510.16907).
     """
     for block in ("description", "prediction") if config.repetition else ():

@@ -49,7 +49,7 @@ class Brancher:
     spent: Spent = field(default_factory=Spent)
     """Cost of all turns and forks, including replayed turns and discarded branches."""
     lines: dict[int, Line] = field(default_factory=dict)
-    """All lines by member."""
+    """All lines, by member number."""
     _open: list[Session] = field(default_factory=list)
 
     async def open(self, count: int) -> list[Line]:

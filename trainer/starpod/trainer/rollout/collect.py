@@ -48,7 +48,7 @@ class Collected:
 
     groups: list[Group] = field(default_factory=list)
     failed: int = 0
-    """Number of episodes that the infrastructure failed."""
+    """Number of episodes that failed because of the infrastructure."""
     error: str = ""
     """Error of the first failed episode."""
     dropped: int = 0

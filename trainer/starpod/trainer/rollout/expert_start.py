@@ -20,8 +20,8 @@ async def open_near_success(
 ) -> list[Session]:
     """Open `count` sessions in the state from which the expert succeeds in `moves` moves.
 
-    The sessions are in the start state if the expert needs at most `moves` moves, or fails. The expert's moves do not
-    count towards the limits, which are extended by them. Errors of `Fleet.open` are raised.
+    The sessions are in the start state if the expert needs at most `moves` moves, or fails. The limits are extended by
+    the number of moves that the expert made. Errors of `Fleet.open` are raised.
     """
     (session,) = await task.open(fleet, seed, 1, REFERENCES["expert"][1])
     try:

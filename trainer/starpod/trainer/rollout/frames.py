@@ -15,9 +15,9 @@ from starpod.trainer.rollout.play import play
 Key = TypeVar("Key")
 
 MOST_BYTES = 4 * 2**20
-"""Maximum size of the distinct frames of a report, small enough for an e-mail."""
+"""Maximum total size in bytes of a report's distinct frames. A report of this size can be sent by e-mail."""
 SECONDS = 20.0
-"""Time limit of rendering. A browser environment takes about a second per frame."""
+"""Time limit of rendering in seconds. A browser environment takes about a second per frame."""
 
 
 async def draw_episodes(

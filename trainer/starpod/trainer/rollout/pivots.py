@@ -11,7 +11,7 @@ from starpod.trainer.data.episode import Group
 MOST = 10_000
 """Maximum number of past pivots that are remembered."""
 FEWEST = 10
-"""The regression is used only with more past pivots than this."""
+"""Number of past pivots up to which the regression is not used yet."""
 ROUNDS = 200
 
 
@@ -58,7 +58,7 @@ class Recoverability:
         self.fitted = False
 
     def chances(self, depths: Sequence[float], gamma: float) -> list[float]:
-        """Return the probability to branch at each depth, proportional to P(success) * depth^gamma."""
+        """Return the probability of branching at each depth, proportional to P(success) * depth^gamma."""
         chances = [sigmoid(self.weight * depth + self.bias) if self.fitted else 1.0 for depth in depths]
         weights = [chance * depth**gamma for chance, depth in zip(chances, depths, strict=True)]
         return [weight / sum(weights) for weight in weights]

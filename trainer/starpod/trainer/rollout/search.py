@@ -39,7 +39,7 @@ class Search:
 
     Args:
         config: Strategy and its options.
-        pivots: Model of recoverable states, fitted to past branches. Searches of several environments share one.
+        pivots: Model of recoverable states, fitted to past branches. Searches of several environments share it.
     """
 
     def __init__(self, config: SearchConfig, pivots: Recoverability | None = None) -> None:
@@ -81,7 +81,7 @@ class Search:
         return group
 
     async def _pivots(self, config: PivotsConfig, brancher: Brancher, size: int) -> Group:
-        """Branch one state of each unsuccessful episode, up to `most_branches` branches (DEEP-GRPO)."""
+        """Branch one state of each unsuccessful episode, with at most `most_branches` branches in all (DEEP-GRPO)."""
         width = config.width
         lines = await brancher.open(size)
         for line in lines:
@@ -228,7 +228,7 @@ class Beams:
         return [(going[index], choices[index]) for index in sorted(choices)]
 
     async def _try(self, brancher: Brancher, line: Line) -> list[tuple[float, Turn]]:
-        """Sample replies to the state of a line. Each has its score, a mean over `draws` dynamics seeds."""
+        """Return sampled replies to a line's state with their scores, which are means over `draws` dynamics seeds."""
         member, turn, draws = line.episode.member, len(line.episode.turns), self.config.draws
         members = [
             [derive(member, "try", turn, number, draw) for draw in range(draws)] for number in range(self.config.width)
@@ -245,7 +245,10 @@ class Beams:
     async def _score(
         self, brancher: Brancher, line: Line, others: Sequence[Line], depth: int
     ) -> tuple[float, Turn] | None:
-        """Play a reply and return its mean score with it; None if this fails. `others` replay it with other seeds."""
+        """Sample and play a reply to the line's state. Return (mean score, reply); None if this fails.
+
+        others: copies of the line with different dynamics seeds, which replay the reply. Scores are averaged over all.
+        """
         index = len(line.episode.turns)
         await brancher.play(line, 1)
         if len(line.episode.turns) == index or line.episode.failed:
@@ -283,14 +286,14 @@ def best(episodes: Sequence[Episode], count: int) -> list[Episode]:
 
 
 def unsuccessful(episode: Episode) -> bool:
-    """Return whether the episode missed its goal. If success is unknown, it must have earned nothing."""
+    """Return whether the episode missed its goal. If success is unknown, a return of at most 0 counts as a miss."""
     if episode.failed:
         return False
     return episode.own_return <= 0 if episode.success is None else not episode.success
 
 
 async def _go_on(brancher: Brancher, line: Line, replies: Sequence[Turn | None]) -> list[Line]:
-    """Continue the line and its branches by one turn each, one line per reply. A reply of None is sampled."""
+    """Play one turn with each reply: the first one on the line, the others on new branches. None samples a reply."""
     member, turn = line.episode.member, len(line.episode.turns)
     members = [derive(member, "line", turn, number) for number in range(1, len(replies))]
     lines = [line, *(await brancher.grow(line, turn, members) if members else ())]

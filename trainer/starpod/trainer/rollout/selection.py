@@ -18,8 +18,10 @@ def chance(mass: float, below: float, tries: int) -> float:
 
 
 def weight(mass: float, below: float, tries: int) -> float:
-    """Return the weight p / q of a score, policy over search. All replies with this score have this weight, because the
-    search does not choose among them."""
+    """Return the importance weight of a score: its probability under the policy divided by that under the search.
+
+    All replies with this score have the same weight, because the search does not choose among them.
+    """
     return mass / chance(mass, below, tries)
 
 
@@ -27,7 +29,7 @@ def weigh(tried: Sequence[tuple[float, Turn]]) -> None:
     """Set the weight of the best replies among `tried`, a value between 1 / len(tried) and 1.
 
     The probability of the best score is the policy's total probability of the tried replies with that score. Untried
-    replies are assumed to have the scores of the tries, in the same proportions, so they add their share.
+    replies are assumed to have this score as often as the tried ones, so that share of their probability is added.
     """
     count = len(tried)
     probabilities = {tuple(reply.reply): math.exp(math.fsum(reply.logprobs)) for _, reply in tried if reply.reply}

@@ -181,7 +181,7 @@ class Collecting:
         return rounds
 
     def _rates(self, played: Sequence[Group], before: EngineStats, began: float) -> dict[str, float]:
-        """Return times and rates of a collection that began at `began` (clock) with the engine counts `before`."""
+        """Return times and rates of a collection. began, before: clock and engine counts at its start."""
         after = self.collector.agents.engine.stats()
         seconds = perf_counter() - began
         config = self.settings.now

@@ -129,7 +129,7 @@ class Persistence:
         self._writing = step, asyncio.ensure_future(self._parallel.in_thread(self.checkpoints.write, snapshot))
 
     async def close(self) -> None:
-        """Wait for the thread that writes. Its errors no longer matter, because another one ends the run."""
+        """Wait for the thread that writes. Its errors are ignored, because another error already ends the run."""
         with contextlib.suppress(CheckpointError):
             await self.finish_writing()
 
@@ -168,7 +168,7 @@ class Persistence:
     # --- resuming -----------------------------------------------------------------------------------------------------
 
     def restore(self, loaded: Loaded) -> None:
-        """Continue from a checkpoint. Its stage has already begun.
+        """Continue from a checkpoint. Call this after the checkpoint's stage has begun.
 
         Raises:
             ConfigError: The configuration needs something that the checkpoint does not contain.

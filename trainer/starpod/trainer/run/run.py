@@ -35,7 +35,7 @@ from starpod.trainer.run.weights import EngineWeights
 from starpod.trainer.scorers.base import TurnScorer, score_and_fit
 
 _MEASURED = 5
-"""Number of iterations after which their duration is extrapolated."""
+"""Number of first iterations whose speed is extrapolated to the time limit."""
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from starpod.trainer.run.policies import Models
 
 
 class EngineWeights:
-    """Updater of an engine's weights. It also pauses an engine that sleeps while the policy uses the GPU.
+    """Updater of an engine's weights. It also pauses the engine while the policy uses the GPU, if `sleeps` is set.
 
     Args:
         models: The trained policies, and the policies that the engine samples from.
@@ -26,7 +26,7 @@ class EngineWeights:
         self._paused = False
 
     async def leave_gpu(self) -> None:
-        """Pause an engine that sleeps, until the next `load`."""
+        """Pause the engine until the next `load`, if `sleeps` is set."""
         if self._sleeps and not self._paused:
             await self.engine.pause()
             self._paused = True

@@ -92,7 +92,7 @@ class TurnScorer(ABC):
         yield from batch.micro_batches(range(len(batch)), self.micro_batch_tokens, self.model.tokens_read)
 
     def _step(self) -> float:
-        """Clip the gradients and take the optimiser step, unless their norm is not finite. Return the norm."""
+        """Clip the gradients, and take the optimiser step if their norm is finite. Return the norm before clipping."""
         (group,) = self.optimizer.param_groups
         norm = float(torch.nn.utils.clip_grad_norm_(group["params"], 10.0))
         if math.isfinite(norm):

@@ -30,10 +30,11 @@ class _Ratios(NamedTuple):
 
 
 class ImplicitScorer(TurnScorer):
-    """The `implicit` scorer. A turn's score is beta times the log-ratio of its tokens, scorer to sampler.
+    """The `implicit` scorer. A turn's score is beta times the sum of its tokens' log-ratios.
 
-    The sampler is the policy that played, so the reference changes with the policy. In each group, every pair of a
-    better and a worse episode adds -log sigmoid(s_better - s_worse), with s the mean over an episode's turns.
+    A log-ratio is log p_scorer - log p_sampler. The sampler is the policy that played, so the reference changes with
+    the policy. In each group, every pair of a better and a worse episode adds -log sigmoid(s_better - s_worse) to the
+    loss, where s is an episode's mean score per turn.
     """
 
     config: ImplicitConfig

@@ -21,7 +21,8 @@ from starpod.trainer.scorers.config import QConfig
 class QScorer(TurnScorer):
     """The `q` scorer. A turn's score is Q, the expected discounted outcome after its reply, between 0 and 1.
 
-    A value head reads the state before the reply's last token, which ends it, so the whole reply is known there.
+    A value head reads the hidden state before the reply's last token. That token only ends the reply, so the hidden
+    state already reflects the whole reply.
     """
 
     config: QConfig

@@ -12,7 +12,7 @@ from starpod.trainer.section import Section
 
 
 class WarmStartConfig(Section):
-    """Imitation before reinforcement. Off with 0 steps."""
+    """Imitation before reinforcement learning. 0 steps turn it off."""
 
     steps: int = Field(default=0, ge=0, description="Optimiser steps.")
     episodes: int = Field(

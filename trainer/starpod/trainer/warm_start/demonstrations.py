@@ -166,9 +166,13 @@ def join_turns(demonstration: Demonstration, most: int, rng: random.Random) -> D
 
 
 def choose_best(demonstrations: Sequence[Demonstration], share: float) -> Sequence[Demonstration]:
-    """Return this share of the demonstrations, those with the highest returns, in their order.
+    """Return the demonstrations with the highest returns, in their original order.
 
-    Moves without effect are then not imitated. A share of 1 returns the demonstrations unchanged.
+    Their moves without effect are not imitated.
+
+    Args:
+        demonstrations: The demonstrations to choose from.
+        share: Fraction of the demonstrations to return; 1 returns all of them unchanged.
     """
     if share == 1:
         return demonstrations
