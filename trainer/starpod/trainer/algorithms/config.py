@@ -459,7 +459,7 @@ def _nearest_preset(name: str) -> str:
 
 
 def _overlay(preset: Mapping[str, Any], key: str, given: Any) -> Any:
-    """Return the value given for a key, merged over the preset's if both are mappings of the same kind."""
+    """Return the value given for a key. If it and the preset's are mappings of the same kind, they are merged."""
     preset_value = preset.get(key)
     if not isinstance(preset_value, Mapping) or not isinstance(given, Mapping):
         return given

@@ -65,8 +65,8 @@ def group_statistics(values_n: Tensor, groups_n: Tensor) -> GroupStatistics:
 def credit(terms: Sequence[CreditTerm], rollout: RolloutBatch, rewards_BT: Tensor) -> Tensor:
     """Return the sum of the terms' advantages [B, T], 0 where the mask is False.
 
-    rewards_BT: the rollout's rewards, or those minus a penalty. Raises ValueError if a term compares states and a state
-    key is missing.
+    rewards_BT: the rollout's rewards, with penalties subtracted if there are any. Raises ValueError if a term compares
+    states and a state key is missing.
     """
     first, *others = (term.weight * _advantages(term, rollout, rewards_BT) for term in terms)
     return sum(others, start=first)
@@ -131,7 +131,7 @@ def _units(term: CreditTerm, rollout: RolloutBatch) -> Units:
 
 
 def agent_units(rollout: RolloutBatch) -> tuple[Units, list[str]]:
-    """Return all tokens of each agent of an episode as units, and the agents' names in the order of the units."""
+    """Return units of all tokens of one agent in an episode, and the agents' names in the order of the units."""
     names: dict[str, int] = {}
     agents = [[names.setdefault(turn.agent_id, len(names)) for turn in episode.turns] for episode in rollout.episodes]
     return Units.of(rollout.mask_BT, _on_tokens(agents, rollout.mask_BT, rollout.turns_BT).long()), list(names)

@@ -22,8 +22,8 @@ def gae(
 
         delta_t = r_t + gamma V_next - V_t,    A_t = delta_t + gamma lam A_next
 
-    `next` is the next position whose mask is True. Turns [B, K] work as well. The critic's targets are
-    advantages + values.
+    `next` is the next position whose mask is True. Positions are tokens, or turns if the arguments are [B, K]. The
+    critic's targets are advantages + values.
 
     Args:
         rewards_BT: Rewards.

@@ -67,8 +67,8 @@ def hierarchical_gae(
         high:  delta_k = sum_j gamma^j r + gamma^d V_high(next) - V_high(k),  A_k = delta_k + gamma^d lam_seg A_next
         term:  A_t = (rewards to the segment's end, and V_high there) - V_term(t)
 
-    d is the number of turns in the segment. V_next is V_low of the next turn, except at the last turn of a segment,
-    where it is V_high of the next segment, and at the last turn of all, where it is `bootstrap_B` (0 if None).
+    d is the number of turns in the segment. V_next is V_low of the next turn within a segment, V_high of the next
+    segment at the last turn of a segment, and `bootstrap_B` (0 if None) at the last turn of the episode.
     values_BK3: values by stage; V_high is only read at starts.
     """
     after_B = torch.zeros_like(rewards_BK[:, 0]) if bootstrap_B is None else bootstrap_B.to(rewards_BK.dtype)

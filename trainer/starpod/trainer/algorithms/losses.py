@@ -54,7 +54,7 @@ def clamped_difference(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
 
 
 def kl_divergence(estimator: Literal["k1", "k2", "k3"], logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """Return KL(policy || reference) in nats at each sample of the policy, in the given shape.
+    """Return an estimate of KL(policy || reference) in nats from each sampled token, in the arguments' shape.
 
     With d = logprobs - ref_logprobs, clamped to [-20, 20]: k1 = d is unbiased but noisy; k2 = d^2 / 2 is biased, but
     its gradient is right; k3 = exp(-d) + d - 1 is unbiased and never negative.
@@ -156,7 +156,7 @@ class PolicyLoss:
 
 
 def episode_log_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return the mean log-ratio of each episode, on each of its tokens (GSPO, arXiv 2507.18071): [B, T]."""
+    """Return for each token the mean log-ratio of its episode (GSPO, arXiv 2507.18071): [B, T]."""
     log_ratio_BT = masked_log_ratio(logprobs_BT, old_logprobs_BT, mask_BT)
     return stretch_log_ratio(log_ratio_BT, mask_BT, torch.zeros_like(mask_BT, dtype=torch.int64))
 
@@ -231,8 +231,8 @@ def divergence_loss(
 ) -> PolicyLoss:
     """Return DPPO's loss -M rho A at each token (arXiv 2602.04879).
 
-    M is 0 where the update would move a token's probability further away and the divergence exceeds a bound: `high`
-    for A > 0 and rho > 1, `low` for A < 0 and rho < 1.
+    M is 0 if the update would move a token's probability further from the old one and the divergence already exceeds a
+    bound: `high` for A > 0 and rho > 1, `low` for A < 0 and rho < 1. Otherwise M is 1.
     """
     ratio_BT = log_ratio_BT.exp()
     clipped_high_BT = mask_BT & (advantages_BT > 0) & (ratio_BT > 1) & (divergence_BT > high)

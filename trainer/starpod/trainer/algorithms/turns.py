@@ -41,7 +41,10 @@ class Units:
         return self.total(items_BT) / self.total(torch.ones_like(items_BT)).clamp(min=1)
 
     def least(self, items_BT: Tensor) -> Tensor:
-        """Return the minimum integer on each unit's sampled tokens: [B, K]; the overall maximum for an empty unit."""
+        """Return the minimum over each unit's sampled tokens: [B, K]; for a unit without any, the overall maximum.
+
+        items_BT: integers.
+        """
         items_BT = torch.where(self.mask_BT, items_BT, items_BT.max())
         return items_BT.max().expand(self.mask_BK.shape).scatter_reduce(1, self.index_BT, items_BT, "amin")
 

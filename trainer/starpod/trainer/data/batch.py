@@ -56,7 +56,7 @@ class Packed(NamedTuple):
     sampled_SL: Tensor
     """Whether each token was sampled (bool)."""
     images: Images
-    """Images by the ids that refer to them."""
+    """Images that the tokens refer to, by key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Unpacked:
     """Mask of the sampled tokens that are in the block (bool)."""
 
     def in_rows(self, flat: Tensor, fill: Tensor | float = 0.0) -> Tensor:
-        """Arrange a flat result over the block's sampled tokens in rows: [R, T].
+        """Arrange flat results, one per sampled token of the block, in rows: [R, T].
 
         fill: value of tokens outside the block, a number or [R, T].
         """
@@ -313,7 +313,7 @@ class RolloutBatch:
     turns_BT: Tensor
     """Turn of each token in its episode, from 0; -1 for padding."""
     rewards_BT: Tensor
-    """float64, only non-zero at the last sampled token of a turn."""
+    """Rewards in float64. They are only non-zero at the last sampled token of a turn."""
     groups_B: Tensor
     """Id of the episode's group."""
     old_logprobs_BT: Tensor
@@ -330,7 +330,7 @@ class RolloutBatch:
     episodes: Sequence[Episode] = ()
     """The episodes, for estimators that need more than the tensors."""
     criteria_weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Weight of each criterion, as task -> criterion -> weight; 1 by default. Task "" applies to all other tasks."""
+    """Weight of each criterion, by task and then by criterion; 1 by default. Task "" applies to all other tasks."""
     blocks_BT: Tensor | None = None
     """Block of each token as an index of BLOCKS, -1 in ill-formed replies; None if the estimator ignores blocks."""
 
@@ -366,14 +366,14 @@ class RolloutBatch:
 
     @property
     def known_values_BT(self) -> Tensor:
-        """`values_BT`. Raises ValueError without a critic."""
+        """The critic's values, `values_BT`. Raises ValueError if there is no critic."""
         if self.values_BT is None:
             raise ValueError("this estimator needs the critic's values, and the rollout has none")
         return self.values_BT
 
     @property
     def known_blocks_BT(self) -> Tensor:
-        """`blocks_BT`. Raises ValueError without blocks."""
+        """The block of each token, `blocks_BT`. Raises ValueError if blocks are not known."""
         if self.blocks_BT is None:
             raise ValueError("this estimator needs the blocks of replies, and the rollout does not tell them")
         return self.blocks_BT

@@ -87,7 +87,7 @@ class Turn:
     """Number of the attempt, from 0. An attempt leads from the episode's start to an end. Only some scripts have
     several."""
     value: float | None = None
-    """A search's estimate of all rewards that follow the state before the turn."""
+    """A search's estimate of the return from the state before the turn."""
     weight: float = 1.0
     """Weight of the reply in the policy's loss: below 1 to correct for a search's choice, 0 for a demonstration that is
     not imitated."""
@@ -180,8 +180,8 @@ class Episode:
     version: str = ""
     """Version of the environment."""
     seed: int = 0
-    """Opening this version of the environment with `seed` and `dynamics_seed` and replaying the actions reproduces
-    it."""
+    """Seed of the start state. An episode is reproduced by opening this version of the environment with `seed` and
+    `dynamics_seed`, and replaying the actions."""
     dynamics_seed: int = 0
     """Seed of the random transitions."""
     instructions: str = ""
@@ -258,7 +258,7 @@ class Episode:
 
     @property
     def shared(self) -> int:
-        """Number of turns at the beginning that belong to its parent."""
+        """Number of first turns that this episode shares with its parent."""
         return self.parent[1] if self.parent else 0
 
     @property
@@ -402,9 +402,10 @@ def lines_of(turns: Sequence[Turn]) -> list[list[Turn]]:
 def payees_of(episode: Episode) -> list[int]:
     """Return for each turn the index of the turn whose tokens get its reward.
 
-    A sampled turn gets its own. A turn without tokens, such as a program's second step after a reply, is paid to the
-    previous reply in its line, or else to the next one there. A line without a reply is paid to the previous reply in
-    the episode, or else to the first one. Turns shared with a parent are not reassigned.
+    A turn with sampled tokens gets its own reward. The reward of a turn without tokens, such as a program's second step
+    after a reply, goes to the previous reply in its line, or to the next one if there is none. If the line has no
+    reply, it goes to the previous reply in the episode, or to the first one if there is none. Rewards of turns shared
+    with a parent are not reassigned.
     """
     turns, own_indices = episode.turns, range(episode.shared, len(episode.turns))
     payees = list(range(len(turns)))

@@ -87,9 +87,9 @@ def branching_groups(path: Path | str) -> list[Group]:
 
 
 def episode_files(path: Path | str) -> list[Path]:
-    """Return a file itself, all *.jsonl and *.jsonl.gz of a folder sorted by name, or those in a run's `episodes`.
+    """Return the files of episodes at a path: a single file, or all *.jsonl and *.jsonl.gz of a folder by name.
 
-    Raises BadEpisodes if there are none.
+    For a run's folder, these are the files in its subfolder `episodes`. Raises BadEpisodes if there are none.
     """
     path = Path(path)
     if path.is_file():

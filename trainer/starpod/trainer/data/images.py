@@ -35,7 +35,7 @@ _BROKEN = (OSError, ValueError, SyntaxError, EOFError, struct.error, zlib.error)
 """Exceptions that decoders raise for damaged files."""
 
 Images = Mapping[int, bytes]
-"""Images that ids refer to, by key, as PNG files of what the model sees."""
+"""Mapping of an image's key, which token ids contain, to a PNG file of what the model sees."""
 
 
 class BadImage(Exception):

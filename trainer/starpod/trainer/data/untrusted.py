@@ -55,7 +55,7 @@ def read_lines(file: IO[bytes]) -> Iterator[bytes]:
     """Yield the lines of an open file.
 
     Raises:
-        BadData: A line is longer than MAX_LINE, or all of them together than MAX_TEXT.
+        BadData: A line is longer than MAX_LINE, or all lines together are longer than MAX_TEXT.
     """
     total = 0
     while line := file.readline(MAX_LINE + 1):

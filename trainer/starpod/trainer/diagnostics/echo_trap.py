@@ -111,8 +111,8 @@ class EchoTrap:
     A policy that becomes confident also loses deviation and diversity: in a healthy FrozenLake run, both passed their
     bounds in step 15. While success is high or rising, falling signals therefore fire without a warning, which follows
     if success falls. While success holds at a lower level, they are reported without advice, and the gradient norm only
-    warns if it is not finite. The verdict Echo Trap needs a policy that once succeeded and no longer does. Signals that
-    are missing from a step's metrics keep their state.
+    warns if it is not finite. The verdict "Echo Trap" is only given if the policy once succeeded and no longer does.
+    Signals that are missing from a step's metrics keep their state.
 
     Groups of identical replies cause a separate warning unless success holds or the task is solved, because differences
     in their returns are chance.
@@ -145,7 +145,7 @@ class EchoTrap:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """`echo_trap/<signal>_ratio` (median of the latest values over the start) and the number of firing signals."""
+        """Number of firing signals, and `echo_trap/<signal>_ratio`: median of the latest values / initial value."""
         ratios = {f"echo_trap/{signal.name}_ratio": self._ratio(signal.name) for signal in SIGNALS}
         values = {name: ratio for name, ratio in ratios.items() if ratio is not None}
         return {**values, "echo_trap/signals": float(len(self._firing))}

@@ -85,8 +85,8 @@ def agent_report(
     mean and deviation of rewards: predicted (`pooled_factor`) and measured (`measured_factor`).
 
     The second moment is the sum of squared norms over episodes. It is measured by two passes, one per normalisation,
-    with a random sign per episode that both share. The signs cancel, in expectation, the products between gradients of
-    different episodes.
+    which both multiply an episode's advantages by the same random sign. The signs cancel, in expectation, the products
+    between gradients of different episodes.
 
     norm: return the norm of an agent's gradient with these advantages.
     """
@@ -120,7 +120,8 @@ def pooled_factors(scores: Iterable[tuple[int, str, float]]) -> dict[str, float]
     """Return the factor by which each agent's mean squared advantage grows if all agents share one mean and deviation.
 
     Following Dr. MAS (arXiv 2602.08847), it is the sum of (std_k^2 + (mean_k - mean)^2) / std^2 over episodes, divided
-    by the number of episodes in groups in which the agent has a deviation. A gradient grows by about its square root.
+    by the number of episodes in groups in which the agent has a deviation. mean_k and std_k are the agent's statistics
+    in the group, mean and std those of all agents. A gradient grows by about the square root of the factor.
 
     If an agent earns the same in all episodes of a group, its own advantages there are 0, but the pooled ones are not.
     An agent without a deviation in any group has no factor.

@@ -29,7 +29,7 @@ class Request:
     seed: int = 0
     """Seed of the reply's random stream. A reply depends on prompt, weights and seed, not on concurrent requests."""
     order: int = 0
-    """Priority if not all requests fit; lower values go first."""
+    """Priority if not all requests fit into the batch; lower values go first."""
     conversation: str = ""
     """Name of the conversation. The engine may keep its cache for the next request until `Engine.forget`; "" keeps
     nothing."""

@@ -25,7 +25,7 @@ _NAMES = ("past_key_values", "cache_params")
 """Names under which models of transformers take and return their cache."""
 
 _PROBE = 12
-"""Number of tokens with which a cache is tried."""
+"""Number of tokens that a model reads to test a cache."""
 
 
 @dataclass(frozen=True, slots=True)

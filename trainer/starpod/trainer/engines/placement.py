@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 Server = TypeVar("Server")
 
 LARGEST_SHARE = 1.25
-"""Largest load of a server, as a multiple of the mean over all servers, plus one request."""
+"""A server only gets another request if its number of requests in flight is at most this multiple of the mean."""
 BLOCK = 16
 """Number of tokens of a cached block. vLLM finds prefixes by whole blocks."""
 MOST_BLOCKS = 2**16

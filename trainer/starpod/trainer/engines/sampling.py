@@ -13,7 +13,7 @@ _BLOCK = 32
 
 
 class Uniforms:
-    """Random numbers of one reply in [0, 1), one per token. They depend only on the seed."""
+    """Random numbers in [0, 1) for one reply, one per token. They depend only on the seed."""
 
     __slots__ = ("_drawn", "_generator", "_seed")
 

@@ -215,7 +215,7 @@ class ServedEngine(ABC):
             await call()
 
     async def _recover(self, error: EngineLost, started: int) -> None:
-        """Wait until a process later than number `started` runs. Raises `error` if no restart is left."""
+        """Wait until a new process runs instead of process number `started`. Raises `error` if no restart is left."""
         if self._starts != started:
             return
         if self._restarting is None:

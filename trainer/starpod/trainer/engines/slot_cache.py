@@ -55,7 +55,7 @@ class Slots:
         return None
 
     def give_back(self, slot: int, conversation: str, tokens: Sequence[int]) -> None:
-        """Release the slot of a finished reply, whose cache holds `tokens`. Keep it unless `conversation` is empty."""
+        """Release the slot of a finished reply. Its cached `tokens` are kept for `conversation`, unless that is ""."""
         if not conversation:
             heapq.heappush(self._free, slot)
             return

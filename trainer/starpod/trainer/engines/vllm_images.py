@@ -39,7 +39,10 @@ def pretrained_view(model: nn.Module) -> PretrainedView | None:
 
 
 def write_processor(view: PretrainedView, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write the tokenizer and a processor, which keeps each image as one square of the view's size, to a folder."""
+    """Write a tokenizer and an image processor to a folder.
+
+    The processor keeps each image as one square of the view's size.
+    """
     from transformers import Idefics3ImageProcessor, Idefics3Processor
 
     edge = {"longest_edge": view.columns * view.pixels}

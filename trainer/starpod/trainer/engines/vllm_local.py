@@ -45,7 +45,7 @@ MOST_SOCKET_BYTES = 70
 STOPPED = "stopped"
 """psutil's status of a process after SIGSTOP."""
 SHUTDOWN_SECONDS = 60.0
-"""Time for an engine core to exit by itself. A killed one leaks shared memory, and Python warns about it."""
+"""Time for an engine core to exit by itself. A killed core leaks shared memory, and Python warns about it."""
 
 T = TypeVar("T")
 
@@ -367,9 +367,9 @@ def _none_is_stopped() -> bool:
 
 
 def _check_cpu_kernels(model: torch.nn.Module) -> None:
-    """Raise EngineError if vLLM's CPU kernels do not support the model's attention heads.
+    """Raise EngineError if vLLM's CPU kernels do not support the model.
 
-    They also cannot load new weights of a mixture of experts.
+    They need attention heads of 32, 64, 96, ..., and cannot load new weights of a mixture of experts.
     """
     if any(".experts." in name for name, _ in model.named_parameters()):
         # vLLM 0.32 repacks the experts' weights for its CPU kernels only when it starts.

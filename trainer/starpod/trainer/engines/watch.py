@@ -22,7 +22,7 @@ class Watch:
         ask: Health check that the process answers at once unless it hangs; None disables health checks.
         working: Returns whether the process is working although it has not answered the health check yet.
         health: Seconds without an answer or work after which the process counts as hanging.
-        hung: Error that is raised if it hangs.
+        hung: Error that is raised if the process hangs.
         reply: Seconds without a completed call after which EngineError is raised.
     """
 

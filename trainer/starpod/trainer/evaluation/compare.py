@@ -47,13 +47,13 @@ def read_evaluation(path: Path) -> dict[str, Any]:
 def compare_evaluations(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Return metrics by environment, as JSON values. Differences are the second evaluation minus the first.
 
-        pairs: number of episodes that both played. An episode that failed in either is left out.
+        pairs: number of episodes that both evaluations played. Episodes that failed in either are left out.
         starts: number of start states of the pairs.
         success, return_mean: [first, second], over the pairs.
         success_difference, return_difference: [difference, low, high] with the 95 % interval: Student's over the
             differences of start states, or `paired_share_interval` for success with one episode per start. None without
             an interval.
-        only_first, only_second: number of pairs that only one of them solved.
+        only_first, only_second: number of pairs that only the first, or only the second evaluation solved.
         p_value: McNemar's exact test. None without pairs or with several episodes per start, which are not independent.
 
     Raises:

@@ -26,7 +26,7 @@ def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
         with several episodes per start, for the effective number of episodes).
     return_mean, return_low, return_high: mean return of the environment's own reward, and the 95 % interval of the
         mean over starts (Student's).
-    turns_mean, actions_mean: per episode.
+    turns_mean, actions_mean: mean number of turns, and of actions, per episode.
     format_rate: share of turns with a well-formed reply.
     valid_rate: share of turns with a valid action.
     pass_at_k: k -> share of starts that at least one of k episodes solves, for all powers of two up to the number

@@ -9,7 +9,7 @@ from starpod.trainer.models.folding import Layout
 
 
 class ValueHead(nn.Module):
-    """Linear layer from hidden states to float32 values: [N], or [N, heads] for several heads. It starts at zero."""
+    """Linear layer from hidden states to float32 values, initially 0: [N], or [N, heads] for several heads."""
 
     def __init__(self, hidden: int, heads: int = 1) -> None:
         super().__init__()

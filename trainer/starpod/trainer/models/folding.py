@@ -156,7 +156,7 @@ def _mask(ends_GL: Tensor) -> Tensor:
     """Return the mask [G, 1, L, L] in which a token sees only itself and earlier tokens of its row.
 
     Args:
-        ends_GL: End (exclusive) of the range in which rows continue from each token.
+        ends_GL: For each token, the end (exclusive) of the places whose rows contain this token.
     """
     places_L = torch.arange(ends_GL.shape[1], device=ends_GL.device)
     visible = places_L[None, :, None] < ends_GL[:, None, :]

@@ -53,7 +53,7 @@ of a map are split into characters."""
 
 _SEVERAL_LETTERS = re.compile(r"[^\W\d_]{2}")
 _MOST_WORDS = 200_000
-"""Number of words, in different texts, that are searched for phrases. It takes about a second."""
+"""Maximum number of words that are searched for phrases, not counting repeated texts. This takes about a second."""
 
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
@@ -154,8 +154,8 @@ def _join(sequence: tuple[str, ...], joined: Container[tuple[str, str]]) -> tupl
 def build_tiny(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
     """Build a model of Qwen2's architecture with random weights from `seed`. The global random state is unchanged.
 
-    The class is Llama with biases. transformers gives every folder of type qwen2 Qwen's own tokenizer and would ignore
-    the model's saved one.
+    Its class is Llama with biases, not Qwen2: for a folder of type qwen2, transformers would ignore the saved tokenizer
+    and load Qwen's own one.
     """
     shape = tiny_shape(config, len(tokenizer))
     shape.eos_token_id = tokenizer.eos_token_id
