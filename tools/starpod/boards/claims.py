@@ -4,9 +4,9 @@ It understands two notations and ignores everything else. docs/rewards.md has th
 
 Compact: each word is a direction, "-", a number or a symbol of the board, as in observations of the format `local`:
     P 1 3 G 0 0         the player is at row 1, column 3; the goal at (0, 0)
-    Up Left, - Left     the way to the goal, or to the nearest loose box; "-" for neither; vertical part first
-    Up Left - Right     a second pair: the way from that box to the nearest free target
-A lone direction is a plan and claims nothing.
+    Up Left, - Left     vertical and horizontal direction to the goal, or to the nearest loose box; "-" for level
+    Up Left - Right     the second pair is the direction from that box to the nearest free target
+A direction that is not in a pair is part of a plan and makes no claim.
 
 Sentences:
     SUBJECT is at (1, 2) | at row 1, column 2            player, I, you, goal, box, hole, target, wall
@@ -33,11 +33,11 @@ Topic = tuple[str | Cell, ...]
 class Claim:
     """One statement about the state.
 
-    A second true claim on the same topic adds nothing, and a false one makes the topic false. These are the topics:
+    Claims are scored by topic: a repeated true claim earns nothing, and one false claim makes its topic false. Topics:
 
         ("at", "player" | "goal"), value Cell                 position of the player or of the goal
         ("at", kind, cell), value True                        a cell contains a thing of this kind
-        ("way", from, to, "vertical" | "horizontal"), value   a direction, or "-" for neither
+        ("way", from, to, "vertical" | "horizontal"), value   a direction, or "-" for level
         ("beside", direction), value str                      content of the player's neighbouring cell
         ("after", "player"), value Cell                       position of the player after the turn
         ("after", "box", cell), value True                    a cell contains a box after the turn
@@ -119,7 +119,10 @@ def _is_number(word: str) -> bool:
 
 
 def _read_compact(words: Sequence[str], family: str, legend: Mapping[str, frozenset[str]]) -> Iterator[Claim]:
-    """Yield claims from positions, and from pairs of directions at the start or after a position."""
+    """Yield the claims of a compact thought.
+
+    Pairs of directions count only at the start and after a position. Elsewhere, directions are a plan.
+    """
     index, pairs, open_to_pairs = 0, 0, True
     while index < len(words):
         word, next_words = words[index], words[index + 1 : index + 3]
@@ -200,7 +203,7 @@ class _Sentences:
     def _about(self, kind: str, place: int) -> tuple[Sequence[Claim], int]:
         """Read what follows a subject: a place, a direction, or its state after the turn.
 
-        This and the next methods return the claims, and the index of the next token.
+        Like the methods below, return the claims and the index of the first token that was not read.
         """
         after = self._at(place - 1) == "i'll"
         place += self._at(place) == "position"
@@ -238,7 +241,10 @@ class _Sentences:
                 place = link
 
     def _direction(self, kind: str, place: int) -> tuple[Sequence[Claim], int]:
-        """Read "the goal is up and left", "a hole below me", "the box is left of the target" from the direction on."""
+        """Read the end of "the goal is up and left", "a hole below me" or "the box is left of the target".
+
+        The text before the direction at `place` has already been read: its subject is `kind`.
+        """
         directions, place = self._list(place)
         origin, end = self._reference(place)
         if kind in ("goal", "box", "target") or (origin and kind == "player"):
@@ -271,7 +277,7 @@ class _Sentences:
         return [Claim(("beside", direction), value) for direction in directions], place + 1
 
     def _cannot(self, place: int) -> tuple[Sequence[Claim], int]:
-        """Read "I cannot go left" from the verb on."""
+        """Read the words after "cannot" in "I cannot go left"."""
         if self._at(place) in _GO and self._at(place + 1) in DIRECTIONS:
             return [Claim(("beside", DIRECTIONS[str(self._at(place + 1))]), "blocked")], place + 2
         return (), place
@@ -279,7 +285,7 @@ class _Sentences:
     # --- their parts ---
 
     def _list(self, place: int) -> tuple[list[str], int]:
-        """Read one or two directions, with or without "and". A direction before a copula begins another claim."""
+        """Read one or two directions, with or without "and". A second one before a copula begins a new claim."""
         directions = [DIRECTIONS[str(self._at(place))]]
         place += 1
         next_place = place + (self._at(place) in ("and", "-", "/"))
@@ -311,7 +317,7 @@ class _Sentences:
         return self._tokens[place] if 0 <= place < len(self._tokens) else "."
 
     def _denied(self, place: int) -> bool:
-        """Return whether a noun is negated ("not a hole", "no box"). A negation claims too little to count."""
+        """Return whether a noun is negated ("not a hole", "no box"). Negated statements say too little to count."""
         index = place - 1
         while self._at(index) in ("a", "an", "the", "any"):
             index -= 1

@@ -28,14 +28,14 @@ def walk(observation: Observation, actions: Sequence[str], rng: random.Random) -
 
 
 def careful(observation: Observation, actions: Sequence[str], rng: random.Random) -> str | None:
-    """Go to the goal of a frozen lake around adjacent holes and walls. Needs the observation `local`."""
+    """Go to the goal of a frozen lake, avoiding adjacent holes and walls. Needs the observation `local`."""
     directions, neighbours = _directions(observation)
     safe_actions = [action for action, tile in neighbours.items() if tile not in ("O", "#")]
     return rng.choice([action for action in directions if action in safe_actions] or safe_actions or directions)
 
 
 def rule(observation: Observation, actions: Sequence[str], rng: random.Random) -> str | None:
-    """Search for the instruction in webshop and buy the first product without options (its authors' baseline)."""
+    """Play webshop like its authors' baseline: search for the instruction, buy the first result, choose no options."""
     valid_actions = [action for action in observation.valid_actions or () if isinstance(action, str)]
     searches = [action for action in valid_actions if action.startswith("search[")]
     clicks = [action for action in valid_actions if action.startswith("click[")]

@@ -66,9 +66,9 @@ def judge(claim: Claim, before: Scene, after: Scene | None) -> bool | None:
 
 
 def _points(scene: Scene, origin: str, to: str, axis: str, value: str) -> bool | None:
-    """Return whether the way between two things has this direction on an axis.
+    """Return whether the direction from `origin` to `to` on an axis is `value`; None if a thing is missing.
 
-    If there are several things of a kind, only the nearest ones count.
+    If there are several things of a kind, only the pairs at the smallest distance count.
     """
     starts, ends = _cells(scene, origin), _cells(scene, to)
     if scene.towards == "box":

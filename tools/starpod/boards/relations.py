@@ -1,8 +1,8 @@
-"""Reward for describing where things are: F1 of the blocks `description` and `prediction` (VAGEN).
+"""Reward for describing where things are: F1 score of the relations in the blocks `description` and `prediction`.
 
-A relation is the direction from the player to a thing: above, below or level, and left, right or level (arXiv
-2510.16907). Unlike true claims (boards/reasoning.py), this reward pays for completeness: omitted relations count as
-much as invented ones.
+A relation is the direction from the player to a thing: above, below or level, and left, right or level (VAGEN, arXiv
+2510.16907). Unlike the reward for true claims (boards/reasoning.py), this one requires completeness: an omitted
+relation costs as much as an invented one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Relation = tuple[str, str]
 """Vertical and horizontal direction from the player to a thing; "-" for level."""
 
 _KINDS = {"frozen_lake": {"goal": 0.7, "hole": 0.3}, "sokoban": {"target": 0.5, "box": 0.5}}
-"""Things that are compared, and their weights."""
+"""Kinds of things whose relations are compared, and the weight of each kind in the score."""
 
 _WORD = re.compile(r"[A-Za-z']+|\S")
 
@@ -35,7 +35,7 @@ def description(turn: Turn, transition: Transition | None, view: TurnView) -> fl
 def prediction(turn: Turn, transition: Transition | None, view: TurnView, *, intended: bool = False) -> float:
     """Score the block `prediction` of a turn from 0 to 1 against the state after the turn; see `_score`.
 
-    The score is 0 if nothing was played.
+    The score is 0 if the turn was not played (`transition` is None).
 
     Args:
         intended: compare with the state to which the actions would lead on ice that is not slippery.
@@ -50,7 +50,7 @@ def prediction(turn: Turn, transition: Transition | None, view: TurnView, *, int
 def _score(block: str, turn: Turn, scene: Scene, view: TurnView) -> float:
     """Return the F1 of the relations in a block; 0 if the reply is not well-formed.
 
-    Raises CannotRead for an unknown environment or observation format, or one that does not show all things.
+    Raises CannotRead for an unknown environment or observation format, or if the format does not show all things.
     """
     family = family_of(view.environment)
     if not turn.well_formed:
@@ -77,7 +77,7 @@ def relations(scene: Scene, family: str) -> dict[str, list[Relation]]:
 
 
 def describe(scene: Scene, family: str) -> str:
-    """Return the relations of a scene as text that `read_relations` can read. Raises CannotRead."""
+    """Return the relations of a scene as text that `read_relations` can read. Raises CannotRead as `relations` does."""
     told = relations(scene, family)
     return " ".join(f"{kind} {vertical} {horizontal}" for kind, pairs in told.items() for vertical, horizontal in pairs)
 
@@ -85,7 +85,7 @@ def describe(scene: Scene, family: str) -> str:
 def _after(
     scene: Scene, actions: Sequence[str], observation: str, played: Episode | TurnView, *, intended: bool
 ) -> Scene:
-    """Return the scene after a turn, as observed, or as intended. The two differ only on slippery ice."""
+    """Return the observed scene after a turn or, if `intended`, the scene without slipping on the ice."""
     if not intended or family_of(played.environment) != "frozen_lake":
         return read_scene(played.environment, played.instructions, observation)
     for action in actions:
@@ -134,10 +134,10 @@ def read_relations(text: str, family: str, legend: Mapping[str, frozenset[str]])
 
 
 def relations_f1(family: str, said: Mapping[str, Sequence[Relation]], true: Mapping[str, Sequence[Relation]]) -> float:
-    """Return the mean F1 over kinds of things, weighted as in _KINDS. Kinds that occur on neither side are left out.
+    """Return the mean F1 over kinds of things, weighted as in _KINDS. Kinds that are in neither mapping are left out.
 
-    In Frozen Lake, a relation that is right on one axis counts as half, and relations are paired for the highest score.
-    In Sokoban, both axes must be right. The result is 1 if no kind occurs.
+    In Frozen Lake, a relation that is right on only one axis counts as half, and stated relations are matched with true
+    ones so that the score is highest. In Sokoban, both axes must be right. The result is 1 if both mappings are empty.
     """
     scores = {}
     for kind in _KINDS[family]:
@@ -153,9 +153,9 @@ def relations_f1(family: str, said: Mapping[str, Sequence[Relation]], true: Mapp
 
 
 def _half_right(told: list[Relation], there: list[Relation]) -> int:
-    """Return the maximum number of pairs that agree on one axis (a bipartite matching).
+    """Return the maximum number of pairs of a stated and a true relation that agree on one axis (bipartite matching).
 
-    `relations_f1` has already paired equal relations, which never reduces the total.
+    `relations_f1` has already removed pairs that agree on both axes. Doing so first never lowers the score.
     """
     partner: dict[int, int] = {}
 

@@ -40,7 +40,7 @@ _MEANINGS = {
     "box on target": "box target",
     "player on target": "player target",
 }
-"""Kinds for names in the instructions that are not themselves kinds."""
+"""Kinds in a cell, by phrases of the instructions that are not kinds themselves."""
 
 _LEGEND = re.compile(r"[Ss]ymbols: ")
 _ENTRY = re.compile(r"(\S) ([a-z]+(?: [a-z]+)*)(?:, |\.)")
@@ -72,7 +72,7 @@ class Scene:
         return kind in self.cells[cell] if cell in self.cells else None
 
     def beside(self, direction: str, steps: int = 1) -> Cell:
-        """Return the cell at this many steps from the player."""
+        """Return the cell that is `steps` cells from the player in this direction."""
         return _step(self.player, direction, steps)
 
     def blocked(self, direction: str) -> bool | None:
@@ -100,7 +100,7 @@ def family_of(environment: str) -> str:
 
 @functools.lru_cache(maxsize=256)
 def legend_of(family: str, instructions: str) -> dict[str, frozenset[str]]:
-    """Return the kinds that each symbol shows, according to the instructions, or by default if they do not say it."""
+    """Return the kinds that each symbol stands for: as the instructions explain, or else the default symbols."""
     default_legend = _LAKE if family == "frozen_lake" else _ROOM
     legend = dict(default_legend)
     match = _LEGEND.search(instructions)

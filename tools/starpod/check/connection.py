@@ -20,7 +20,7 @@ Metadata = Sequence[tuple[str, str]]
 METHODS = ("Describe", "Open", "Reset", "Step", "Render", "Fork", "Snapshot", "Restore", "Renew", "Close")
 
 PATIENCE = 20.0
-"""For this many seconds a call refused as OVERLOADED is sent again, each time after the delay of RetryInfo."""
+"""Seconds for which a call refused as OVERLOADED is retried, each time after the delay in the error's RetryInfo."""
 
 
 class Connection(abc.ABC):
@@ -31,8 +31,8 @@ class Connection(abc.ABC):
     Args:
         address: address of the server, in the transport's form.
         access: token and TLS settings; other fields of it are ignored.
-        seconds: time limit of calls that have none of their own.
-        portion: number of calls that one message of a Stream may carry without exceeding max_calls_in_flight; 0: any.
+        seconds: default time limit of a call.
+        portion: maximum number of calls in a Stream message, set by the server's max_calls_in_flight; 0: no limit.
 
     Attributes:
         transport: name of the transport.
@@ -51,7 +51,7 @@ class Connection(abc.ABC):
 
     @abc.abstractmethod
     def another(self, address: str = "", options: Sequence[tuple[str, int]] = ()) -> Connection:
-        """Return another connection to this or another address. options: gRPC options of its channel."""
+        """Return a new connection to `address`; empty: the same address. options: gRPC channel options."""
 
     @abc.abstractmethod
     def sibling(self, endpoint: str) -> str:
@@ -62,7 +62,7 @@ class Connection(abc.ABC):
 
     @abc.abstractmethod
     async def send(self, request: Message, seconds: float, metadata: Metadata) -> tuple[Any, Any]:
-        """Send the call of the request's type once. Return the reply and the trailing metadata."""
+        """Send the request once, to the method for its type. Return the reply and the trailing metadata."""
 
     @abc.abstractmethod
     async def send_unknown_field(self, request: Message) -> None:

@@ -1,4 +1,4 @@
-"""Expectations of tests: comparisons, and the exceptions for requirements that are unmet or cannot be shown."""
+"""Comparisons for tests, and the exceptions for requirements that are not met or cannot be tested."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Unmet(Exception):
 
 
 class Broken(Unmet):
-    """A call failed through a bug inside the environment or the server."""
+    """A call failed because of a bug inside the environment or the server."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__("the call to be answered", str(refusal))
@@ -76,9 +76,9 @@ def expect_same(expected: Message, got: Message, what: str, fix: str = "") -> No
 
 
 def expect_played(expected: Sequence[pb.Transition], got: Sequence[pb.Transition], what: str, fix: str = "") -> None:
-    """Raise Unmet, naming the turn, unless the transitions equal the undisturbed episode's.
+    """Raise Unmet with the first turn that differs, unless the transitions equal those of the undisturbed episode.
 
-    `info` is not compared: a server may report in it how long a turn took.
+    `info` is not compared, because a server may report in it how long a turn took.
     """
     expect(len(expected) == len(got), f"{len(expected)} turns in {what}", f"{len(got)}", fix)
     for turn, (left, right) in enumerate(zip(expected, got, strict=True)):
@@ -93,7 +93,7 @@ def _without_info(transition: pb.Transition) -> pb.Transition:
 
 
 def expect_informed(refusal: Refusal, reason: str, expected: str) -> None:
-    """Raise Unmet unless the error carries an ErrorInfo with this reason and the advice that belongs to it."""
+    """Raise Unmet unless the error has an ErrorInfo with this reason and the reason's advice in `ADVICE`."""
     if refusal.info is None:
         raise Unmet(f"{expected} with an ErrorInfo", f"{refusal} without one", "send it in grpc-status-details-bin")
     info = refusal.info

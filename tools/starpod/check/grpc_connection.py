@@ -20,9 +20,9 @@ from starpod.v1 import environment_pb2_grpc as pb_grpc
 
 SERVICE = "starpod.v1.EnvironmentService"
 UNKNOWN_FIELD = b"\xfa\xff\xff\xff\x0f\x03new"
-"""Field 536,870,911, the highest possible number, with three bytes."""
+"""A serialized field with the highest possible field number (536,870,911) and a value of three bytes."""
 SERVING = b"\x08\x01"
-"""A grpc.health.v1.HealthCheckResponse, written by hand so that the check needs no health package."""
+"""A serialized grpc.health.v1.HealthCheckResponse that says SERVING, so that the check needs no health package."""
 _OPTIONS = (
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
@@ -109,7 +109,7 @@ class StreamConnection:
     Attributes:
         replies: all replies by call id. A row of TransitionColumns is stored as the equivalent Reply.
         columns: number of rows received in columns.
-        timings: the timings of messages that carried one.
+        timings: the ServerTiming of each message that carried one.
     """
 
     def __init__(self, call: Any, seconds: float, portion: int = 0) -> None:
@@ -124,9 +124,9 @@ class StreamConnection:
         await self._write([pb.StreamRequest(calls=calls, steps=steps)])
 
     async def ask(self, *calls: pb.Call, steps: pb.StepColumns | None = None) -> list[pb.Reply]:
-        """Send calls and return their replies in the order of the calls, with rows of columns last.
+        """Send calls and rows of columns. Return the replies to the calls in their order, then those to the rows.
 
-        All calls go in one message, or in several one after another if the server allows fewer calls in flight. A call
+        All calls go in one message, or in several consecutive ones if the server allows fewer calls in flight. A call
         that is refused as OVERLOADED is sent again.
         """
         requests = {call.call_id: pb.StreamRequest(calls=[call]) for call in calls}
@@ -199,7 +199,7 @@ class StreamConnection:
 
 
 def columns_of(requests: Mapping[int, pb.StepRequest]) -> pb.StepColumns:
-    """Return the columns of Steps with text actions, one row per Step. `requests` maps call ids to Steps."""
+    """Return Steps with text actions as StepColumns, one row per Step. `requests` maps call ids to Steps."""
     columns = pb.StepColumns(call_ids=requests)
     for request in requests.values():
         columns.session_ids.append(request.session_id)
@@ -211,7 +211,7 @@ def columns_of(requests: Mapping[int, pb.StepRequest]) -> pb.StepColumns:
 
 
 def split(steps: pb.StepColumns) -> Iterator[pb.StepColumns]:
-    """Yield columns with a single row for each row of `steps`."""
+    """Split StepColumns into messages of one row each."""
     actions = iter(steps.actions)
     for row, call_id in enumerate(steps.call_ids):
         count = steps.action_counts[row] if steps.action_counts else 1

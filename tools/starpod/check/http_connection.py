@@ -33,7 +33,7 @@ _STATUS = {
     "UNAVAILABLE": (503,),
     "DEADLINE_EXCEEDED": (504,),
 }
-"""HTTP statuses that are allowed for a gRPC code (google/rpc/code.proto, docs/http.md). Others must have 500."""
+"""Allowed HTTP statuses by gRPC code (google/rpc/code.proto, docs/http.md). All other codes require status 500."""
 _FUTURE = "of_the_future"
 
 

@@ -51,11 +51,11 @@ SERVED: dict[str, tuple[str, ...]] = {
 PROCESSES = ("--workers", "2")
 """Worker processes of each server: two, so that episodes can be compared between processes."""
 Place = tuple[str, pb.EnvironmentSpec]
-"""The address of the process that checks an environment, and its spec."""
+"""Address of the server process in which an environment is checked, and the environment's spec."""
 MEASURED_SECONDS = 0.3
 """Seconds for which steps are counted to measure the rate."""
 REQUIREMENT_SECONDS, CALL_SECONDS = 180.0, 60.0
-"""Longer limits than in a check of one environment, because several checks run at the same time."""
+"""Time limits of a requirement and of a call, longer than in `starpod check` because checks run in parallel."""
 ENVIRONMENT_SECONDS = 600.0
 """Seconds for all checks of one environment. Some environments take half a minute to start."""
 
@@ -187,7 +187,7 @@ def _print_list(specs: Sequence[pb.EnvironmentSpec]) -> None:
 
 
 def _assign_processes(address: str) -> list[Place]:
-    """Distribute a server's environments over its processes. Each check uses the other process for comparison."""
+    """Assign each environment to a process of the server. Its check uses the other process for comparison."""
     with grpc.insecure_channel(address) as channel:
         server = EnvironmentServiceStub(channel).Describe(pb.DescribeRequest())
     newest_specs = {spec.id: spec for spec in reversed(server.environments)}
@@ -234,7 +234,7 @@ async def check_all(
         all_arguments: the arguments of each server.
         start: starts a server and returns what it hosts.
         report_progress: called with hosted=N for a server with N environments, and with entry=E for each check.
-        at_once: number of checks at the same time.
+        at_once: maximum number of checks at the same time.
         until: no check begins after this instant of `time.monotonic`.
     """
     pool, slots = ThreadPoolExecutor(len(all_arguments)), asyncio.Semaphore(at_once)

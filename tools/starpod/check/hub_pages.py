@@ -47,7 +47,7 @@ class Entry:
     rate: float | None = None
     """Steps per second of one session; None if no episode can be played."""
     problem: str = ""
-    """Reason for which the environment could not be checked."""
+    """Why the environment could not be checked; empty if it was checked."""
 
     @property
     def passed(self) -> bool:
@@ -56,7 +56,7 @@ class Entry:
 
     @property
     def first_problem(self) -> str:
-        """The first reason for which the environment fails, in one line; empty if it passes."""
+        """The first reason why the environment fails, in one line; empty if it passes."""
         return self.problem or next(
             (f"{result.requirement.id} {result.message}" for result in self._breaking_results), ""
         )

@@ -1,4 +1,4 @@
-"""A connection over MCP: calls of tools, with `_meta` for fields that no tool has an argument for (docs/mcp.md).
+"""A connection over MCP: every call is a tool call. Fields without a tool argument travel in `_meta` (docs/mcp.md).
 
 Requests are written by hand, because an MCP client library would make calls of its own in between.
 """
@@ -188,7 +188,7 @@ def _turn(request: pb.StepRequest, tools: Names[str]) -> tuple[str, dict[str, An
 
 
 def _expect_shown(transition: pb.Transition, structured: Any, texts: Sequence[str | None]) -> None:
-    """Raise Unmet unless the model sees what programs get: facts as structured content, texts as content."""
+    """Raise Unmet unless a tool result has the observation's texts as content, and the rest as structured content."""
     content = json_format.ParseDict(structured or {}, pb.Transition(), ignore_unknown_fields=True)
     facts = pb.Transition()
     facts.CopyFrom(transition)

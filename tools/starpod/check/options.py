@@ -1,4 +1,4 @@
-"""Options for the sessions of a check: those on the command line, and made-up values for required ones."""
+"""Options for the sessions of a check: values from the command line, and made-up values for required options."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ class Target:
 
     @property
     def want(self) -> pb.Want:
-        """The Want of sessions unless a test has its own: all cheap fields that distinguish states."""
+        """Default Want of sessions: all cheap fields that distinguish states."""
         can = self.spec.capabilities
         return pb.Want(valid_actions=can.valid_actions, state_key=can.state_key, score=can.score)
 
@@ -186,7 +186,7 @@ class Target:
                 await probe.clean_up()
 
     async def begin(self, probe: Probe) -> Handle:
-        """Open a session of the script, and find out whether the environment takes text as a plain action."""
+        """Open a session with the script's seeds, and find out whether the environment accepts text actions."""
         handle = await probe.seeded(want=probe.acting_want())
         if list(probe.choices(handle.session.observation)) == [self.plain]:
             refusal = await self.connection.refusal(handle.request([self.plain]))
@@ -197,7 +197,10 @@ class Target:
         return handle
 
     async def _choose_turns(self, probe: Probe) -> list[Turn]:
-        """Return turns that can be played from the start, chosen by the observations that they lead to."""
+        """Return the turns of the script: empty ones, then random actions that the observations offer.
+
+        If an action ends the episode early, play again without that action.
+        """
         rng = random.Random(SEED)
         handle = await self.begin(probe)
         ends: list[pb.Action] = []
@@ -276,7 +279,7 @@ class Probe:
     # --- connections -----------------------------------------------------------------------------------------------
 
     def second_connection(self, address: str = "", options: Sequence[tuple[str, int]] = ()) -> Connection:
-        """Open another connection to this or another address. options: gRPC options of its channel."""
+        """Open a new connection to `address`; empty: the same address. options: gRPC channel options."""
         connection = self.connection.another(address, options)
         self._connections.append(connection)
         return connection
@@ -301,7 +304,7 @@ class Probe:
         return options
 
     def open_request(self, **fields: Any) -> pb.OpenRequest:
-        """Return an Open of the environment under test, without limits, with a lease hardly longer than a test."""
+        """Return an Open of the environment under test, with the lease of `Target.lease` and without episode limits."""
         defaults: dict[str, Any] = {
             "options": self.options() if self.target.options else None,
             "environment_id": self.spec.id,
@@ -439,9 +442,9 @@ class Probe:
     async def expect_script(
         self, handle: Handle, what: str, fix: str = "", before: Callable[[Turn], Awaitable[object]] | None = None
     ) -> None:
-        """Play the rest of the script. Raise Unmet unless the transitions equal the undisturbed episode's.
+        """Play the rest of the script. Raise Unmet unless the transitions equal those of the undisturbed episode.
 
-        before: is awaited with each turn before it is played, and may disturb the session.
+        before: awaited with each turn before the turn is played; it may disturb the session.
         """
         script, index = self.script(), handle.index
         transitions = []
@@ -469,7 +472,7 @@ class Probe:
 
 
 def zeros(spec: pb.TensorSpec) -> pb.Tensor:
-    """Return a tensor of zeros in the shape of the spec, where lengths that are free become 1."""
+    """Return a tensor of zeros in the shape of the spec. Dimensions of any length get length 1."""
     shape = [max(1, length) if length < 0 else length for length in spec.shape]
     size = 1 if spec.dtype == "bool" else int("".join(filter(str.isdigit, spec.dtype))) // 8
     for length in shape:

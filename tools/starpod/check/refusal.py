@@ -18,9 +18,9 @@ class Refusal:
     message: str
     info: error_details_pb2.ErrorInfo | None = None
     violations: tuple[str, ...] = ()
-    """The fields that BadRequest names."""
+    """Names of the invalid fields, from the error's BadRequest."""
     retry_seconds: float | None = None
-    """The delay of RetryInfo."""
+    """The delay in the error's RetryInfo; None without one."""
 
     def __str__(self) -> str:
         reason = f" ({self.info.reason})" if self.info else ""
@@ -37,7 +37,7 @@ class Refusal:
 
     @property
     def bug(self) -> bool:
-        """Whether the environment or the server failed internally, which no request may cause."""
+        """Whether the environment or the server failed internally. No request, however invalid, may cause that."""
         return self.reason == "ENVIRONMENT_BUG" or self.code == "UNKNOWN"
 
     @property

@@ -27,9 +27,9 @@ class Requirement:
     """What is demanded, in one sentence."""
     test: Test
     alone: bool = False
-    """Run while no other test runs, because it uses up what the others need."""
+    """Whether no other test may run at the same time, because this one uses up what others need."""
     absent: bool = False
-    """Applies to servers or environments that lack the level's capability, instead of those that have it."""
+    """Whether the requirement is for servers or environments without the level's capability, not for those with it."""
     slow: float = 0.0
     """Duration in seconds, if the test is too slow to run in every check; else 0."""
 

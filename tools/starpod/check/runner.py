@@ -28,9 +28,9 @@ from starpod.v1 import environment_pb2 as pb
 
 Status = Literal["passed", "failed", "skipped", "error"]
 MAX_PARALLEL = 8
-"""Number of tests that run at the same time, if the server's limits allow it."""
+"""Maximum number of tests that run at the same time. Servers with low limits get fewer."""
 CONNECT_SECONDS = 10.0
-"""Seconds for the first call, which includes connecting, even if other calls have less."""
+"""Minimum time limit in seconds for the first call, which includes connecting."""
 SESSIONS, CALLS = 8, 6
 """Number of sessions and calls in flight that one test may need at the same time."""
 PLAYED = "C-30"
@@ -78,7 +78,7 @@ class Report:
     protocol_version: str = ""
     environments: list[EnvironmentReport] = field(default_factory=list)
     unreachable: str = ""
-    """Why nothing could be checked; empty if something was."""
+    """Why nothing could be checked; empty if the check ran."""
 
     @property
     def results(self) -> list[Result]:

@@ -38,7 +38,7 @@ class Subcommand:
     Args:
         target: where its click command is, as `module:attribute`.
         summary: its line in `starpod --help`.
-        extra: the extra of the package that it needs.
+        extra: name of the package extra that the subcommand needs.
     """
 
     def __init__(self, target: str, summary: str, extra: str = "") -> None:

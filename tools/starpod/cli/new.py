@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 FILES = {"environment": "{file}.py", "configuration": "{file}.yaml", "test": "test_{file}.py"}
-"""Template -> pattern for the name of the file that is made from it."""
+"""Pattern for the name of the file that is made from each template."""
 _CONDITION = re.compile(r"\[(no )?(options|expert)\]")
 
 
@@ -59,13 +59,16 @@ def new(name: str, with_options: bool, with_expert: bool, folder: Path) -> None:
 
 
 def _is_installed(name: str) -> bool:
-    """Return whether a module of that name can be imported from elsewhere than the working folder."""
+    """Return whether a module of that name can be imported from a folder other than the working folder."""
     finder = importlib.machinery.PathFinder()
     return finder.find_spec(name, [path for path in sys.path if path not in ("", os.getcwd())]) is not None
 
 
 def fill(template: str, values: dict[str, str], **parts: bool) -> str:
-    """Return a template's text. A line after `[WORD]` is kept if `parts[WORD]`, and one after `[no WORD]` if not."""
+    """Return a template's text with the values filled in.
+
+    A line that begins with `[WORD]` is kept if `parts[WORD]` is true, and a line with `[no WORD]` if it is false.
+    """
     lines = []
     for line in resources.files("starpod.cli").joinpath(f"templates/{template}.txt").read_text("utf-8").splitlines():
         if condition := _CONDITION.match(line):

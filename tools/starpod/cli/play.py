@@ -37,9 +37,9 @@ from starpod.report.form import fields
 from starpod.v1 import environment_pb2 as pb
 
 Reader = Callable[[Mapping[str, str]], str | None]
-"""Returns the next line without its end, or None at the end of the input.
+"""Function that returns the next line without its line end, or None at the end of the input.
 
-The mapping has the line that an arrow key (`up`, `down`, `left`, `right`) stands for."""
+Its argument maps each arrow key (`up`, `down`, `left`, `right`) to the line that the key stands for."""
 
 _ARROW_KEYS = {"A": "up", "B": "down", "C": "right", "D": "left"}
 _END = "\x04"
@@ -268,14 +268,14 @@ def _colour(picture: str) -> Text:
 
 
 def read_line(shortcuts: Mapping[str, str]) -> str | None:
-    """Return the next line of standard input unchanged."""
+    """Return the next line of standard input, or None at its end. Shortcuts are ignored."""
     line = sys.stdin.readline()
     return line.rstrip("\n") if line else None
 
 
 @contextlib.contextmanager
 def keys() -> Iterator[Reader]:
-    """Yield a reader of the terminal, for which an arrow key on an empty line returns its shortcut at once.
+    """Yield a reader of lines from the terminal. On an empty line, an arrow key returns its shortcut at once.
 
     The terminal delivers single keys until the context ends, so that keys typed ahead are not lost between turns.
     """

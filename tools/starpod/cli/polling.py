@@ -14,10 +14,10 @@ KNOWN = ((1, 76), (1, 85))
 def prefer_poller() -> None:
     """Make gRPC's core do I/O in the thread that waits for events, instead of in an extra thread pool.
 
-    Python uses one core at a time, so handing work to the pool costs more than its parallelism gains: a message of the
-    Stream takes a third more CPU time, and a unary call a quarter more time (docs/decisions/0007). This does nothing if
-    the user has set the variable or gRPC is already loaded. It affects the whole process, so only programs should call
-    it, not libraries.
+    Python uses one core at a time, so handing work to the pool costs more than its parallelism gains. With the pool, a
+    Stream message takes a third more CPU time, and a unary call takes a quarter longer (docs/decisions/0007). This
+    function has no effect if GRPC_EXPERIMENTS is set or gRPC is already loaded. It affects the whole process, so only
+    programs should call it, not libraries.
     """
     release = tuple(int(part) for part in version("grpcio").split(".")[:2])
     if KNOWN[0] <= release <= KNOWN[1]:

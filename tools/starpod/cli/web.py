@@ -23,7 +23,7 @@ def live_site(address: str, words: Sequence[str] = ()) -> Iterator[str]:
         words: further arguments of `starpod ui`, such as credentials for the server.
 
     Raises:
-        ServiceFailed: The site does not start, for example without the extra `ui`. It has the site's own message.
+        ServiceFailed: The site does not start, for example without the extra `ui`. The message is the site's own.
     """
     call = ("ui", "runs", "--address", address, "--port", "0", "--index", ":memory:", *words)
     with started("the live site", *call) as site:

@@ -32,12 +32,12 @@ from starpod.v1.http import KnownHosts
 from starpod.v1.serving import whole
 
 MOST_BODY_BYTES = 8 * 2**20
-"""Default limit of a request's body. The longest context is far shorter."""
+"""Default maximum size of a request's body. The longest context is far shorter."""
 _HEARTBEAT_SECONDS = 5.0
 """Seconds after which a stream begins even if its reply is not ready. Comments at this interval then keep it alive."""
 _LARGE_BODY_BYTES = 2**18
 _LARGE_BODIES = 4
-"""Number of large bodies received at the same time, which bounds their memory. Smaller bodies never wait."""
+"""Maximum number of large bodies received at the same time, to bound their memory. Smaller bodies never wait."""
 _BODY_SECONDS = 60.0
 """Time limit for receiving a body, so that a slow client cannot keep one of the _LARGE_BODIES places."""
 _SIGNATURE = 32
@@ -48,7 +48,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class Host(Protocol):
-    """The owner of the sessions."""
+    """The object that owns the sessions and finds them by name."""
 
     def find(self, name: str) -> Session:
         """Return the session with this name. Raise Refused if there is none."""
@@ -57,8 +57,8 @@ class Host(Protocol):
 class Keys:
     """API keys of sessions.
 
-    Without a token, a key is the session's name. With one it also has a signature, so that only the owner of the
-    token can create keys.
+    If the gateway has no token, a key is the session's name. Otherwise a key also has a signature, so that only the
+    owner of the token can create keys.
     """
 
     def __init__(self, token: str = "") -> None:
@@ -69,7 +69,7 @@ class Keys:
         return f"{name}.{self._sign(name)}" if self._token else name
 
     def name(self, key: str) -> str:
-        """Return the session that a key names. Raise Refused for an invalid key."""
+        """Return the name of the session that a key belongs to. Raise Refused for an invalid key."""
         name, _, signature = key.rpartition(".") if self._token else (key, "", "")
         if not name or (self._token and not hmac.compare_digest(signature.encode(), self._sign(name).encode())):
             raise Refused(HTTPStatus.UNAUTHORIZED, "invalid_api_key", "the API key names no session of this gateway")
@@ -96,13 +96,13 @@ def create_app(
     """Return the application that serves the sessions of a host.
 
     Args:
-        host: the owner of the sessions.
-        model: the model name that it lists.
+        host: the object that owns the sessions.
+        model: the model name that /v1/models lists.
         keys: the API keys; None: session names.
-        hosts: host names by which it may be called, besides localhost and addresses.
-        most_body_bytes: limit of a request's body.
+        hosts: host names that requests may use, besides localhost and IP addresses.
+        most_body_bytes: maximum size of a request's body.
         more: further endpoints by method and path.
-        mounted: whole applications by path.
+        mounted: ASGI applications by path.
     """
     keys = keys or Keys()
     chat, messages = ChatCompletions(), Messages()
@@ -177,13 +177,13 @@ def create_app(
 
 
 def key_of(request: Request) -> str:
-    """Return the API key of a request, in either API's header; empty without one."""
+    """Return the API key in a request's Authorization or x-api-key header; empty without one."""
     scheme, _, key = request.headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else request.headers.get("x-api-key", "").strip()
 
 
 async def read_json(request: Request, max_bytes: int = MOST_BODY_BYTES) -> dict[str, Any]:
-    """Return the object in a request's body. Raise Refused if it is invalid, or too long to be received."""
+    """Return the JSON object in a request's body. Raise Refused if the body is invalid, too long or too slow."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # browsers send this type to another site only if that site allows it
         raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "not_json", "send JSON, with content-type: application/json")

@@ -28,8 +28,8 @@ Written = TypeVar("Written", str, list[int])
 class Layout:
     """Renders messages with the roles that a chat template supports.
 
-    If the template lacks a feature, tool results become a user message, tools become part of the system message, and
-    neighbouring messages of one role are joined.
+    Features that the template lacks are replaced: tool results become a user message, tools become part of the system
+    message, and neighbouring messages of one role are joined.
     """
 
     def __init__(self, template: Template) -> None:
@@ -53,7 +53,7 @@ class Layout:
             return False
 
     def least_tokens(self, ask: Ask) -> int:
-        """Return a lower bound for the tokens of a request's texts, tools and calls, without encoding them.
+        """Return a lower bound for the number of tokens in a request's texts, tools and calls, without encoding them.
 
         A token represents at most as many characters as the longest vocabulary entry. Texts that a chat template may
         leave out (blanks around a text, earlier thoughts) count, because encoding them costs as much.
@@ -63,7 +63,7 @@ class Layout:
     def whole(self, messages: Sequence[Message], raw: Sequence[str], tools: Sequence[Mapping[str, Any]]) -> str:
         """Return the prompt of a conversation as text.
 
-        raw: the text of each message. The assistant's are as the policy wrote them, or would have written them.
+        raw: the text of each message. An assistant's message must be as the policy wrote it or would have written it.
         """
         texts = list(raw)
         system = [text for message, text in zip(messages, texts, strict=True) if message.role == "system"]
@@ -83,7 +83,7 @@ class Layout:
         return self._refuse_template_errors(lambda: self.template.text(turns, tools if self._takes_tools else ()))
 
     def following(self, messages: Sequence[Message], reply: Sequence[int]) -> list[int]:
-        """Return the token ids that append new messages to a reply. None of the messages may be the assistant's."""
+        """Return the token ids that append new messages to a reply. No message may be an assistant's message."""
         turns = self._merge_roles(
             [("user" if message.role == "system" else message.role, message.text) for message in messages]
         )
@@ -163,7 +163,7 @@ class Draft:
 
 
 class Lineage:
-    """The replies of one session, found by the key of the conversation up to and including each."""
+    """The replies of one session. Each is found by the key of the conversation that ends with it."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -196,7 +196,7 @@ class Lineage:
         return Draft(ask, parent, context, appended, text, self._template.opening, beginning, len(beginning_ids))
 
     def _forced_beginning(self, ask: Ask) -> str:
-        """Return the text that a reply must continue because it must call a tool; empty if it need not."""
+        """Return the text with which a reply must begin if it must call a tool; empty if it need not."""
         if ask.choice.kind != "required":
             return ""
         thought = f"{THINK_END}\n\n" if self._template.opening.startswith(THINK) else ""
@@ -219,7 +219,7 @@ class Lineage:
         return node, draft.parent is None or draft.parent is not self._last
 
     def restore(self, key: bytes, parent: int, turn: Turn, message: Message, *, text: str, prefilled: int) -> None:
-        """Add a reply from before a restart, in the order of replies. parent: number of the parent reply; 0: none."""
+        """Add a reply from before a restart; replies must come in order. parent: the parent's number; 0: none."""
         parent_node = self._in_order[parent - 1] if parent else None
         appended = turn.prompt if parent_node is None or not turn.fresh else turn.prompt[len(parent_node.stream()) :]
         self.add(

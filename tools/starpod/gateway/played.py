@@ -46,7 +46,7 @@ class OutsideAgent(Agent):
     Args:
         key: name of the session, which is also its API key.
         sampler: how replies are sampled.
-        stream, order: as in `Session`.
+        stream, order: passed to `Session`.
     """
 
     def __init__(

@@ -31,7 +31,7 @@ from starpod.trainer.prompts.conversation import Template
 from starpod.v1.http import listening
 
 _GRACE_SECONDS = 5.0
-"""Time for a program to end by itself after its episode, and then for its supervisor."""
+"""Seconds that a program has to end by itself after its episode. Its supervisor then has as many seconds to end."""
 
 
 class Programs:
@@ -62,7 +62,7 @@ class Programs:
         self._playing.pop(agent.session.name, None)
 
     def layout(self, template: Template) -> Layout:
-        """Return the layout of a policy's tokenizer. Programs write their own prompts, so it has no reply prefix."""
+        """Return the layout of a policy's tokenizer. It has no reply prefix, because programs write their prompts."""
         key = id(template.tokenizer)
         if key not in self._layouts:
             self._layouts[key] = Layout(Template(template.tokenizer))

@@ -30,7 +30,7 @@ from starpod.trainer.data.files import read_episodes, write_episodes
 logger = logging.getLogger(__name__)
 
 MOST_SESSIONS = 1024
-"""Default limit of live sessions."""
+"""Default maximum number of live sessions."""
 
 
 @dataclass(eq=False)
@@ -95,14 +95,14 @@ class Record:
 
 
 class Records:
-    """The sessions of a gateway, in a folder with their journals (`sessions`) and the episodes by group (`episodes`).
+    """The sessions of a gateway. A folder has their journals (`sessions`) and their episodes by group (`episodes`).
 
     Each session is one member of a group, and that place is never given to another session. Call `restore` before use.
 
     Args:
         sampler: how replies are sampled.
         folder: the folder.
-        most: limit of live sessions.
+        most: maximum number of live sessions.
         begins_unknown: whether an unknown API key begins a session.
         idle_seconds: a session without a call for this long is ended as failed.
 
@@ -264,7 +264,7 @@ class Records:
             self.end_idle(time.monotonic())
 
     def end_idle(self, now: float) -> None:
-        """End sessions without recent calls as lost by the infrastructure, because their agents may be dead."""
+        """End sessions without recent calls. They count as lost by the infrastructure: their agents may be dead."""
         for name, record in list(self._live.items()):
             idle_seconds = now - record.called
             if idle_seconds > self.idle_seconds and not record.session.sampling:
@@ -294,7 +294,7 @@ class Records:
         self._members[group, member] = name
 
     def _write(self, name: str, record: Record, *, abandoned: bool) -> None:
-        """Put the episode into its group's file. An earlier copy, from before a kill, is replaced."""
+        """Write the episode to its group's file. A copy that was written before the gateway was killed is replaced."""
         episode = record.episode
         file = self.folder / "episodes" / f"group-{episode.group:08d}.jsonl"
         siblings = list(read_episodes(file)) if file.exists() else []

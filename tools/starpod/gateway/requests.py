@@ -104,7 +104,7 @@ class Ask:
 
     @cached_property
     def history(self) -> tuple[bytes, ...]:
-        """One key per message, for the conversation up to and including it. The keys also depend on the tools."""
+        """One key per message, for the conversation that ends with it. The keys also depend on the tools."""
         key = _digest([dict(tool) for tool in self.tools])
         keys = []
         for message in self.messages:
@@ -114,7 +114,7 @@ class Ask:
 
     @cached_property
     def characters(self) -> int:
-        """Number of characters that a prompt may show: texts, tool calls and tools."""
+        """Maximum number of characters that a prompt shows: all texts, tool calls and tools."""
         calls = (call for message in self.messages for call in message.calls)
         texts = sum(len(message.text) for message in self.messages)
         return texts + sum(len(call.name) + len(call.arguments) for call in calls) + len(str(self.tools or ""))
@@ -216,12 +216,12 @@ def refuse_given(body: Mapping[str, Any], **allowed: object) -> None:
 
 
 def choice_of(value: object, tools: Collection[Mapping[str, Any]], kinds: Mapping[str, Choice], name: str) -> Choice:
-    """Return what `tool_choice` means.
+    """Return the choice that a request's `tool_choice` stands for.
 
     Args:
         value: the field's value.
         tools: the request's tools.
-        kinds: choices by the word for them in the client's API.
+        kinds: the choice for each word that the client's API uses.
         name: name of the tool that `tool_choice` names; empty if it names none.
 
     Raises:

@@ -33,7 +33,7 @@ LONG_PROMPT = 20_000
 """Prompts of this many characters or more are encoded in a thread. 100,000 take about 0.15 s, which would block the
 event loop. For shorter prompts, the thread costs more than it saves."""
 _MESSAGE_CHARACTERS = 20
-"""Characters that take as much time as one message: 10,000 empty messages would block the event loop for 0.6 s."""
+"""Number of characters that take as much time as one message. 10,000 empty messages would block for 0.6 s."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +102,11 @@ class Session:
     took: Callable[[Replied], None]
     """Called with each reply before the client gets it."""
     stream: str = ""
-    """Name of its random stream and of its cache in the engine. A session that is played again has the same name."""
+    """Name of the session's random stream and engine cache. It is the same if the session is played again."""
     order: int = 0
-    """Priority of its requests, as in `Request`."""
+    """Priority of the session's requests, as in `Request`."""
     over: str = ""
-    """Why it accepts no more requests; empty while it does."""
+    """Why the session accepts no more requests; empty if it accepts them."""
     replies: int = 0
     tokens: int = 0
     full: bool = False
@@ -126,7 +126,8 @@ class Session:
     async def complete(self, ask: Ask) -> Answer:
         """Return the reply to a request. A repeated request gets the same reply, and waits while it is being sampled.
 
-        A caller that disconnects cancels nothing, so it can ask again. Raise Refused if the request cannot be answered.
+        If the caller disconnects, sampling continues, and the caller can ask again. Raise Refused if the
+        request cannot be answered.
         """
         if not ask.messages:
             raise bad_request("there is no message to reply to")
@@ -143,7 +144,7 @@ class Session:
         return await asyncio.shield(reply)
 
     async def count(self, ask: Ask) -> int:
-        """Return the number of tokens of a request's prompt. Raise Refused if it cannot fit."""
+        """Return the number of tokens of a request's prompt. Raise Refused if the prompt certainly cannot fit."""
         self._room_for_reply(self.sampler.layout.least_tokens(ask), "at least ", sampled=False)
         return len((await self._make_draft(ask)).context)
 
@@ -190,8 +191,8 @@ class Session:
 
         Args:
             prompt: Number of tokens of the prompt.
-            bound: What to write before that number in the error.
-            sampled: Whether the request asks for a reply, so that the session counts as full.
+            bound: Words before that number in the error, such as "at least ".
+            sampled: Whether to count the session as full in case of an error, because the request asks for a reply.
         """
         limits = self.sampler.sampling
         room = limits.max_episode_tokens - prompt
@@ -300,7 +301,8 @@ def _new_texts(ask: Ask) -> list[str]:
 def _cut_at_stop(template: Template, tokens: list[int], stops: tuple[str, ...]) -> tuple[str, int, str]:
     """Return the text before the first stop text, the number of ids up to the stop text's end, and the stop text.
 
-    Without a stop text, these are the whole text, all ids and "". Later ids are dropped: nobody has seen them.
+    Without a stop text, these are the whole text, all ids and "". Ids after a stop text are dropped, because no client
+    has seen them.
     """
     raw = template.decode(tokens)
     places = [(index, stop) for stop in stops if stop and (index := raw.find(stop)) >= 0]

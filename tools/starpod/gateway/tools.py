@@ -19,11 +19,11 @@ _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 """Half of a surrogate pair. A model may write one as a JSON escape, but it cannot be encoded and sent."""
 _BLANKS = re.compile(r"\s*")
 _DECODER = json.JSONDecoder(strict=False)
-"""Accepts raw newlines in strings, because models write them."""
+"""Decoder that accepts raw newlines in strings, because models write them."""
 _MOST_BROKEN = 64
 """Maximum number of opening tags without a valid call. The text after these is not parsed, to keep the time linear."""
 _INCOMPLETE_VALUE = re.compile(r"\s*|-|\.|[eE][-+]?|t|tr|tru|f|fa|fal|fals|n|nu|nul")
-"""End of JSON that is cut outside of a string: between two values, or within one."""
+"""Matches the end of a JSON text that is cut outside of a string: between two values, in a number or in a literal."""
 
 
 class Parts(NamedTuple):
@@ -40,8 +40,8 @@ class Parts(NamedTuple):
 def parse_reply(raw: str, *, tools: bool, most_calls: int | None = None) -> Parts:
     """Split a reply into its parts. A malformed call remains text.
 
-    The JSON of a call is decoded from its opening tag on, so that a tag inside an argument belongs to the argument. If
-    the reply is cut within the JSON of its last call, that call is dropped.
+    Decoding begins at a call's opening tag and ends with its JSON, so that a tag inside an argument belongs to the
+    argument. If the reply is cut within the JSON of its last call, that call is dropped.
 
     Args:
         raw: the reply, from its beginning.
@@ -86,7 +86,7 @@ def parse_reply(raw: str, *, tools: bool, most_calls: int | None = None) -> Part
 
 
 def _read_call(text: str, start: int) -> tuple[Call | None, int, bool]:
-    """Decode a call. Return it (None if malformed), where its JSON ends, and whether the text ends within it."""
+    """Decode a call. Return the call (None if malformed), the end index of its JSON, and whether its JSON is cut."""
     start = _skip_blanks(text, start)
     if not text.startswith("{", start):
         return None, start, start == len(text)
@@ -130,10 +130,10 @@ def _skip_blanks(text: str, start: int) -> int:
 
 
 def begin_call(tools: Sequence[Mapping[str, Any]], name: str) -> str:
-    """Return the beginning of a reply that must call a tool: up to its arguments, or to its name if any will do.
+    """Return the beginning of a reply that must call a tool, up to the arguments.
 
-    It does not end with a blank: tokenizers join a blank with the brace after it, and a small model that gets the blank
-    as a token of its own writes no object.
+    If several tools may be called, the beginning stops before the name. It never ends with a blank: tokenizers join a
+    blank with the brace after it, and small models write no object after a separate blank.
     """
     if not name and len(tools) > 1:
         return f'{_OPEN}\n{{"name": "'
@@ -151,9 +151,9 @@ def write_reply(message: Message) -> str:
 
 
 def describe_tools(tools: Sequence[Mapping[str, Any]]) -> str:
-    """Return a system text that describes tools, in Hermes' words, for a chat template without tools.
+    """Return a system text that describes tools, worded as in Hermes, for a chat template without tools.
 
-    The example between the tags is deliberately not valid JSON, because a small model repeats it.
+    The example between the tags is deliberately not valid JSON, so that it is no call when a small model repeats it.
     """
     lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     return (

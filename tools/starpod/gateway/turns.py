@@ -16,7 +16,7 @@ class Turns:
     """Admits a few callers at the same time. Waiting sessions are served in rotation, each session's calls in order.
 
     Args:
-        at_once: Number of callers that may be inside.
+        at_once: Maximum number of callers admitted at the same time.
     """
 
     def __init__(self, at_once: int = 1) -> None:

@@ -73,7 +73,10 @@ def find_servers(addresses: str, transport: Transport, environment: str, version
 
 
 def choose_wire(asked: str, description: pb.DescribeResponse) -> Wire:
-    """Return `stream` if the server has it, unless unary was asked for. Raise BadParameter for a missing Stream."""
+    """Return `stream` if the server has it and unary was not asked for, else `unary`.
+
+    Raise BadParameter if `stream` was asked for and the server does not have it.
+    """
     if asked == "stream" and not description.capabilities.stream:
         raise click.BadParameter("the server has no Stream; use unary", param_hint="--transport")
     if asked == "unary" or not description.capabilities.stream:

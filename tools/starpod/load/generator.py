@@ -29,11 +29,11 @@ CONNECT_SECONDS = 10.0
 REFUSED_SECONDS = 2.0
 """Give up connecting after this time if every server has refused."""
 DRAIN_SECONDS = 5.0
-"""At the end of a stage, calls that were due in time may still be answered for this long."""
+"""Seconds after the end of a stage in which calls that were due before its end may still be answered."""
 TICK_SECONDS = 0.02
 NEVER = float("inf")
 START_SECONDS = 0.05
-"""Time between the order to go and the first call, so that all generators have read the order by then."""
+"""Seconds between the order to go and the first call, so that all generators have read the order by then."""
 POLL_SECONDS = 0.25
 CLOSE_SECONDS = 15.0
 
@@ -231,7 +231,7 @@ class Generator:
         return unserved_steps
 
     async def _tick(self, stop: asyncio.Event) -> None:
-        """Record how late timers fire (a generator that is late measures itself), and watch the servers."""
+        """Watch the servers, and record how late timers fire: a late generator measures its own delay as latency."""
         wake_time = clock() + TICK_SECONDS
         while True:
             await asyncio.sleep(max(wake_time - clock(), 0))
@@ -268,9 +268,9 @@ def generate(plan: Plan, process: int, pipe: Connection[Any, Any]) -> None:
 
 
 def tune_garbage_collection() -> None:
-    """Make collections rare in a process that measures a server, and exempt all objects that exist now.
+    """Make garbage collections rare in a process that measures a server, and exempt all objects that exist now.
 
-    A full collection takes milliseconds, which would count as the server's.
+    A full collection takes milliseconds, which would be counted as latency of the server.
     """
     gc.collect()
     gc.freeze()
@@ -280,8 +280,8 @@ def tune_garbage_collection() -> None:
 def _make_loop() -> asyncio.AbstractEventLoop:
     """Return an event loop over select(), whose timeouts have microsecond resolution.
 
-    That of epoll() is 1 ms: a step due in 0.2 ms would be sent after 1 ms. select() is limited to 1,024 files,
-    which is enough because a server's sessions share a connection.
+    With epoll(), the resolution is 1 ms, so a step due in 0.2 ms would be sent after 1 ms. select() is limited to
+    1,024 files, which is enough because the sessions of a server share a connection.
     """
     return asyncio.SelectorEventLoop(selectors.SelectSelector())
 
@@ -327,7 +327,7 @@ async def _follow_orders(plan: Plan, process: int, pipe: Connection[Any, Any]) -
 
 
 async def _run_until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-    """Run `work` to its end, or cancel it and raise RunEnded once `stop` is set."""
+    """Run `work` to its end. If `stop` is set before, cancel `work` and raise RunEnded."""
     task, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)

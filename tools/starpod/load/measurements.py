@@ -24,7 +24,7 @@ MAX_NANOSECONDS = 3_600_000_000_000
 DIGITS = 3
 
 ANY_TIME = ("open", "close", "renew")
-"""Calls that count outside the measured time too: most of them come before and after it."""
+"""Calls whose latencies are recorded at any time, because most of them are made before or after the measured time."""
 EXAMPLE_CHARACTERS = 300
 
 ERROR_CLASSES = {
@@ -52,7 +52,7 @@ Array = np.ndarray[Any, np.dtype[np.int64]]
 
 
 def error_class(error: StarpodError) -> str:
-    """Return one of requirements.CLASSES. An error with any other reason, or none, is a transport error."""
+    """Return the error's class, one of requirements.CLASSES. An unknown or missing reason means a transport error."""
     return ERROR_CLASSES.get(error.reason, "transport")
 
 
@@ -152,7 +152,7 @@ class ServerTime:
     calls: int = 0
     environment: float = 0.0
     queue: float = 0.0
-    """Only unary calls report it."""
+    """Time before the environment's code begins. Only unary calls report it."""
     total: float = 0.0
 
     def add(self, other: ServerTime, sign: int = 1) -> None:
@@ -184,7 +184,7 @@ class Interval:
     """Number of calls of any kind answered in the interval."""
     errors: defaultdict[ErrorKey, Failures] = field(default_factory=lambda: defaultdict(Failures))
     late: list[float] = field(default_factory=list)
-    """Seconds by which timers fired late."""
+    """Delay in seconds of each timer that fired."""
 
 
 @dataclass(slots=True)
@@ -192,7 +192,7 @@ class Log:
     """The measurements of a generator since it last sent an interval."""
 
     due_from: float = float("inf")
-    """Latencies count only for calls due from this instant until `due_until`."""
+    """Only calls due from this instant until `due_until` have their latencies recorded (but see ANY_TIME)."""
     due_until: float = float("inf")
     counting: bool = False
     """Whether the measured time is running."""

@@ -46,7 +46,7 @@ class Turns:
     """The way in which agents choose their actions."""
 
     kind: PolicyKind = "random"
-    """random: any of `actions`, or of the observation's valid ones; expert: as the environment advises."""
+    """random: one of `actions` or, if empty, of the valid ones; expert: the expert's action; recorded: `episodes`."""
     actions: tuple[str, ...] = ()
     episodes: tuple[Mapping[str, Any], ...] = ()
     """The episodes of a recording."""
@@ -128,7 +128,7 @@ def arrivals(kind: Arrivals, rate: float, start: float, place: int, places: int,
         kind: constant: instants are computed from the start, so that rounding errors do not add up, and generators take
             turns. poisson: gaps are independent, so that all generators together make a Poisson process.
         rate: calls per second of all generators.
-        start: the instant of the first call, or before it.
+        start: the instant from which calls are due. Only `constant` has a call at exactly this instant.
         place: the number of this generator, from 0.
         places: the number of generators.
         seed: seed of the gaps.
@@ -209,7 +209,7 @@ class SessionPolicy(ABC):
 
 @functools.lru_cache(1)
 def _draw_turns(actions: tuple[str, ...], seed: int) -> list[tuple[str]]:
-    """Draw random turns in advance, for all agents: a draw per step would cost as much as the rest of the step."""
+    """Draw random turns for all agents in advance, because drawing one would cost as much as the rest of a step."""
     return [(action,) for action in random.Random(seed).choices(actions, k=_DRAWN_TURNS)]
 
 

@@ -33,7 +33,7 @@ IN_CURVES = ("p50_ms", "p95_ms", "p99_ms", "max_ms")
 BUSY = 0.85
 """A generator that uses more than this share of a core is itself the bottleneck."""
 LATE_MS = 5.0
-"""Timers that fire later than this make latencies look longer than they are."""
+"""Milliseconds that timers may be late. Later ones make latencies look longer than they are."""
 
 
 def document(

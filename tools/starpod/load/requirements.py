@@ -136,7 +136,7 @@ def _number(text: str) -> float:
 # --- the highest rate -------------------------------------------------------------------------------------------------
 
 PRECISION = 0.05
-"""The search ends when the lowest rate that fails is less than 5 % above the highest that holds."""
+"""The search ends when the lowest failed rate is at most 5 % above the highest rate that was held."""
 SHORTFALL = 0.03
 """A server that answers 3 % fewer steps than are due does not hold the rate."""
 MOST_PROBES = 16
@@ -179,7 +179,7 @@ def find_rate(stage: Stage, targets: Sequence[Requirement], play: Play) -> Searc
     """Search for the highest rate at which all targets hold, no call fails and the server keeps up.
 
     Args:
-        stage: the load. The search begins at its rate, or at FIRST_SHARE of a closed loop's throughput without one.
+        stage: the load. If it has no rate, the search begins at FIRST_SHARE of a closed loop's throughput.
         targets: requirements that must hold.
         play: runs a stage.
     """

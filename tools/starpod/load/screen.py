@@ -158,7 +158,7 @@ def _describe_progress(result: StageResult, elapsed: float) -> str:
 
 
 def _latest_interval(result: StageResult) -> Point:
-    """Return the interval before the newest, which all generators have most likely sent completely."""
+    """Return the second newest interval, because all generators have most likely sent it completely."""
     return result.points[max(len(result.points) - 2, 0)] if result.points else Point()
 
 

@@ -25,7 +25,7 @@ class LoadSession(Step):
     """A session, the policy that plays it, and at most one call in flight.
 
     Attributes:
-        actions: a policy's Turn: texts, or the observation's own messages.
+        actions: the turn that the policy chose: texts or Action messages.
         call: name of the call in flight; empty if there is none.
         due: when the call should have been sent.
         sent: when the call was sent.
@@ -92,9 +92,9 @@ class Receiver(Protocol):
 
 
 class Server(Connection):
-    """A connection of the fleet to a server: one Stream for all sessions, or a unary call for each.
+    """A connection to a server: one Stream for all sessions, or a unary call for each of their calls.
 
-    Unlike a fleet it recovers nothing: failures are counted.
+    It extends the connection of the client's fleet, but does not recover from failures. They are counted instead.
 
     Attributes:
         number: index of the server in the plan.

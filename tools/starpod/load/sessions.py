@@ -24,7 +24,7 @@ GIVE_UP_SECONDS = 3.0
 """The run ends if no server is connected for this long."""
 OPEN_AT_ONCE = 64
 OPEN_SECONDS = 20.0
-"""An overloaded server may refuse a session for this long. Then the run begins without it."""
+"""Seconds for which an overloaded server may refuse a session. Then the run begins without that session."""
 OPEN_TRIES = 3
 """Attempts to open a session. There is no limit for an overloaded server if the plan retries overload."""
 MAX_MISSED_DEADLINES = 3
@@ -38,7 +38,7 @@ class Sessions:
     """The sessions of a generator and the servers on which they run.
 
     Args:
-        on_ready: called with a session whose call was answered and that may make the next one.
+        on_ready: called with each session that may make its next call.
 
     Attributes:
         log: the measurements.
@@ -89,7 +89,7 @@ class Sessions:
             self.servers[-1].start()
 
     def connected(self) -> None:
-        """Open the sessions that wait for a server, now that one is connected."""
+        """Open the sessions that waited until a server was connected."""
         sessions, self._unplaced = self._unplaced, []
         for session in sessions:
             self._loop.call_soon(self.open, session)
@@ -340,7 +340,7 @@ class Sessions:
         """Count a failed call, then continue as its error class requires.
 
         Args:
-            successor: the session that replaces it; None: it is not replaced.
+            successor: the session that continues in place of `session`; None: `session` itself continues.
         """
         server, call = session.server, session.call
         if session.abandoned:

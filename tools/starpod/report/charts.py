@@ -44,7 +44,7 @@ class Series:
     band: Sequence[tuple[float, float, float]] = ()
     """(x, low, high) of a shaded band around the line."""
     faint: Sequence[Sequence[Point]] = ()
-    """Thin lines behind it, such as raw values or single seeds."""
+    """Thin lines behind the main line, such as raw values or single seeds."""
     dots: bool = False
     """Whether each point is marked."""
 
@@ -124,16 +124,16 @@ def line_chart(
     width: int = 344,
     height: int = 190,
 ) -> str:
-    """Return lines as an <svg> element, or an empty text without points.
+    """Return a line chart as an <svg> element, or an empty text if there are no points.
 
     Args:
         series: the lines.
         rules: horizontal lines for comparison.
         marks: vertical lines at events.
-        kind: how values are written. The y axis of "share" ends at 1 unless all values are far below.
+        kind: how values are written. The y axis of "share" ends at 1 unless all values are far below 1.
         x_label: name of the x axis.
-        x_ticks: places and labels of the x axis instead of numbers. Labels without room are left out.
-        zero: whether the y axis begins at 0 if no value is below.
+        x_ticks: places and labels of ticks on the x axis, instead of numbers. Labels without room are left out.
+        zero: whether the y axis begins at 0 if no value is below 0.
         logarithmic: whether the y axis is logarithmic. Values that are not above 0 are left out.
         log_x: whether the x axis is logarithmic. Points whose x is not above 0 are left out.
         between: the range of x that is shown.
@@ -235,7 +235,7 @@ def share_chart(
     width: int = 720,
     height: int = 220,
 ) -> str:
-    """Return stacked shares of a whole as an <svg> element. All layers must have the same x."""
+    """Return a chart of stacked shares of a whole as an <svg> element. All layers must have the same x values."""
     layers = [(label, thin(points)) for label, points in layers]
     xs = [x for x, _ in layers[0][1]] if layers else []
     if not xs:
@@ -262,7 +262,7 @@ def share_chart(
 
 
 def standalone(*charts: str, columns: int = 2, margin: int = 16) -> str:
-    """Return a file of <svg> elements, with a background and with colours for light and dark.
+    """Return one SVG file that shows several charts, with a background and with colours for light and dark.
 
     Charts are placed in rows of `columns`. Each row is as high as its highest chart.
     """
@@ -342,7 +342,7 @@ def cut(points: Sequence[Placed], low: float, high: float) -> list[Placed]:
 
 
 def thin(points: Sequence[Point], limit: int = 400) -> list[Point]:
-    """Return at most `limit` points, each the mean of its neighbours, to keep pages of long runs small."""
+    """Return at most `limit` points, each the mean of neighbouring points, to keep pages of long runs small."""
     if len(points) <= limit:
         return list(points)
     cuts = [round(index * len(points) / limit) for index in range(limit + 1)]
@@ -358,7 +358,7 @@ def trimmed(values: Sequence[float]) -> list[float]:
 
 
 def smooth(points: Sequence[Point], window: int | None = None) -> list[Point]:
-    """Return means over a window around each point, by default a thirtieth of the points."""
+    """Return the moving average of the points. window: number of points, by default a thirtieth of all."""
     window = window or max(len(points) // 30, 1)
     reach = window // 2
     sums = [0.0]
@@ -442,7 +442,7 @@ def _legend_width(label: str) -> float:
 
 
 def _legend_rows(title: str, entries: Sequence[Entry], width: int) -> list[list[Entry]]:
-    """Return the rows that a legend takes below the title, or none if it fits beside the title."""
+    """Return the entries in each legend row below the title, or no rows if the legend fits beside the title."""
     if not entries or 7.5 * len(title) + sum(_legend_width(label) for label, _ in entries) <= width:
         return []
     rows: list[list[Entry]] = [[]]

@@ -11,7 +11,7 @@ from typing import Any
 
 _MAX_DIGITS = 24
 _MAX_NUMBER = 2.0**53
-"""Larger numbers lose digits on the way, because JSON numbers and protobuf's Struct are doubles."""
+"""Maximum magnitude of a number. Larger ones lose digits, because JSON numbers and protobuf's Struct are doubles."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +69,9 @@ def marked(text: str) -> str:
 
 
 def filled(known: Sequence[Field], given: Mapping[str, str], *, whole: bool = False) -> list[Field]:
-    """Return the fields with the values of a form, which is shown again or filled in advance.
+    """Return the fields with a form's values as defaults, to show the form again or to fill it in advance.
 
-    whole: `given` is a complete form, so a check box that it does not name is not ticked.
+    whole: whether `given` is a complete form, in which a missing check box is one that is not ticked.
     """
     result = []
     for field in known:

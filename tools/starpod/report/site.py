@@ -33,7 +33,7 @@ class Guard:
 
 
 def same_origin(headers: Mapping[str, str]) -> bool:
-    """Return whether a request may come from this site. Programs that send no such header are accepted."""
+    """Return whether a request may come from this site. Requests without Origin and Sec-Fetch-Site headers pass."""
     if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         return False
     origin = headers.get("origin")

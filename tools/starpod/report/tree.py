@@ -1,4 +1,4 @@
-"""Trees of continuations as SVG: equal turns form one branch, and each branch shows how many of them succeeded."""
+"""Trees of continuations as SVG: equal turns share a branch, which shows how many continuations succeeded."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ ROW, MARGIN = 34, 20
 BEND, DOT = 38, 11
 """Pixels from a node to the text on a branch, and from a dot's centre to the text beside it."""
 MAX_DEPTH = 12
-"""Maximum number of turns drawn. The text at a leaf says how many follow."""
+"""Maximum number of turns drawn. The text at a leaf says how many more turns follow."""
 MAX_NAMES = 3
-"""Maximum number of names shown at an end."""
+"""Maximum number of continuation names shown at a leaf."""
 MAX_CHARACTERS = 17
 """Maximum number of characters of an action shown at its branch."""
 
@@ -48,7 +48,7 @@ class _Node:
     """URL of the page of the first continuation that contains this node."""
     count: int = 0
     solved: int = 0
-    """Number of the continuations through here that succeeded, of `count`."""
+    """Number of successful continuations among the `count` that pass through this node."""
     longest: int = 0
     names: list[str] = field(default_factory=list)
     children: dict[str, _Node] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class _Node:
 
     @property
     def shown(self) -> list[_Node]:
-        """The children whose branches are drawn: none if a single continuation comes through here."""
+        """The children whose branches are drawn; empty if only one continuation passes through this node."""
         if self.count < 2:
             return []
         return sorted(self.children.values(), key=lambda child: (-child.share, -child.count, child.action))
@@ -86,7 +86,7 @@ class _Node:
 
 
 def draw_tree(continuations: Sequence[Continuation], label: str) -> str:
-    """Return an SVG, or an empty text without continuations. label: description for screen readers."""
+    """Return the tree as an <svg> element; empty without continuations. label: description for screen readers."""
     root = _Node()
     for continuation in continuations:
         _add(root, continuation)
@@ -128,7 +128,7 @@ def _add(root: _Node, continuation: Continuation) -> None:
 
 
 def _set_places(node: _Node, depth: int, row: float) -> float:
-    """Set the columns and heights of a node and its descendants. Return the number of rows they take."""
+    """Set the column (x) and height (y) of a node and its descendants. Return the number of rows that they take."""
     node.x = depth
     rows = 0.0
     for child in node.shown:
@@ -167,7 +167,7 @@ def _draw_edge(node: _Node, child: _Node) -> str:
 
 
 def _draw_dot(node: _Node) -> str:
-    """Return a node's dot and caption, greener if more continuations succeed. A node at an end links to its page."""
+    """Return a node's dot and caption, greener if more continuations succeed. A leaf links to its page."""
     ends = not node.shown
     # The caption is below the incoming branch, except at the root and at ends.
     anchor, x, y = ("start", DOT, 4) if ends else ("end", -DOT, 15 if node.path else 4)

@@ -17,9 +17,9 @@ from starpod.client.server_timing import find_server_timing, parse_server_timing
 from starpod.v1 import environment_pb2 as pb
 
 LIST_SERVICES = b"\x3a\x00"
-"""A ServerReflectionRequest with an empty list_services, written by hand so that the check needs no other package."""
+"""A serialized ServerReflectionRequest with an empty list_services, so that the check needs no other package."""
 CAPABILITY_OF = {"Fork": "fork", "Snapshot": "snapshot", "Restore": "snapshot"}
-"""The capability without which a server may lack the method."""
+"""Capability that each optional method belongs to. A server without the capability may lack the method."""
 PING_SECONDS, SILENT_SECONDS = 10.0, 75.0
 
 
@@ -83,8 +83,8 @@ async def token(probe: Probe) -> None:
 async def _expect_no_stream(probe: Probe, metadata: Sequence[tuple[str, str]]) -> None:
     """Expect a Stream without the right token to be refused.
 
-    Most servers refuse before any call is sent. Writing to a Stream that has just ended would hide its status, so the
-    test waits 1, 2 and then 4 s for that before it sends a call.
+    Most servers refuse the Stream before any call is sent, and writing to a Stream that has just ended would hide its
+    status. Each try therefore waits before it sends a call: 1 s in the first try, then 2 s, then 4 s.
     """
     expected, got = f"UNAUTHENTICATED from Stream with {metadata or 'no token'}", ""
     for seconds in (1.0, 2.0, 4.0):

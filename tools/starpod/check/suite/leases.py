@@ -20,7 +20,9 @@ from starpod.v1 import environment_pb2 as pb
 
 LEASE = 0.5
 PATIENCE = (1.0, 2.0, 5.0)
-"""Seconds until a session with a lease of LEASE must be gone. Each try has its own session, as calls renew leases."""
+"""Pauses in seconds before each of three calls. One of the calls must find its session (with lease LEASE) gone.
+
+Each call goes to another session, because calls renew leases."""
 
 
 @must("C-71", "Open returns the lease in force: as asked, the server's default for 0, and never more than its maximum.")
@@ -60,7 +62,7 @@ async def expiry(probe: Probe) -> None:
 async def expect_reaped(
     probe: Probe, handles: Sequence[Handle], waits: Sequence[float], kind: str, which: str, fix: str
 ) -> None:
-    """Wait and call one session after another, all with a lease of LEASE, until one of them is gone."""
+    """Call one session after another, with a pause before each call, until one is gone. All have a lease of LEASE."""
     for handle, seconds in zip(handles, waits, strict=True):
         await asyncio.sleep(seconds)
         refusal = await probe.refusal(handle.request())
@@ -84,7 +86,7 @@ async def _outlives_lease(probe: Probe, lease: float) -> bool:
     """Return whether sessions that are called repeatedly outlive their lease. Raise Unmet if one does not.
 
     The result is False if this machine was late, so that a correct server may have closed the sessions. The server
-    counts a lease from some instant during a call, so the idle time is known only within bounds.
+    counts a lease from an unknown instant during a call, so the idle time is known only within bounds.
     """
     async with contextlib.AsyncExitStack() as stack:
         streams = []

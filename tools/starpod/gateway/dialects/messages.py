@@ -102,7 +102,7 @@ class Messages:
 
 
 def _parse_message(value: Mapping[str, Any]) -> list[Message]:
-    """Convert a message of the API. It may become several, because each tool result is a message."""
+    """Convert a message of the API. It may become several messages, because each tool result is one."""
     role, content = value.get("role"), value.get("content")
     if role not in ("user", "assistant", "system"):
         raise bad_request(f"a message has the role {str(role)[:40]!r}; use user or assistant")
