@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from starpod.trainer.config import Config
 
 _EPISODES = 64
-"""Number of episodes that are played to find the sizes."""
+"""Number of test episodes that are played to choose the policy's context and token limits."""
 _MOST_TURNS = 32
 """Maximum number of turns of an episode."""
 _MOST_TOKENS = 768

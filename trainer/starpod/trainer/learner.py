@@ -28,9 +28,9 @@ from starpod.trainer.update import PolicyTrainer, Step, Stream, advantages_by_ki
 
 
 class Learner:
-    """Learner of policies from groups of episodes, each policy from its own agent's turns.
+    """Learner that updates policies from groups of episodes. Each policy learns from the turns of its own agent.
 
-    Advantages are computed from whole episodes. Means of the loss and mini-batches only contain the agent's own tokens.
+    Advantages are computed from whole episodes. Mini-batches and means of the loss only contain the agent's tokens.
     All trainers have the same configuration. If there are several, none has a critic.
 
     Args:
@@ -194,7 +194,7 @@ def batch_steps(
 
 @dataclass(frozen=True, slots=True)
 class _Share:
-    """One policy's turns of a batch of whole episodes [B, T], as a separate batch."""
+    """The turns of one policy in a batch of whole episodes [B, T], as a separate batch."""
 
     trainer: PolicyTrainer
     rows: Sequence[int]

@@ -115,7 +115,7 @@ class Shape:
 
     parameters: int
     adapters: int
-    """Parameters of LoRA adapters."""
+    """Number of parameters of LoRA adapters."""
     per_layer: int
     largest: int
     """Number of entries of the largest weight tensor."""
@@ -235,7 +235,7 @@ def _engine(config: Config, place: Place, shape: Shape) -> list[Item]:
 
 
 def kept_for_backward(config: ModelConfig, shape: Shape, tokens: int) -> int:
-    """Return the bytes that a forward pass of the layers keeps for the backward pass."""
+    """Return the number of bytes that a forward pass of the layers keeps for the backward pass."""
     size: int = getattr(torch, config.dtype).itemsize
     layer = tokens * _per_token(config, shape)
     # Weights that are rounded for the pass are kept as well.

@@ -11,7 +11,7 @@ from starpod.trainer.section import Section
 
 
 class OptimizerConfig(Section):
-    """AdamW with its learning rate schedule, the size of micro-batches, and bounds on the engine's deviation."""
+    """AdamW with its schedule, the size of micro-batches, and bounds on log-probability gaps of engine and trainer."""
 
     lr: float = Field(default=1e-6, gt=0, description="Learning rate of the policy.")
     critic_lr: float | None = Field(

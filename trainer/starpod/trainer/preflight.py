@@ -26,7 +26,7 @@ from starpod.trainer.user_file import names_file
 
 
 def check(config: Config, *, world: int) -> None:
-    """Refuse a configuration that can be known to fail without servers or weights.
+    """Refuse a configuration that is certain to fail. This check needs neither servers nor weights.
 
     world: number of processes that train together.
 
@@ -138,7 +138,7 @@ async def check_environment(config: Config, task: TaskConfig, fleet: Fleet, fact
 
 
 async def _try_rewards(config: Config, task: TaskConfig, fleet: Fleet, facts: Facts) -> None:
-    """Play an episode with each set of shaping functions, so that one that raises is found before the warm start."""
+    """Play an episode with each set of shaping functions, to find functions that raise before the warm start."""
     configs: list[RewardConfig] = []
     for rewards in (each.rewards for stage in config.in_stages for each in stage.tasks if each.name == task.name):
         if not rewards.shaped or rewards in configs:

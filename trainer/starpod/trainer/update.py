@@ -318,7 +318,7 @@ class PolicyTrainer:
     # --- one optimiser step -------------------------------------------------------------------------------------------
 
     def set_rate(self, factor: float) -> float:
-        """Multiply the configured learning rates by a factor, and return the policy's."""
+        """Multiply the configured learning rates by a factor, and return the policy's new rate."""
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = parameters["rate"] * factor
         return float(self.optimizer.param_groups[0]["lr"])

@@ -32,7 +32,7 @@ class Task:
     name: str = ""
     """Key in the run's `environments`; "" if the run has only one environment."""
     expert_moves_left: int | None = None
-    """Number of the expert's moves that are left when a collected episode begins; None means all."""
+    """Number of moves that the expert needs to the goal when a collected episode begins; None: the start state."""
 
     def with_options(self, options: Mapping[str, Any]) -> Task:
         """Return a copy with these options merged over the existing ones."""
@@ -58,7 +58,7 @@ def longer(limits: Limits, turns: int) -> Limits:
 
 
 def limits_left(session: Session) -> Limits:
-    """Return the session's limits without the turns that the expert played before the agent took over."""
+    """Return the session's limits minus the turns that the expert played before the agent took over."""
     return longer(session.limits, -session.step_index) if session.step_index else session.limits
 
 

@@ -1,4 +1,6 @@
-"""Agents that play the best of several replies according to a turn scorer. Used to evaluate runs with turn values."""
+"""Agents that sample several replies per turn and play the one with the highest score.
+
+They are used to evaluate runs whose turns get values."""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ class BestOfAgents(EngineAgents):
 
 
 class BestOf(EngineAgent):
-    """Agent that plays the best of several replies. The first reply equals that of plain sampling."""
+    """Agent that plays the best of several replies. The first of them is the one that plain sampling would give."""
 
     _shared: BestOfAgents
 

@@ -11,7 +11,7 @@ from starpod.trainer.section import Section
 
 SOLVER, VERIFIER = "solver", "verifier"
 ATTEMPT = "attempt"
-"""The agents of a script with attempts are attempt1, attempt2 and so on."""
+"""Prefix of the agents' names in a script with attempts: attempt1, attempt2 and so on."""
 
 
 class ScriptConfig(Section):

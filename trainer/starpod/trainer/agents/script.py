@@ -122,7 +122,7 @@ class SolverVerifier(Agent):
         self._solver.close()
 
     def _next(self, observation: Observation, episode: Episode) -> Speaker:
-        """Return the next speaker, with its view set."""
+        """Set the view of the next speaker, and return that speaker."""
         history = replace(episode, turns=[episode.turns[index] for index in self._sent])
         if self._pending:
             return self._verifier.see(judged(observation.text, self._proposals[-1]), history, fresh=True)

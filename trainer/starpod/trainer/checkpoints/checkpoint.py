@@ -217,7 +217,7 @@ class Checkpoints:
         return [checkpoint.path for checkpoint in newest_first if checkpoint.path not in kept_paths]
 
     def _remove(self, path: Path) -> None:
-        """Rename a checkpoint, then delete it, so that a half-deleted folder is no checkpoint."""
+        """Rename a checkpoint, then delete it. A half-deleted folder is therefore never mistaken for a checkpoint."""
         new_path = self.folder / (TEMPORARY + "removed-" + path.name)
         os.rename(path, new_path)
         shutil.rmtree(new_path)

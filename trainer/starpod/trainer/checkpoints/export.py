@@ -132,7 +132,7 @@ def model_card(trained: Trained, adapter: bool = False, agent: str = "") -> str:
 
 
 def _provenance(run: Path) -> dict[str, str]:
-    """Return the code and packages in run.json; empty if that is missing."""
+    """Return the run's id, commit and package versions as texts. Facts that run.json lacks are omitted."""
     facts = RunFolder(run).read_facts()
     git, packages = facts.get("git") or {}, facts.get("packages") or {}
     provenance = {

@@ -35,11 +35,11 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class TensorFile:
-    """A copy of this rank's part of the tensors in main memory, and its place in the file."""
+    """A copy in main memory of this rank's part of the tensors, and where to write it in the file."""
 
     header: bytes
     size: int
-    """Bytes of the whole file."""
+    """Size of the whole file in bytes."""
     parts: list[tuple[int, Tensor]]
     """This rank's rows, each with its offset in the file."""
     ties: dict[str, str]

@@ -8,7 +8,7 @@ from starpod.trainer.section import Section
 
 
 class SinkConfig(Section):
-    """Sinks of metrics beside metrics.jsonl."""
+    """Sinks of metrics in addition to metrics.jsonl."""
 
     tensorboard: bool = Field(default=True, description="Writes TensorBoard files, if it is installed.")
     wandb: bool = Field(default=False, description="Logs to Weights & Biases.")

@@ -27,7 +27,7 @@ WITHDRAWN = "Withdrawn: the warning about "
 
 
 def withdrawal(subject: str, why: str) -> str:
-    """Return the text that withdraws the warning about a subject. An article "an" before it is ignored."""
+    """Return the text that withdraws a warning. subject: words that the warning begins with, after an optional "an"."""
     return f"{WITHDRAWN}{subject}; {why}."
 
 
@@ -119,7 +119,7 @@ METRICS = {
         Metric("environment/latency_p99", "Environment latency p99", "seconds", -1),
     )
 }
-"""Known metrics by name. Others are shown under their own name."""
+"""Known metrics by name. The label of any other metric is its name."""
 
 
 SHOWN = """

@@ -21,7 +21,7 @@ policy disagree."""
 
 
 class _Ratios(NamedTuple):
-    """Log-ratios of scorer to sampler."""
+    """Log-ratios of turns: log p_scorer - log p_sampler, summed over tokens."""
 
     sums_BK: Tensor
     """Sum of the log-ratios of each turn."""
