@@ -40,13 +40,14 @@ MOST = 50
 AXES = {"step": "iterations", "seconds": "training time", "env_steps": "environment steps", "tokens": "sampled tokens"}
 """Quantities that the x axis can show."""
 SMOOTHING = {"light": 30, "none": 0, "medium": 10, "strong": 4}
-"""Moving averages span a curve's number of points, divided by this; 0: no average. The first is the default."""
+"""Divisors of moving averages: an average spans the curve's number of points divided by this; 0: no average. The first
+entry is the default."""
 METRICS = ("collect/success", "policy/entropy", "collect/own_std_in_group", "collect/response_diversity")
 """Metrics that are drawn by default, below the curve of evaluations."""
 SEEDS = 200
-"""Maximum number of links, per run of a pair, to episodes that only this run solved."""
+"""Maximum number of episodes to link of those that only one run of a pair solved, for each of the two runs."""
 MARKS, WARNINGS = 200, 20
-"""Maximum number of warnings that are marked on a chart, and that are listed below the charts."""
+"""Maximum number of warnings that are marked on a chart, and maximum number that are listed below the charts."""
 INTERVAL_SEEDS = 3
 """Minimum number of runs for a confidence interval of their mean. With two runs, it would be too wide to be useful."""
 POINTS = 200
@@ -87,7 +88,7 @@ class Line:
         return f"{self.letter}, {len(self.runs)} seeds" if len(self.runs) > 1 else self.letter
 
     def success(self) -> tuple[str, str]:
-        """Return the mean success of the runs' evaluations, and words on how many and which evaluations these are."""
+        """Return the mean success of the runs' evaluations, and a note: interval, number of runs, whether final."""
         finals = [run.summary["evaluation"] for run in self.runs if run.summary["evaluation"] and run.summary["final"]]
         evaluations = finals or [run.summary["evaluation"] for run in self.runs if run.summary["evaluation"]]
         if not evaluations:
@@ -114,7 +115,7 @@ class View:
 
     @classmethod
     def asked(cls, request: Request, runs: int) -> View:
-        """Read the settings from a request about this many runs. Raises HTTPException 400."""
+        """Read the settings from a request that compares `runs` runs. Raises HTTPException 400."""
         parameters = request.query_params
         over, smoothing = parameters.get("over", "step"), parameters.get("smooth", "light")
         seeds = parameters.get("seeds", "together" if runs > COLOURS else "apart")
@@ -245,7 +246,7 @@ def _lines(runs: Sequence[RunCurves], together: bool) -> list[Line]:
 
 
 def _over(curve: Curve, axis: str, points: Sequence[Point]) -> list[Point]:
-    """Replace each point's step by what the run had spent at that step, such as seconds or tokens."""
+    """Replace each point's step by the run's total at that step, such as the seconds or tokens so far."""
     if axis == "step":
         return list(points)
     totals: Mapping[int, float] = {"seconds": curve.seconds, "env_steps": curve.env_steps, "tokens": curve.tokens}[axis]

@@ -1,4 +1,4 @@
-"""Continuations: policies play from a given state, in the session itself, in forks of it, or from each turn's state."""
+"""Continuations: policies play on from a state, in its session or in forks of it. Jobs do so for each turn's state."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Branch:
 
     @property
     def actions(self) -> list[str]:
-        """Actions of the continuation, joined by spaces, per turn."""
+        """Actions of each turn of the continuation, joined by spaces."""
         return [" ".join(turn.actions) for turn in self.later]
 
     @property
@@ -91,7 +91,7 @@ class Branches:
 
 @dataclass(slots=True)
 class TurnValues:
-    """A job that answers which turn lost an episode: the success of continuations from the state before each turn."""
+    """A job that finds which turn lost an episode, from the success of continuations from before each turn."""
 
     id: str
     episode: Episode
@@ -243,7 +243,7 @@ class Continuing:
     # --- jobs ---------------------------------------------------------------------------------------------------------
 
     def start(self, job: TurnValues) -> TurnValues:
-        """Queue a job: one job runs at a time. Raises NotPossible if it asks for too many continuations."""
+        """Queue a job. Jobs run one at a time. Raises NotPossible if the job asks for too many continuations."""
         if job.total > MOST_EPISODES:
             raise NotPossible(
                 f"{len(job.episode.turns)} turns with {job.count} continuations each are more than {MOST_EPISODES} "

@@ -73,7 +73,7 @@ def episodes_page(site: Site, request: Request) -> Response:
 
 
 def _part_bits(parts: Sequence[tuple[str, int]], asked: str) -> dict[str, int]:
-    """Return the filter fields for `paid NAME` or `fined NAME` from the form; none if the run has no such part."""
+    """Return the filter's field for a form value `paid NAME` or `fined NAME`; empty without such a reward part."""
     sign, _, name = asked.partition(" ")
     bit = dict(parts).get(name)
     return {sign: 1 << bit} if sign in ("paid", "fined") and bit is not None else {}
@@ -99,9 +99,9 @@ Page = Callable[[Site, Request, bytes | None], Response]
 
 
 def with_pictures(page: Page) -> Callable[[Site, Request], Awaitable[Response]]:
-    """Call a page with the first picture of its episode or group.
+    """Return a handler that calls a page with the first picture of its episode or group.
 
-    The picture is None if there are no pictures, so that the page links to none, and empty if drawing takes too long.
+    The picture is None if there are no pictures; the page then links to none. It is empty if drawing takes too long.
     """
 
     async def draw(site: Site, request: Request) -> bytes | None:

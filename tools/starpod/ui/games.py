@@ -39,7 +39,7 @@ MOST_FRAMES = 32
 MOST_TURNS = 100
 """Maximum number of turns that a policy plays in a session for one request."""
 MOST_STEPS = 1000
-"""Maximum number of step times that are kept per server. The oldest are dropped first."""
+"""Maximum number of durations of steps that are kept per server. The oldest are dropped first."""
 SEPARATOR = "||"
 """Separator between the actions of one turn."""
 YOU = "you"
@@ -47,7 +47,7 @@ PATIENCE = 15.0
 LEASE_SECONDS = 3600.0
 
 Luck = tuple[tuple[int, int], ...]
-"""Points at which the dynamics were reseeded: number of turns before, and the dynamics seed from there on."""
+"""Reseedings of the dynamics, each as the number of turns before it and the dynamics seed that applies after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Game:
     run: Path | None = None
     """Folder of that episode's run."""
     copied: bool = False
-    """Whether the session was copied from another client's, whose earlier turns are not known."""
+    """Whether the session is a copy of another client's session, whose earlier turns are not known."""
     success: bool | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -211,7 +211,7 @@ class Game:
 class Games:
     """The fleet of servers and the site's sessions on it. It connects when it is first needed.
 
-    address: address of the servers, or a function that returns it, or "" while it is not known yet.
+    address: address of the servers, or a function that returns it ("" while the address is not known yet).
     """
 
     def __init__(self, address: str | Callable[[], str], access: Transport) -> None:
@@ -313,7 +313,7 @@ class Games:
         return Game(secrets.token_urlsafe(9), session, spec, task, Episode.begin(session, 0, name))
 
     async def adopt(self, session: Session) -> Game:
-        """Return a new game for a session that was copied from another client's. Raises NotPossible, StarpodError."""
+        """Return a new game for a copy of another client's session. Raises NotPossible, StarpodError."""
         spec = await self.spec(session.environment_id)
         task = Task(spec.id, limits=session.limits)
         game = Game(secrets.token_urlsafe(9), session, spec, task, Episode.begin(session, 0), copied=True)
@@ -368,8 +368,8 @@ class Games:
         """Open a game and replay the first `turns` turns of an episode. The caller keeps or closes it.
 
         Args:
-            luck: turns before which the dynamics are reseeded.
-            by: returns who played the turn with a given number.
+            luck: when to reseed the dynamics, and with which seeds.
+            by: function that returns who played the turn with a given number.
 
         Raises:
             NotPossible: the server's observations differ from the episode's.
@@ -402,7 +402,7 @@ class Games:
     async def frames(self, key: str, episode: Episode, task: Task, luck: Luck = ()) -> list[bytes]:
         """Return a picture of each state of an episode, first and last included, drawn during a replay.
 
-        key: key under which the pictures are cached. Raises NotPossible if there are none, or as `replay`.
+        key: key under which the pictures are cached. Raises NotPossible if there are no pictures, or if `replay` does.
         """
         async with self._drawing:  # a page requests all pictures at once, and one replay draws them
             return await self._draw(key, episode, task, luck)

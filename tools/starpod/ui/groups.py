@@ -64,7 +64,7 @@ class Member:
         )
 
     def mark(self, turn: int, why: str, others: Sequence[Member], along: Sequence[Member]) -> None:
-        """Note that the member diverges from others at a turn, unless this is a turn of its parent.
+        """Note that the member diverges from others at a turn, unless it shares that turn with its parent.
 
         along: members that continue alike, this one included.
         """
@@ -91,7 +91,7 @@ class Branch:
 
     @property
     def grown(self) -> int:
-        """Number of members that a tree search branched off in that state."""
+        """Number of members that a tree search branched off from this state."""
         return sum(member.parent is not None and member.shared == self.turn for member in self.members)
 
 
@@ -105,7 +105,7 @@ class Parting:
 
     @property
     def shown(self) -> Member:
-        """A member that passed the state, preferably one without a parent: its turns can be replayed."""
+        """A member that passed the state, preferably one without a parent, because its turns can be replayed."""
         members = (member for branch in self.branches for member in branch.members)
         return min(members, key=lambda member: member.parent is not None)
 
@@ -191,9 +191,9 @@ def _named(members: Sequence[Member], but: Member | None = None) -> str:
 
 
 def _filter_verdict(path: Path, grp: int) -> tuple[Verdict | None, int, int]:
-    """Return the filter's verdict on the group, the number of groups of its file that it kept, and their total number.
+    """Return the filter's verdict on a group, and the numbers of kept groups and of all groups in the group's file.
 
-    These were recorded in training. If the run was cut off during the update, they are computed again.
+    Verdicts are recorded in training. If the run was cut off during the update, they are computed again.
     """
     by_group = read_verdicts(update_file(path))
     try:

@@ -264,7 +264,7 @@ class Index:
         Args:
             first: number of matching episodes to skip.
             most: maximum number of rows.
-            count: number of matching episodes, if known. Pages of the second half are then read from the end.
+            count: number of matching episodes, if known. Pages in the second half of the list are read from its end.
         """
         where, values = wanted.where()
         order = inner_order = SORTS.get(wanted.sort, SORTS["newest"])
@@ -341,7 +341,7 @@ class Index:
 
 
 def run_word(run: int) -> str:
-    """Return the artificial word that restricts a search for words to one run: it is added to each episode's text."""
+    """Return the artificial word that is added to a run's texts, so that a search can be restricted to the run."""
     return f"starpodrun{run}x"
 
 
@@ -356,7 +356,7 @@ def _reversed(order: str) -> str:
 
 
 def _wasteful(database: sqlite3.Connection) -> bool:
-    """Return whether most indexed words belong to removed episodes: SQLite before 3.43 cannot delete single entries."""
+    """Return whether most indexed words belong to removed episodes. SQLite before 3.43 cannot delete single entries."""
     word_rows = database.execute("SELECT count(*) FROM words_docsize").fetchone()[0]
     episode_rows = database.execute("SELECT count(*) FROM episodes").fetchone()[0]
     return bool(word_rows > 100_000 + 4 * episode_rows)

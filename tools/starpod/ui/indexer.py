@@ -437,9 +437,9 @@ def _number(value: Any) -> float | None:
 
 
 def _left(facts: Mapping[str, Any], stop: Mapping[str, Any], points: list[sqlite3.Row], written: float) -> float | None:
-    """Return the seconds to the nearer of the limits `iterations` and `minutes`, at the pace of the run's latest tenth.
+    """Return the seconds until the run reaches `iterations` or `minutes`, at the pace of the latest tenth of its curve.
 
-    None if there is no limit, or if one is reached: the duration of the final evaluation is not known.
+    Return None if there is no limit, or if one is reached, because the final evaluation's duration is not known.
     """
     limits = []
     steps, minutes = stop.get("iterations"), stop.get("minutes")

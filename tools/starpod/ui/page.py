@@ -68,7 +68,7 @@ class Site:
 
 
 def render(template: str, *, status: int = 200, site: Site | None = None, **fields: Any) -> Response:
-    """Render a template. site: the page shows its notices and links to its servers; None: neither."""
+    """Render a template. If `site` is given, the page shows the site's notices and links to its servers."""
     notices = site.notices() if site else []
     page = (
         templates()

@@ -20,12 +20,15 @@ from starpod.v1 import environment_pb2 as pb
 ALWAYS = {"expert": "the environment's expert", "random": "random actions"}
 """Policies that need nothing but the environment, with their descriptions."""
 CHECKPOINT = "checkpoint"
-"""Prefix of policies that are checkpoints of a run, before the name of the checkpoint's folder.
+"""Prefix of policies that are checkpoints of a run. Their full name is `checkpoint-` and the checkpoint's folder.
 
-They continue only episodes of that run. Earlier turns are presented to them as their own.
+A checkpoint continues only episodes of its run. Earlier turns are presented to it as if it had played them.
 """
 ENDPOINT = "endpoint"
-"""Prefix of policies that are models of an OpenAI-compatible endpoint. They see earlier turns as their own, too."""
+"""Prefix of policies that are models of an OpenAI-compatible endpoint.
+
+Earlier turns are also presented to these models as if they had played them.
+"""
 
 
 class NotPossible(Exception):
@@ -74,7 +77,7 @@ class Policies:
     ) -> AsyncIterator[Callable[[Session, Episode], Agent]]:
         """Yield a function that makes the agent of a session. The agent knows the turns played before.
 
-        Raises NotPossible, also if an agent refuses within the context.
+        Raises NotPossible if the policy cannot be used, or if an agent refuses within the context.
         """
         names = tuple(spec.action_space.names)
 
@@ -100,9 +103,9 @@ class Policies:
 
     @asynccontextmanager
     async def agents(self, policy: str, run: Path | None) -> AsyncIterator[Agents]:
-        """Yield the agents of a checkpoint or an endpoint. Agents in use and those last requested stay loaded.
+        """Yield the agents of a checkpoint or an endpoint. Unused ones stay loaded until others are requested.
 
-        Raises NotPossible, also if an agent refuses within the context.
+        Raises NotPossible if the policy cannot be used, or if an agent refuses within the context.
         """
         key: Path | str = policy if policy in self._endpoints else self._checkpoint(policy, run)
         async with self._loading:

@@ -31,14 +31,14 @@ MOST_PROBLEMS = 5
 _MOST_YAML = 2**20
 """Maximum size of a configuration in bytes."""
 MOST_TAGS, LONGEST_TAG, LONGEST_NOTE = 20, 40, 4000
-"""Limits of a run's notes; lengths in characters."""
+"""Maximum number of a run's tags, and maximum lengths of a tag and of the note in characters."""
 DAMAGED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """Exceptions that occur when values of damaged files are used."""
 _DEPTH = 3
 _FRESH_SECONDS = 10.0
-"""A run's report on its sessions is valid for this long."""
+"""Number of seconds for which a run's report on its sessions is valid."""
 _TAIL = 2**16
-"""Number of bytes at the end of metrics.jsonl that contain its last line."""
+"""Number of bytes to read from the end of metrics.jsonl, so that they contain its last line."""
 
 
 def find_runs(root: Path) -> dict[str, Path]:
@@ -287,5 +287,5 @@ def status(folder: Path, facts: dict[str, Any], locks: set[int], written: float)
 
 
 def is_recent(written: float) -> bool:
-    """Return whether a run whose last metrics have this time may still be running."""
+    """Return whether a run may still be running, given the time of its last metrics in seconds since the epoch."""
     return time.time() - written < QUIET_SECONDS

@@ -46,7 +46,9 @@ def saved(folder: Path, kind: str, environment: str) -> Saved | None:
 
 
 def held_out(seed: int, run: Path | None) -> tuple[str, int]:
-    """Return the held-out range that contains a seed, in words (empty: none), and a seed that is in no such range.
+    """Return a description of the held-out range that contains a seed, and another seed that is in no such range.
+
+    The description is empty if the seed is in no held-out range.
 
     run: folder of the run whose ranges apply; None: the default ranges.
     """

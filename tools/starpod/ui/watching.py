@@ -39,7 +39,7 @@ class Look:
 
 
 async def round_trips(fleet: Fleet) -> dict[str, float]:
-    """Return the median seconds that each server takes for a call that does nothing, by address."""
+    """Return the median duration of a call that does nothing, in seconds, for each server by its address."""
 
     async def probe(replica: Replica) -> float:
         seconds = []

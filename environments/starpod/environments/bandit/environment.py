@@ -41,7 +41,7 @@ PAIRS: dict[str, tuple[tuple[str, str], ...]] = {
 
 
 class BanditOptions(EnvironmentOptions):
-    """The arms and their payouts."""
+    """Options for the arms and their payouts."""
 
     split: Literal["train", "test"] = Field(
         default="train", description="The list of name pairs to draw from: train has 12, test has 8 others."

@@ -31,12 +31,12 @@ from .tasks import Task, draw_task, expected
 MAX_LENGTH = 20_000
 """Maximum number of characters of a program."""
 SHOWN_TESTS = 2
-"""The agent sees the arguments and results of this many tests, the first ones."""
+"""Number of tests, counted from the first, whose arguments and results the agent sees."""
 
 _OPENING = re.compile(r"(^[ \t]*)?(?<!`)(`{3,})(?!`)[^\S\n]*(?:([\w+-]+)[^\S\n]*)?\n", re.MULTILINE)
 _LANGUAGES = ("", "python", "python3", "py")
 _CODE = re.compile(r"""#[^\n]*|\"{3}|'{3}|"(?:[^"\\\n]|\\[\s\S])*"?|'(?:[^'\\\n]|\\[\s\S])*'?|`{3,}""")
-"""The tokens that matter for the end of a program: comments, triple quotes, strings, and fences of backticks."""
+"""Tokens to recognize in the search for the end of a program: comments, triple quotes, strings and backtick fences."""
 _TRIPLE_QUOTED_ENDS = {quotes: re.compile(rf"(?:[^\\]|\\.)*?{quotes}", re.DOTALL) for quotes in ('"""', "'''")}
 _RUNNER = str(Path(__file__).with_name("runner.py"))
 _LIMITS = {
@@ -49,7 +49,7 @@ _LIMITS = {
 
 
 class CodingOptions(EnvironmentOptions):
-    """The number of attempts, the tests and the limits of programs."""
+    """Options for the number of attempts, the tests, and the limits of programs."""
 
     attempts: int = Field(default=3, ge=1, le=20, description="Maximum number of programs.")
     tests: int = Field(default=8, ge=2, le=24, description="Number of tests; the first two are shown.")
@@ -79,9 +79,9 @@ class CodingOptions(EnvironmentOptions):
 class Coding(Environment):
     """Programming tasks. The seed determines the task and its tests, and equal programs have equal results.
 
-    The limit counts Python instructions, so that it is deterministic. The time limit only ends programs whose single
-    instructions take long. Clock, process id and random numbers are the same in every process. Memory addresses (`id`,
-    the default `repr`) and facts about the machine still differ.
+    The number of Python instructions is limited, because such a limit is deterministic. The time limit only ends
+    programs in which single instructions take long. Clock, process id and random numbers are the same in every process.
+    Memory addresses (`id`, the default `repr`) and facts about the machine still differ between processes.
     """
 
     spec = EnvironmentSpec(
@@ -166,7 +166,7 @@ class Coding(Environment):
     def _run(self, program: str) -> tuple[str, list[tuple[Any, Any]]]:
         """Run a program. Returns the error of the program as a whole ("" if none), and an error or value per test.
 
-        The output of the process is not trusted. It holds only values, and the process does not know the expected ones.
+        The output of the process is not trusted. It only contains results. The process cannot check them.
         """
         task, options = self.task, self.options
         work = {
@@ -259,7 +259,8 @@ def _program_end(text: str, start: int, fence: str, endless: set[str]) -> tuple[
         text: the answer.
         start: the beginning of the program.
         fence: the backticks that opened the block.
-        endless: triple quotes whose string does not end. They are not searched for again, so the time stays linear.
+        endless: kinds of triple quotes that were found to have no closing quotes. They are not searched for again, so
+            that the time is linear.
     """
     position = start
     while token := _CODE.search(text, position):

@@ -234,7 +234,10 @@ _Datetime.__module__ = "datetime"
 def _raise_recursion_limit(
     limit: int, *, to: Any = sys.setrecursionlimit, least: int = sys.getrecursionlimit()
 ) -> None:
-    """Replacement of sys.setrecursionlimit. Below the default limit, the trace function would fail in every frame."""
+    """Set the recursion limit, but not below the default, at which the trace function would fail in every frame.
+
+    Programs get this function as sys.setrecursionlimit.
+    """
     to(max(limit, least))
 
 

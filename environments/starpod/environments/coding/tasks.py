@@ -1,4 +1,4 @@
-"""Tasks: description of a function, a program that implements it, and arguments for tests. Some numbers are drawn."""
+"""Coding tasks: descriptions, reference implementations, and arguments of tests. Some of their numbers are random."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def _brackets(rng: random.Random) -> str:
 
 
 def draw_task(rng: random.Random, tests: int) -> Task:
-    """Draw a task with different arguments for `tests` tests. At most three in four of them have the same result."""
+    """Draw a task with different arguments for `tests` tests. At most three quarters of them have equal results."""
     family = rng.choice(_FAMILIES)
     a, b = (rng.randint(*bounds) for bounds in family.ranges)
 

@@ -18,7 +18,7 @@ TOLERANCE = 1e-5
 
 
 class CountdownOptions(EnvironmentOptions):
-    """The puzzle and its rewards."""
+    """Options for the puzzle and its rewards."""
 
     numbers: tuple[int, ...] | None = Field(
         default=None, description="Numbers instead of drawn ones: 1 to 4 integers from 1 to 10000. Needs `target`."
@@ -55,7 +55,7 @@ class CountdownOptions(EnvironmentOptions):
 
 
 class Countdown(Environment):
-    """An episode of one answer. The seed determines the puzzle, which can be solved by construction."""
+    """An episode of one answer. The seed determines the puzzle. Every puzzle has a solution by construction."""
 
     spec = EnvironmentSpec(
         id="countdown-v1",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 MAX_LENGTH = 200
 """Maximum number of characters of an answer."""
 MAX_POWER_BITS = 10_000
-"""Maximum number of bits of a power of integers. Larger powers have no value; 1000 ** 1000 still has one."""
+"""Maximum number of bits of a power of integers. Larger powers have no value; 1000 ** 1000 is small enough."""
 
 Number = int | float
 

@@ -38,7 +38,8 @@ def _combine(rng: random.Random, numbers: Sequence[int], operators: str) -> int:
 def signs_for(numbers: Sequence[int], target: int) -> tuple[int, ...] | None:
     """Return signs with which the numbers add up to the target, or None.
 
-    RAGEN's data set contains only puzzles with such signs, but RAGEN only considers the first four numbers.
+    RAGEN's data set contains only puzzles for which such signs exist, but RAGEN only considers the first four numbers
+    of a puzzle.
     """
     for signs in itertools.product((1, -1), repeat=len(numbers)):
         if sum(sign * number for sign, number in zip(signs, numbers, strict=True)) == target:
@@ -60,7 +61,7 @@ def solve(numbers: tuple[int, ...], target: int) -> str | None:
 
 
 def _search(pool: list[tuple[Fraction, str]], target: int) -> str | None:
-    """Combine any two values until one is left, in all possible ways, and return an expression for the target."""
+    """Try all ways to combine two values until one is left. Return an expression with the target as value, or None."""
     if len(pool) == 1:
         value, text = pool[0]
         return text if value == target else None

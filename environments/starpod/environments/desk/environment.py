@@ -34,7 +34,7 @@ _INSTRUCTIONS = (
 
 
 class DeskOptions(EnvironmentOptions):
-    """The tasks and the reward."""
+    """Options for the tasks and the reward."""
 
     tasks: tuple[str, ...] | None = Field(
         default=None, description=f"Kinds of tasks, in order, each at most once: {', '.join(KINDS)}."
@@ -79,7 +79,7 @@ class Desk(Environment):
     files: dict[str, str]
     sent: list[tuple[Any, ...]]
     looked: list[str]
-    """Calls that list, read or find something, as texts, for the expert."""
+    """Texts of the latest calls that list, read or find something. The expert does not repeat them."""
     last: str
     """The result of the latest call."""
     done: bool
@@ -196,7 +196,7 @@ class Desk(Environment):
         return f"Sent to {mail.other}."
 
     def criteria(self) -> dict[str, bool]:
-        """Return the checklist of all tasks, and whether nothing else was changed."""
+        """Return the checklist of all tasks, with an item that says whether nothing else was changed."""
         office, tasks = self.start
         now = self.now
         return {name: is_met for task in tasks for name, is_met in task.criteria(now).items()} | {

@@ -23,7 +23,7 @@ class Changes:
     sent: list[Mail]
 
     def mailed(self, address: str, *words: str) -> bool:
-        """Return whether a mail to the address contains all words, in any case. 9 does not match 19."""
+        """Return whether one mail to the address contains all words, in upper or lower case. 9 does not match 19."""
         patterns = [re.compile(rf"(?<!\d){re.escape(word)}(?!\d)", re.IGNORECASE) for word in words]
         texts = [f"{mail.subject}\n{mail.body}" for mail in self.sent if mail.other == address]
         return any(all(pattern.search(text) for pattern in patterns) for text in texts)

@@ -22,7 +22,7 @@ _BLOCKED = Outcome(effective=False)
 
 
 class FrozenLakeOptions(EnvironmentOptions):
-    """The map, the slips and the form of observations."""
+    """Options for the map, the slips, and the form of observations."""
 
     size: int = Field(default=4, ge=2, le=16, description="Rows and columns of a drawn map.")
     frozen_probability: float = Field(

@@ -41,10 +41,10 @@ class Lake:
     """The tables of a map. Observations and state keys are computed on first use.
 
     Attributes:
-        ways: action -> position -> the three possible targets of a move: slipped to the previous action in ACTIONS,
-            straight, slipped to the next action.
-        before, straight: the move goes to the first target if a uniform draw is below `before`, else to the second if
-            it is below `straight`.
+        ways: for each action and position, the three possible targets of a move: after a slip to the previous action
+            in ACTIONS, without a slip, and after a slip to the next action.
+        before, straight: thresholds for a uniform draw. Below `before`, the move goes to the first target; else, below
+            `straight`, to the second target; else to the third.
     """
 
     def __init__(

@@ -14,9 +14,10 @@ _STEPS = ((0, -1), (1, 0), (0, 1), (-1, 0))
 
 @functools.lru_cache(maxsize=64)
 def moves_on(rows: int, columns: int) -> dict[str, list[tuple[int, int, int]]]:
-    """Return action -> position -> targets of a move: slipped to the previous action, straight, slipped to the next.
+    """Return the three possible targets of a move, for each action and position.
 
-    A move against the border stays in place.
+    They are the targets after a slip to the previous action, without a slip, and after a slip to the next action. A
+    move against the border stays in place.
     """
 
     def move(place: int, action: int) -> int:

@@ -10,7 +10,7 @@ from starpod.env_server import encode_png, read_sprites
 
 _SPRITES = ("ice 0", "ice 1", "ice 2", "ice 3", "hole", "goal", "start", "player", "in hole", "on goal")
 TILE = 64
-"""Pixels of a sprite's edge."""
+"""Width and height of a sprite in pixels."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -20,8 +20,8 @@ def draw(tiles: str, columns: int, position: int, pixels: int = TILE) -> bytes:
     Args:
         tiles: the characters S, F, H and G, row by row.
         columns: number of columns.
-        position: the player's, as an index into `tiles`.
-        pixels: edge of a tile; reduced on large boards.
+        position: index of the player's tile in `tiles`.
+        pixels: width and height of a tile; reduced on large boards.
 
     Returns:
         A PNG.

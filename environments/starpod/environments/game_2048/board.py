@@ -14,7 +14,7 @@ Board = tuple[int, ...]
 
 @functools.lru_cache(maxsize=2**16)
 def slide_line(line: Board) -> tuple[Board, int]:
-    """Slide a line to its start. Return it and the sum of the merged tiles. A merged tile does not merge again."""
+    """Slide a line to its start. Return the new line and the sum of merged tiles. Merged tiles do not merge again."""
     tiles: list[int] = []
     points = 0
     mergeable = False
@@ -31,7 +31,7 @@ def slide_line(line: Board) -> tuple[Board, int]:
 
 @functools.cache
 def _lines(size: int) -> dict[str, tuple[tuple[int, ...], ...]]:
-    """Return action -> lines, each as a list of cells that begins at the side to which tiles slide."""
+    """Return the lines for each action. A line is a list of cells that begins at the side to which tiles slide."""
     rows = tuple(tuple(range(row * size, (row + 1) * size)) for row in range(size))
     columns = tuple(zip(*rows, strict=True))
     return {

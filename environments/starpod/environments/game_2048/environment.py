@@ -16,7 +16,7 @@ from .picture import draw
 
 
 class Game2048Options(EnvironmentOptions):
-    """The board, the end of the game, rewards and observations."""
+    """Options for the board, the end of the game, rewards and observations."""
 
     size: int = Field(default=4, ge=2, le=8, description="Rows and columns of a board that starts with two tiles.")
     two_probability: float = Field(default=0.9, ge=0, le=1, description="Probability that a new tile is a 2, not a 4.")

@@ -13,7 +13,7 @@ import math
 from .board import ACTIONS, Board, rows_of, slide
 
 _CROWDED = 6
-"""With more empty cells than this, the search ignores the new tile: there is no danger yet, and it would take long."""
+"""With more empty cells than this, the search ignores the new tile, because it is slow and there is no danger yet."""
 
 
 def best_action(board: Board, size: int, two_probability: float) -> str | None:

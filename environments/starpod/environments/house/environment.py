@@ -21,7 +21,7 @@ MAX_LENGTH = 100
 
 
 class HouseOptions(EnvironmentOptions):
-    """The tasks and the size of the house."""
+    """Options for the tasks and the size of the house."""
 
     tasks: tuple[str, ...] = Field(default=TASKS, description=f"Kinds of tasks: {', '.join(TASKS)}.")
     split: Literal["all", "train", "test"] = Field(

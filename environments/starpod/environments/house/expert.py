@@ -41,7 +41,7 @@ def next_action(state: State) -> str | None:
 
 
 def _approach(state: State, place: str, action: str, opened: bool = True) -> str:
-    """Return the action, or else the step that is needed first: going to the place or opening it. "" for no place."""
+    """Return the action, or the step that must come first: going to `place` or opening it. "" if `place` is ""."""
     if not place:
         return ""
     if state.at != place:

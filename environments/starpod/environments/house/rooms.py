@@ -10,7 +10,7 @@ CLOSED = frozenset({"cabinet", "drawer", "fridge", "microwave"})
 """Furniture with a door, which is closed at the start."""
 
 TOOLS = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
-"""Change -> furniture that makes it."""
+"""Furniture in which a thing is cleaned, heated or cooled."""
 
 _ALWAYS = ("fridge", "microwave", "sinkbasin", "desk")
 _FURNITURE = ("cabinet", "countertop", "drawer", "shelf", "sidetable", "diningtable", "garbagecan", "armchair")
@@ -22,7 +22,7 @@ _ABILITIES: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("fork", "knife", "spoon", "ladle"), ("clean",)),
     **dict.fromkeys(("book", "pen", "newspaper", "keychain", "watch", "vase"), ("look",)),
 }
-"""Kind of thing -> kinds of tasks that it allows, besides placing it."""
+"""Kinds of tasks that each kind of thing allows, besides placing it."""
 THINGS = tuple(_ABILITIES)
 
 TASKS = ("place", "place_two", "clean", "heat", "cool", "look")
@@ -93,7 +93,7 @@ class House(NamedTuple):
     places: tuple[str, ...]
     """Names of the furniture."""
     things: dict[str, str]
-    """Thing -> place."""
+    """Place of each thing."""
 
 
 def kind_of(name: str) -> str:

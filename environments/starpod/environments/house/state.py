@@ -21,7 +21,7 @@ _PATTERNS = {
 
 
 class Nothing(Exception):
-    """The action cannot be done here."""
+    """Raised if an action cannot be done here."""
 
 
 @dataclass
@@ -31,7 +31,7 @@ class State:
     task: Task
     places: tuple[str, ...]
     things: dict[str, str]
-    """Thing -> place; "" for the held thing."""
+    """Place of each thing; "" for the held thing."""
     at: str = ""
     """Place of the player; "" at the start."""
     held: str = ""
@@ -42,7 +42,7 @@ class State:
     seen: set[str] = field(default_factory=set)
     """Places whose contents the player has seen."""
     changed: dict[str, set[str]] = field(default_factory=lambda: {change: set() for change in TOOLS})
-    """Change -> things that were cleaned, heated or cooled."""
+    """Things that were cleaned, things that were heated, and things that were cooled."""
 
     def is_open(self, place: str) -> bool:
         """Return whether the contents of a place can be reached."""

@@ -14,8 +14,8 @@ ACTIONS = tuple(face + turn for face in "UDLRFB" for turn in ("", "'"))
 
 Vector = tuple[int, int, int]
 Cube = bytes
-"""Colours (0 to 5) of the stickers: for each face the top left, top right, bottom left and bottom right one, as on a
-net with the front in the middle and the back to the right of the right face."""
+"""Colours (0 to 5) of the stickers, face by face. Each face has its top left, top right, bottom left and bottom right
+sticker, as seen on a net with the front in the middle and the back to the right of the right face."""
 
 SOLVED: Cube = bytes(face for face in range(6) for _ in range(4))
 
@@ -113,7 +113,7 @@ _ORIENTATIONS = {tuple(orientation[index] for index in _CORNER): orientation for
 
 
 def hold(cube: Cube) -> Cube:
-    """Rotate the whole cube to its normal orientation: the corner with the colours of down, back and left is there."""
+    """Rotate the whole cube until the corner with the colours of down, back and left is at the down-back-left place."""
     colours = tuple(FACES.index(face) for face in "DBL")
     for corner, orientation in _ORIENTATIONS.items():
         if tuple(cube[index] for index in corner) == colours:

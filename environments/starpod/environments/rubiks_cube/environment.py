@@ -17,7 +17,7 @@ _TITLES = {"U": "Up", "L": "Left", "F": "Front", "R": "Right", "B": "Back", "D":
 
 
 class RubiksCubeOptions(EnvironmentOptions):
-    """The scramble, the number of turns and the form of observations."""
+    """Options for the scramble, the number of turns, and the form of observations."""
 
     scramble_depth: int = Field(
         default=1, ge=1, le=50, description="Number of random quarter turns; no turn undoes the previous one."

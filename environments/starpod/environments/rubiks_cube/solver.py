@@ -18,7 +18,7 @@ _HELD_TURNS = tuple(TURNS[action] for action in ("U", "U'", "R", "R'", "F", "F'"
 
 @functools.cache
 def _near_cubes() -> dict[Cube, int]:
-    """Return cube -> distance for all cubes with a distance of at most 7: about 45,000 of 3,674,160."""
+    """Return the distances of all cubes at most 7 turns from the solved cube: about 45,000 of 3,674,160 cubes."""
     distances = {SOLVED: 0}
     edge = [SOLVED]
     for distance in range(1, _DEPTH + 1):

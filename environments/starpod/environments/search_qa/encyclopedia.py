@@ -38,7 +38,7 @@ class Article:
     kind: str
     title: str
     facts: dict[str, int | str] = field(default_factory=dict)
-    """Relation -> value: the number of another article, or a text."""
+    """Value of each relation: the number of another article, or a text."""
     text: str = ""
 
 
@@ -65,7 +65,7 @@ class _Names:
         self.used: set[str] = set()
 
     def make(self, *choices: list[str], form: str) -> str:
-        """Return a new name: the form, filled with one piece from each list."""
+        """Return a name that was not used before: `form`, filled with one random piece from each list."""
         while True:
             name = form.format(*(self.rng.choice(pieces) for pieces in choices))
             if name not in self.used:

@@ -23,7 +23,7 @@ _MOVE = re.compile(r"\s*(search|finish)\s*\[(.*)\]\s*", re.IGNORECASE | re.DOTAL
 
 
 class SearchQAOptions(EnvironmentOptions):
-    """The questions, the search results and the reward."""
+    """Options for the questions, the search results, and the reward."""
 
     min_hops: int = Field(default=2, ge=1, le=4, description="Minimum number of articles that a question needs.")
     max_hops: int = Field(default=2, ge=1, le=4, description="Maximum number of articles that a question needs.")

@@ -48,7 +48,7 @@ def draw_question(rng: random.Random, book: Encyclopedia, hops: int, rest: int |
         rng: random state.
         book: the articles.
         hops: number of articles.
-        rest: 0: the number of the first article is divisible by 5 (held out); 1: it is not; None: any article.
+        rest: which articles can be the first. 0: numbers divisible by 5 (held out); 1: all other numbers; None: any.
     """
     while True:
         start = rng.randrange(len(book.articles))

@@ -14,11 +14,11 @@ from .solver import search
 MAX_ROOMS = 2_000
 """Maximum number of rooms that one reset tries before it raises OptionsError."""
 MAX_RESET_STATES = 2_500_000
-"""Maximum number of states that the searches of one reset visit before it raises OptionsError, after about ten seconds.
-2000 rooms of 6x6 take 100,000 states."""
+"""Maximum number of states that the searches of one reset visit before it raises OptionsError. Reaching it takes about
+ten seconds. For comparison, 2000 rooms of 6x6 take 100,000 states."""
 MAX_REVERSE_STATES = 50_000
-"""Maximum number of states of one reverse play. The published rooms need a few hundred. On large boards the play stops
-here, and its room is still solvable."""
+"""Maximum number of states of one reverse play. The published rooms need a few hundred. On large boards, the play ends
+at this number of states. Its room is solvable nevertheless."""
 TURN = 0.35
 """Probability that the random walk that carves a room turns at a step."""
 CARVINGS = (
@@ -103,7 +103,7 @@ def _play_in_reverse(
     their targets.
 
     Returns:
-        Player, boxes and distance of the state with the highest score (None if no state has every box off the
+        The state with the highest score, as player, boxes and sum of distances (None if no state has every box off the
         targets), and the number of visited states.
     """
     floor = board.floor
@@ -145,7 +145,7 @@ def _play_in_reverse(
 
 
 def _move_player(rng: random.Random, board: Board, player: int, boxes: frozenset[int], displacement: int) -> int:
-    """Move the player by up to three cells, so that not every room starts right behind a box."""
+    """Move the player by up to three cells. Without this, every room would start with the player right behind a box."""
     path = {player}
     chance = 0.8 if displacement == 1 else 0.5
     while len(path) <= 3 and rng.random() < chance:

@@ -6,7 +6,7 @@ import functools
 from collections import deque
 
 MOVES = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
-"""Action -> step in rows and columns. `local` observations use this order, and the expert prefers earlier moves."""
+"""Step of each action (rows, columns). `local` observations use this order, and the expert prefers earlier moves."""
 
 
 class Board:
@@ -14,10 +14,10 @@ class Board:
 
     Attributes:
         text: the rows joined by line breaks, in the characters # (wall), _ (floor) and O (target).
-        deltas: action -> difference between a cell and its neighbour.
+        deltas: for each action, the number to add to a cell to get the neighbour in that direction.
         floor: cells without a wall, including targets.
-        pushes: cell -> minimum number of pushes that bring a single box from there to a target. Cells from which no
-            target can be reached are absent.
+        pushes: for each cell, the minimum number of pushes that bring a single box from there to a target. Cells from
+            which no target can be reached are absent.
     """
 
     def __init__(self, text: str) -> None:

@@ -27,7 +27,7 @@ def search(board: Board, player: int, boxes: frozenset[int]) -> tuple[Plan | Uns
     """Search for a shortest solution, breadth first. Return it as `solve` does, and the number of visited states.
 
     Boxes are never pushed to cells from which no target can be reached. Of all shortest solutions, the first in the
-    order of MOVES is found. Each of its suffixes is therefore what a search from that state would find.
+    order of MOVES is found. A new search from any state on the solution therefore finds the rest of the same solution.
     """
     floor, targets, live_cells = board.floor, board.targets, board.pushes
     if not all(box in live_cells for box in boxes):

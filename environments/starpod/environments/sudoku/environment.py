@@ -113,12 +113,12 @@ class Sudoku(Environment):
         )
 
     def _criteria(self) -> dict[str, bool]:
-        """Return which rows, columns and boxes are complete. Ones that were complete at the start are left out."""
+        """Return whether each row, column and box is complete, if it was not already complete at the start."""
         initial = complete(self.puzzle, self.size)
         return {name: filled for name, filled in complete(self.grid, self.size).items() if not initial[name]}
 
     def _pay(self, cell: int) -> float:
-        """Return the reward for a digit without clashes. A cell pays only the excess over what it has paid before."""
+        """Return the reward for a digit without clashes, minus what its cell has paid before, but at least 0."""
         is_correct = self.grid[cell] == self.solution[cell]
         reward = self.options.correct_reward if is_correct else self.options.legal_reward
         old_reward = self.paid.get(cell)
@@ -154,7 +154,7 @@ class Sudoku(Environment):
         return instructions(self.options)
 
     def valid_actions(self) -> list[str]:
-        """Return every placement that is not refused, in the longest form."""
+        """Return every placement that is not refused, written in the longest of the accepted forms."""
         return [
             self._write(cell, number)
             for cell, digit in enumerate(self.puzzle)
@@ -179,7 +179,7 @@ class Sudoku(Environment):
     def expert_action(self) -> str | None:
         """Return the right digit for the first cell that accepts it. Cells with wrong digits come first.
 
-        If wrong digits block each other, replace one of them by a third digit. Return None if that is impossible, too.
+        If wrong digits block each other, return an action that replaces one of them by a third digit, or None.
         """
         if self._solved():
             return None

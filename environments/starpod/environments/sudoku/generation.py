@@ -8,9 +8,9 @@ from .grid import Grid, peers
 from .solver import SearchLimit, solutions
 
 CLEARED = {"easy": 0.4, "medium": 0.5, "hard": 0.6}
-"""Difficulty -> share of the cells that are cleared."""
+"""Share of the cells that are cleared, for each difficulty."""
 FILL_NODES = 2_000
-"""Maximum number of steps of a search for a full grid. Restarting is faster, because some random starts take long."""
+"""Maximum number of steps of a search for a full grid. Some random starts take long, so restarting is faster."""
 CHECK_NODES = 300
 """Maximum number of steps of a search for a second solution. If it is exceeded, the digit is not cleared."""
 MAX_GRIDS = 200

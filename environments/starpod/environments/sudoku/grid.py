@@ -14,7 +14,7 @@ Grid = bytes
 
 @functools.cache
 def units(size: int) -> tuple[tuple[int, int, int], ...]:
-    """Return row, column and box of every cell, each from 0."""
+    """Return the indices of every cell's row, column and box, each counted from 0."""
     side = math.isqrt(size)
     return tuple((row, column, row // side * side + column // side) for row in range(size) for column in range(size))
 
@@ -55,7 +55,7 @@ def clashing(grid: Grid, size: int) -> set[int]:
 
 
 def complete(grid: Grid, size: int) -> dict[str, bool]:
-    """Return whether each row, column and box contains every digit, by a name such as `row 1`."""
+    """Return whether every digit occurs, for each row, column and box. Keys are names such as `row 1`."""
     digits: dict[str, set[int]] = {}
     for cell, (row, column, box) in enumerate(units(size)):
         for name in (f"row {row + 1}", f"column {column + 1}", f"box {box + 1}"):

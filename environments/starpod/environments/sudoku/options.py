@@ -15,7 +15,7 @@ from .solver import solve_given
 
 
 class SudokuOptions(EnvironmentOptions):
-    """The puzzle, the form of observations and the rewards."""
+    """Options for the puzzle, the form of observations, and the rewards."""
 
     size: Literal[4, 9, 16] = Field(9, description="Number of cells in a row, a column and a box.")
     difficulty: Literal["easy", "medium", "hard"] = Field(

@@ -12,7 +12,7 @@ from .grid import Grid, units
 SOLVE_NODES = 10_000
 """Maximum number of steps of a search for the solution of an explicit puzzle: some tenths of a second."""
 PATIENCE = 8
-"""Steps per row after which a search also looks for digits with one possible cell. It is slow, so not done earlier."""
+"""Number of steps per row after which a search also looks for digits with one possible cell, which is slow."""
 
 
 class SearchLimit(Exception):
@@ -104,7 +104,7 @@ def solutions(grid: Sequence[int], size: int, nodes: int, rng: random.Random | N
 def _lone_digits(
     size: int, used: list[list[int]], places: list[tuple[int, int, int]], frees: list[int]
 ) -> list[list[int]] | None:
-    """Return for every row, column and box the digits with one possible cell, as bits; None if a digit has none."""
+    """Return bits for the digits of every row, column and box that fit only one cell; None if a digit fits no cell."""
     once = [[0] * size, [0] * size, [0] * size]
     twice = [[0] * size, [0] * size, [0] * size]
     for place, free in zip(places, frees, strict=True):
@@ -127,7 +127,7 @@ def solve_given(puzzle: Grid, solution: Grid) -> Grid:
 
     Args:
         puzzle: the puzzle.
-        solution: the intended solution, which is checked; empty means that the puzzle has only one.
+        solution: the intended solution, which is checked. If it is empty, the puzzle must have exactly one solution.
     """
     size = math.isqrt(len(puzzle))
     if 0 not in puzzle:

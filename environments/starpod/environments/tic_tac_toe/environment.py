@@ -15,7 +15,7 @@ from .picture import draw
 
 
 class TicTacToeOptions(EnvironmentOptions):
-    """The opponent, the starting position and the form of observations."""
+    """Options for the opponent, the starting position, and the form of observations."""
 
     opponent: Literal["random", "expert", "none"] = Field(
         default="random",

@@ -223,7 +223,7 @@ class WebShop(Environment):
         return [action for action in choices if action is not None]
 
     def state_key(self) -> bytes:
-        """Return a digest of page and goal. Products opened before only count if the observation shows them."""
+        """Return a digest of page and goal. Products opened earlier are included only if the observation shows them."""
         state = self._cached_shop.state
         opened = sorted(state.opened) if self.options.observation in ("text_rich", "html") else None
         options = sorted(state.options.items())

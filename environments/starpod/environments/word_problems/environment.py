@@ -36,7 +36,7 @@ _INSTRUCTIONS = {
 
 
 class WordProblemsOptions(EnvironmentOptions):
-    """The problems and the form of answers."""
+    """Options for the problems and the form of answers."""
 
     min_steps: int = Field(default=2, ge=1, le=8, description="Minimum number of calculations of a problem.")
     max_steps: int = Field(default=4, ge=1, le=8, description="Maximum number of calculations of a problem.")
@@ -190,7 +190,10 @@ class WordProblems(Environment):
 
 
 def read_equations(reply: str) -> list[tuple[Number | None, int]]:
-    """Return the two values of each line that ends with `expression = integer`; None if the expression has no value."""
+    """Return the value of the expression and the integer, for each line that ends with `expression = integer`.
+
+    The value is None if the expression has none, as in 1 / 0.
+    """
     equations: list[tuple[Number | None, int]] = []
     for line in reply.splitlines():
         left, equals, right = line.rpartition("=")

@@ -143,7 +143,7 @@ class Browser:
 
     @contextlib.contextmanager
     def limited(self, seconds: float) -> Iterator[None]:
-        """Kill the browser if the context lasts longer. Its operation then raises one of the exceptions in `BROKEN`."""
+        """Kill the browser if the context lasts longer. The running operation then raises an exception in `BROKEN`."""
         timer = threading.Timer(max(seconds, 0.0), self.kill)
         timer.daemon = True
         timer.start()

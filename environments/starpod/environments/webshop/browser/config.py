@@ -29,7 +29,7 @@ class BrowserConfig:
     """Maximum seconds for one operation, including waiting for a browser and starting it."""
     width: int = 1280
     height: int = 800
-    """Size of the window in CSS pixels."""
+    """Width and height of the window in CSS pixels."""
     uses: int = 2000
     """Number of operations after which a browser is replaced."""
     flags: tuple[str, ...] = ()

@@ -29,7 +29,7 @@ _SIZES = {"desktop": (1280, 800), "phone": (390, 844)}
 
 
 class WebShopBrowserOptions(WebShopOptions):
-    """Options of webshop-v1, and the size of the window. Options for the text of pages have no effect here."""
+    """Options of webshop-v1, and an option for the window's size. Options for the text of pages have no effect here."""
 
     window: Literal["desktop", "phone"] = Field(
         default="desktop", description="The size of the window: 1280 x 800 or 390 x 844 pixels."
@@ -39,8 +39,8 @@ class WebShopBrowserOptions(WebShopOptions):
 class WebShopBrowser(WebShop):
     """A session of webshop-v1 that is played through a browser.
 
-    Browsers are shared: each turn opens the session's page in a free one. The state is therefore that of webshop-v1,
-    the scroll position, and the text in the search field that was not sent yet.
+    Browsers are shared: each turn opens the session's page in a free browser. The state of a session therefore consists
+    of the state of webshop-v1, the scroll position, and text that was typed into the search field but not sent yet.
     """
 
     spec = EnvironmentSpec(

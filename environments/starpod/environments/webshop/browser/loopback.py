@@ -19,7 +19,7 @@ MAX_BODY_BYTES = 64 * 1024
 
 
 class Shown(Protocol):
-    """A page with an address."""
+    """A page that a `Loopback` can serve."""
 
     def page(self) -> str:
         """Return the page as HTML."""
@@ -29,7 +29,7 @@ class Shown(Protocol):
 
 
 class Loopback:
-    """A server of pages. Their addresses cannot be guessed."""
+    """An HTTP server of pages whose addresses cannot be guessed."""
 
     def __init__(self) -> None:
         self._shown: dict[str, Shown] = {}

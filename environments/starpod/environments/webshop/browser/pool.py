@@ -42,7 +42,7 @@ class Pool:
         Raises:
             Busy: the queue is full, no browser became free in time, or the second browser broke as well. If work had
                 begun, `undo` was called.
-            Exception: whatever else `work` raises, after `undo`.
+            Exception: any other exception of `work`, after a call of `undo`.
         """
         limit = time.monotonic() + self.config.deadline
         for attempt in (1, 2):
@@ -140,7 +140,7 @@ def once_per_process(make: Callable[[int], Result]) -> Callable[[], Result]:
 
 @once_per_process
 def shared_pool(process: int) -> Pool:
-    """Return the pool of this process; its browsers end with it. Raises Unavailable if there is no Chromium."""
+    """Return this process's pool. Its browsers end with the process. Raises Unavailable if there is no Chromium."""
     pool = Pool(BrowserConfig.from_environment())
     atexit.register(lambda: pool.close() if os.getpid() == process else None)
     return pool

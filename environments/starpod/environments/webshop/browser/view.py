@@ -40,7 +40,7 @@ class View:
     """Height of the page."""
 
     def find(self, name: str) -> int | None:
-        """Return the index of the element with this text (in any case), sent value or number, or None.
+        """Return the index of the element with this text (in any case), this sent value or this number, or None.
 
         `#7` is always a number. `7` is a number only if no element on the page has that text.
         """

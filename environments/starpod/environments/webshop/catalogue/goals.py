@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 Kind = Literal["human", "synthetic"]
 
 Caps = Literal["original", "agentgym"]
-"""How price caps are chosen. `original`: one draw per instruction. `agentgym`: a human instruction gives one goal per
-candidate cap (with fewer than two candidates, four goals without a cap), and draws for synthetic goals use seed 233."""
+"""How price caps are chosen. `original`: one draw per instruction. `agentgym`: each human instruction gives one goal
+per candidate cap, or four goals without a cap if it has fewer than two candidates. Draws for synthetic goals use seed
+233."""
 
 ORDER_SEED = 233
 """Seed for shuffling the goals, as in the original WebShop."""
@@ -30,10 +31,10 @@ _DRAWS_PER_GOAL = 100  # a selection fails after this many draws per goal, so th
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A purchase that an instruction asks for. `asin` to `product_category` describe the goal's product."""
+    """A purchase that an instruction asks for. The fields `asin` to `product_category` describe the goal's product."""
 
     index: int
-    """Index among the goals."""
+    """Index of the goal among all goals."""
     position: int
     """Position of the product in the catalogue."""
     asin: str

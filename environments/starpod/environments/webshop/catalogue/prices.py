@@ -18,7 +18,7 @@ def draw_price(pricing: tuple[float, ...], rng: random.Random) -> float:
 
 
 def cap_candidates(price: float) -> tuple[float, ...]:
-    """Return the four caps in LADDER above a price; fewer near its end."""
+    """Return the next four caps in LADDER above a price, or fewer if LADDER ends before."""
     start = bisect_right(LADDER, price)
     return LADDER[start : start + 4]
 

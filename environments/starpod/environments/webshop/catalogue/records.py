@@ -36,7 +36,7 @@ class Malformed:
     """A record that cannot be read."""
 
     place: str
-    """File, record and line, both from 1."""
+    """Name of the file, number of the record, and number of the line. Both numbers start at 1."""
     reason: str
 
     def __str__(self) -> str:
@@ -55,11 +55,11 @@ def read_products(
 
     Args:
         products: the list of products, such as items_shuffle.json. This and the other files can be gzipped (`.gz`).
-        attributes: an object asin -> attributes and synthetic instruction, such as items_ins_v2.json.
-        human: an object asin -> list of human instructions, such as items_human_ins.json; None for no such file.
+        attributes: the attributes and synthetic instruction of each asin, such as items_ins_v2.json.
+        human: the list of human instructions of each asin, such as items_human_ins.json; None for no such file.
         rows: read only this many records of the list of products; malformed records count.
-        on_malformed: called with each record that cannot be read. The record is skipped, unless this raises. If a
-            file stops being valid JSON, it is called once, and the rest of the file is ignored.
+        on_malformed: called with each record that cannot be read. The record is skipped, unless this function raises.
+            If a file stops being valid JSON, there is a single call, and the rest of the file is ignored.
 
     Raises:
         OSError: a file cannot be opened.

@@ -39,7 +39,10 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _length(code: int) -> int:
-    """Return the shortest length with this code. It is exact up to 40, then has three bits after the leading one."""
+    """Return the shortest length, in terms, that has this code.
+
+    Lengths up to 40 are exact. Above, the excess over 24 is rounded down to four significant bits.
+    """
     if code < 24:
         return code
     bits, shift = (code - 24) & 7, ((code - 24) >> 3) - 1
@@ -47,7 +50,7 @@ def _length(code: int) -> int:
 
 
 LENGTHS = np.array([_length(code) for code in range(256)])
-"""int64[256]: the length in terms by code."""
+"""int64[256]: the shortest length, in terms, for each length code."""
 
 
 def length_codes(lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
@@ -56,7 +59,7 @@ def length_codes(lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
 
 
 def length_factors(mean: float) -> NDArray[np.float32]:
-    """Return the factor of a term's frequency by length code, as float32[256]. `mean` is the mean exact length."""
+    """Return float32[256]: the factor of a term's frequency for each length code. `mean` is the mean exact length."""
     one = np.float32(1)
     return one / (K1 * ((one - B) + B * LENGTHS.astype(np.float32) / np.float32(mean)))
 
@@ -66,7 +69,7 @@ def term_weights(counts: NDArray[np.int64], containing: NDArray[np.int64], docum
 
     Args:
         counts: how often the query contains each term.
-        containing: number of documents that contain it.
+        containing: number of documents that contain each term.
         documents: number of all documents.
     """
     idf: NDArray[np.float64] = np.log(1 + (documents - containing + 0.5) / (containing + 0.5))
@@ -125,7 +128,7 @@ def best(
         lengths: length code of each document.
         factors: see `length_factors`.
         starts, ends, weights: for each term of the query, the range of its postings and its weight.
-        found, scores: receive the best documents and their scores, best first, ties by number.
+        found, scores: receive the best documents and their scores, best first. Ties are ordered by number.
 
     Returns:
         The number of results.

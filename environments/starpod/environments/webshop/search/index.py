@@ -17,7 +17,8 @@ from .inversion import invert
 class Index:
     """An inverted index. It is immutable and safe to use from many threads.
 
-    Its methods number documents in the order of `build`. The arrays number them by asin, which is the order of ties.
+    Its methods number documents in the order given to `build`. The arrays number them by asin, because documents with
+    equal scores are ranked by asin.
 
     Args:
         arrays: the arrays made by `invert`; they may be memory-mapped.

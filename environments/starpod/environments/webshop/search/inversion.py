@@ -22,11 +22,11 @@ def invert(documents: Iterable[tuple[str, str]], progress: Callable[[int], None]
     Returns:
         positions uint32[N]: the number of each document in the given order. The arrays number documents by asin.
         lengths uint8[N]: code of the document's number of terms.
-        total int64[1]: sum of the exact numbers.
+        total int64[1]: sum of the exact numbers of terms of all documents.
         terms uint8[...], term_offsets int64[T + 1]: the sorted terms as UTF-8, and where each begins and ends.
         posting_offsets int64[T + 1]: where the postings of each term begin and end.
-        documents uint32[P], frequencies uint8[P] (or wider): postings, by document in each term. Frequencies are
-            indices into `values`.
+        documents uint32[P], frequencies uint8[P] (or wider): postings, sorted by term and then by document.
+            Frequencies are indices into `values`.
         values uint32[...]: the distinct frequencies.
     """
     numbers = _Numbers()
@@ -77,7 +77,7 @@ def invert(documents: Iterable[tuple[str, str]], progress: Callable[[int], None]
 
 
 class _Numbers(dict[str, int]):
-    """A cache: word -> number of its term, in order of first appearance; -1 for stop words."""
+    """A cache of the number of each word's term; -1 for stop words. Terms are numbered in order of appearance."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -92,8 +92,8 @@ class _Numbers(dict[str, int]):
 
 
 _Part = tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.int64], NDArray[np.int64]]
-"""Counts of some documents: their distinct terms, concatenated, and the frequency of each; for each document, the
-number of distinct terms and of all terms."""
+"""Counts of some documents. Two arrays contain the distinct terms of each document, concatenated, and their
+frequencies. The other two contain each document's number of distinct terms and its total number of terms."""
 
 
 def _counted(numbers: list[int], ends: list[int], vocabulary: int) -> _Part:
@@ -104,7 +104,7 @@ def _counted(numbers: list[int], ends: list[int], vocabulary: int) -> _Part:
 
 
 def _coded(numbers: NDArray[np.uint32]) -> tuple[NDArray[np.uint32], NDArray[Any]]:
-    """Return the sorted distinct numbers, and the index of each number among them in the smallest unsigned type."""
+    """Return the sorted distinct numbers, and for each number its index among them (in the smallest unsigned type)."""
     mask = np.zeros(int(numbers.max(initial=0)) + 1, np.bool_)
     mask[numbers] = True
     values = np.flatnonzero(mask)
@@ -123,7 +123,7 @@ def _count(
     lengths: NDArray[np.int64],
     vocabulary: int,
 ) -> int:
-    """Write the distinct terms of each document, concatenated, and their frequencies. Return how many there are."""
+    """Write the distinct terms of each document, concatenated, and their frequencies. Return their total number."""
     slots = np.full(vocabulary, -1, np.int64)
     size = 0
     start = 0

@@ -38,7 +38,7 @@ class Tagger(Protocol):
 
     @property
     def name(self) -> str:
-        """Name in the `info` of a purchase; available before the tagger's data is loaded."""
+        """Name that the `info` of a purchase reports. It is available before the tagger's data is loaded."""
 
     def nouns(self, title: str) -> tuple[str, ...]:
         """Return the nouns and proper nouns of a title in lower case, in order, with repeats."""

@@ -19,9 +19,9 @@ _DOUBLE = re.compile(r"(.*([^aeioubdfglmnprstz]))\2(?:ed|ing)s?")
 def stem(word: str) -> str:
     """Return the stem of a lower-case word. A letter above U+FFFF counts as two, as in Java.
 
-    The library implements the algorithm of 1980. Lucene's differs in three points, for which the word is changed first:
-    words of up to two letters stay; step 1b halves every double consonant except l, s and z, not only the nine that are
-    common in English; step 2 replaces bli by ble and logi by log.
+    The library implements the algorithm of 1980. Lucene's algorithm differs in three points, so the word is changed
+    before the library stems it: words of up to two letters are not stemmed; step 1b halves every double consonant
+    except l, s and z, not only the nine that are common in English; step 2 replaces bli by ble and logi by log.
     """
     if not word.isascii() and max(word) > "\uffff":
         return _from_units(stem(_to_units(word)))

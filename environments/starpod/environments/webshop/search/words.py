@@ -34,7 +34,10 @@ _LETTER_OR_EMOJI = re.compile("[\u2139\u24c2\U0001f170\U0001f171\U0001f17e\U0001
 
 
 def _longest(text: str) -> list[str]:
-    """Return the words of any text: the longest match of either rule, cut at LONGEST. Slower than one `findall`."""
+    """Return the words of any text: at each position the longer match of the grammar and the emoji rule.
+
+    Words are cut at LONGEST. This is slower than one `findall`.
+    """
     grammar, emoji = _grammar(_ALL), re.compile(_emoji(_ALL))
     result = []
     position = 0

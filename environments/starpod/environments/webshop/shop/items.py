@@ -43,7 +43,7 @@ class Searcher(Protocol):
 
 
 class Stock(Hashable, Protocol):
-    """The part of a store that the shop needs. Hashable by identity: sessions of one store share a cache."""
+    """The part of a store that the shop needs. It is hashed by identity, so that all its sessions share a cache."""
 
     @property
     def catalogue(self) -> Catalogue: ...
@@ -97,7 +97,7 @@ class Listing:
 
     @property
     def products(self) -> tuple[Product, ...]:
-        """The whole products. They are read each time, because those of all cached pages would fill the memory."""
+        """The complete products. They are read on each access, because keeping them would fill the memory."""
         return tuple(self._catalogue[position] for position in self.positions)
 
 
@@ -122,7 +122,7 @@ class StoreCache:
         return tuple(hit for hit in self.stock.index.search(query, HITS) if hit < self.size)
 
     def find(self, keywords: Sequence[str]) -> Sequence[int]:
-        """Return the positions that any search but `<r>` finds. Raises TooManyTerms."""
+        """Return the positions of the products that a search finds (any search except `<r>`). Raises TooManyTerms."""
         mark, text = keywords[0], " ".join(keywords[1:]).strip()
         match mark:
             case "<a>":

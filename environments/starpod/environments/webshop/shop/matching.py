@@ -85,7 +85,7 @@ def _pairs(purchased: str, goal: str) -> list[tuple[str, str]]:
 
 
 def _percent(alike: int, first: str, second: str) -> int:
-    """Return the percentage of matching characters. It is monotone in `alike`, so a bound on that bounds the result."""
+    """Return the percentage of matching characters. An upper bound of `alike` gives an upper bound of it."""
     return round(100 * (2.0 * alike / (len(first) + len(second))))
 
 

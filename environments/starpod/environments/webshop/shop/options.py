@@ -54,11 +54,11 @@ SPLITS: dict[str, dict[str, tuple[int, int | None]]] = {
     "original": {"test": (0, 500), "dev": (500, 1500), "train": (1500, None), "all": (0, None)},
     "verl_agent": {"test": (0, 500), "train": (500, None), "all": (0, None)},
 }
-"""Scheme -> split -> index of the first goal, and of the first goal after the split (None: up to the end)."""
+"""For each scheme and split, the index of its first goal and the index after its last goal (None: up to the end)."""
 
 
 class WebShopOptions(EnvironmentOptions):
-    """The goals, the form of pages, and the reward."""
+    """Options for the goals, the form of pages, and the reward."""
 
     preset: Preset = Field(
         default="original",

@@ -124,7 +124,7 @@ def _results_action(shop: Shop, plan: Plan) -> str | None:
 
 
 def best_options(item: Item, goal: Goal, ratio: Ratio) -> dict[str, str]:
-    """Return the values to choose (group -> value) that match most of the goal's options."""
+    """Return the values (group -> value) that match as many of the goal's options as possible."""
     offers = [
         (clickable.value, clickable.text)
         for clickable in item.clickables.values()

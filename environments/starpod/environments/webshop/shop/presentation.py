@@ -43,7 +43,7 @@ def _ragen(shop: Shop) -> str:
 
 
 def _verl_agent(shop: Shop) -> str:
-    """Return the task, the page's texts after the instruction in quotes, and one line per possible action."""
+    """Return the task, the page's texts after the instruction (each in quotes), and a line per possible action."""
     parts = text(shop).split(SEPARATOR)
     task = shop.instruction.strip()
     page = SEPARATOR.join(parts)

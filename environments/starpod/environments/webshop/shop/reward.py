@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 class Grade:
     """The reward of a purchase and its parts.
 
-    Weights (`w_...`) are the shares of attributes, options and price in `attributes + options + 1`.
+    The weights `w_att`, `w_option` and `w_price` are the goal's numbers of attributes and options, and 1 for the price,
+    each divided by `attributes + options + 1`.
     """
 
     reward: float
-    """r_type * (matched attributes + matched options + r_price) / (attributes + options + 1), in [0, 1]."""
+    """r_type * (matched attributes + matched options + r_price) / (attributes + options + 1); from 0 to 1."""
     r_type: float
     """1, 0.5, 0.1 or 0, depending on `query_match`, `category_match` and `title_score`."""
     r_att: float

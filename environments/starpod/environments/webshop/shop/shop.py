@@ -183,7 +183,7 @@ class Shop:
     # --- actions -------------------------------------------------------------------------------------------------
 
     def search(self, text: str) -> bool:
-        """Search, from any page. Return whether the state changed. If it raises TooManyTerms, it did not."""
+        """Search, from any page. Return whether the state changed. After TooManyTerms, the state is unchanged."""
         return self._show_results(text.lower().split(" "), 1)
 
     def click(self, text: str) -> bool | None:

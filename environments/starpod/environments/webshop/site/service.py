@@ -59,7 +59,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A session's page, and a step: that of the page or an earlier step."""
+    """A session's page, and the step that was read before it: the page's step or an earlier one."""
 
     place: Place
     html: str

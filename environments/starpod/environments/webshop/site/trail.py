@@ -27,7 +27,7 @@ class Seen:
 
 
 class Trail:
-    """The latest pages of the latest sessions, oldest first. Steps between two visits of the site are missing."""
+    """The latest pages of the latest sessions, oldest first. Steps taken between two visits to the site are missing."""
 
     def __init__(self) -> None:
         self._sessions: OrderedDict[str, deque[Seen]] = OrderedDict()

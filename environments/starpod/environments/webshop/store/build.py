@@ -35,8 +35,8 @@ def build(
 
     Args:
         out: the folder of the store.
-        source: the products. With `num_products` = n the shop has the products among the first n records, but search
-            ranks the first n valid products, as in the original WebShop, whose index was made separately.
+        source: the products. With `num_products` = n, the shop has the valid products among the first n records, but
+            search ranks the first n valid products. The original WebShop also does so: its index was made separately.
         price_seed: seed of drawn prices and caps.
         nouns: tagger (see `load_tagger`) for a table of the nouns of all titles; "" makes no table.
         on_malformed: called for each malformed record, which is skipped; None raises BuildError for the first one.

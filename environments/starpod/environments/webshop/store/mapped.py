@@ -165,7 +165,7 @@ class MappedCatalogue:
         return map(self._read, range(self._loaded))
 
     def documents(self) -> Iterator[tuple[str, str]]:
-        """Yield asin and text of all documents of the index: of the loaded products and of the others."""
+        """Yield asin and text of all documents of the index, including products that are not loaded."""
         for product in map(self._read, range(len(self._offsets) - 1)):
             yield product.asin, product.index_text()
 

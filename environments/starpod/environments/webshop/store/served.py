@@ -25,8 +25,8 @@ CACHE_VARIABLE = "STARPOD_CACHE"
 SYNTHETIC = "synthetic"
 """Name of the default store: 1,000 generated products."""
 BUNDLED: Mapping[str, Mapping[str, Any]] = {SYNTHETIC: {"count": 1000}, "plain": {"count": 400, "plain": True}}
-"""The stores of every server: name -> arguments of the generator. They are built on first use. `plain` has short texts
-with a small vocabulary, for policies that learn from scratch."""
+"""Arguments of the generator for each store that every server has. These stores are built on first use. `plain` has
+short texts with a small vocabulary, for policies that learn from scratch."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 

@@ -34,7 +34,10 @@ Progress = Callable[[str, int, int | None], None]
 
 
 class BuildError(StoreError):
-    """A store could not be built; the message says why and what to do. The next build continues from there."""
+    """A store could not be built; the message says why and what to do.
+
+    The next build continues after the last finished stage.
+    """
 
 
 @dataclass(frozen=True, slots=True)

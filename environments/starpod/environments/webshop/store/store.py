@@ -31,7 +31,7 @@ VERSION = 1
 MANIFEST = "manifest.json"
 
 CHECKED_BYTES = 64 << 20
-"""All checksums of stores up to this size are compared when they are opened, which takes a tenth of a second."""
+"""Maximum size in bytes of a store whose checksums are all compared on opening, which takes a tenth of a second."""
 
 
 @dataclass(frozen=True, slots=True)

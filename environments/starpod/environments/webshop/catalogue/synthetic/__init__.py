@@ -16,9 +16,9 @@ FILES = ("items_shuffle.json", "items_ins_v2.json", "items_human_ins.json")
 
 
 def generate(count: int, seed: int = 0, *, plain: bool = False) -> Iterator[Records]:
-    """Generate products: for each its record, its entry of attributes, and its human instructions.
+    """Yield the record, the entry of attributes and the human instructions of each generated product.
 
-    The same seed gives the same products in every process. A smaller count gives the first of them.
+    The same seed gives the same products in every process. A smaller `count` gives the first of these products.
 
     Args:
         count: number of products.
@@ -31,7 +31,7 @@ def generate(count: int, seed: int = 0, *, plain: bool = False) -> Iterator[Reco
 def write_files(
     folder: Path, count: int, seed: int = 0, *, plain: bool = False, progress: Callable[[int], None] = lambda _: None
 ) -> None:
-    """Write FILES into an existing folder, one record per line. `progress` is called with the number so far."""
+    """Write FILES into an existing folder, one record per line. `progress` is called with the current count."""
     products, attributes, human = (folder / name for name in FILES)
     with (
         products.open("w", encoding="utf-8") as product_file,

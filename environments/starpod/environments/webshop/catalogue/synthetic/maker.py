@@ -23,9 +23,9 @@ _SHARES = (0.238, 0.467, 0.683, 0.883)
 _ATTRIBUTES = (0.18, 0.37, 0.56, 0.695, 0.815, 0.88, 0.92, 0.96)
 """Cumulative probabilities of 0, 1, 2, ... attributes."""
 _LINES = 48
-"""Maximum number of lines per kind that are remembered, so that they can get new products."""
+"""Maximum number of product lines per kind that are remembered, so that later products can belong to them."""
 _BRANDS = 512
-"""Maximum number of brands per department that are remembered, so that they can get new lines."""
+"""Maximum number of brands per department that are remembered, so that later product lines can belong to them."""
 _INSTRUCTED = 10_000
 """Half of the products below this index have human instructions. Of the later products, 1 in 100 has them."""
 
@@ -122,7 +122,7 @@ class Maker:
         return line
 
     def _attributes(self, kind: Kind, line: Line) -> list[Attribute]:
-        """Choose attributes of a product of the line. Often one of them is not the line's."""
+        """Choose a product's attributes: some of the line's attributes, of which one is often replaced."""
         random = self._random
         has = list(line.attributes[: bisect(_ATTRIBUTES, random())])
         if has and random() < 0.6:
@@ -146,7 +146,7 @@ class Maker:
         return [low, high] if draw < 0.997 else [high, low]
 
     def _options(self, line: Line) -> dict[str, list[str]]:
-        """Choose options: group -> values."""
+        """Choose the groups of options, and the values of each group."""
         random = self._random
         options: dict[str, list[str]] = {}
         for generator in line.options:

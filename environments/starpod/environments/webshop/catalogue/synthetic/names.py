@@ -27,7 +27,7 @@ def two(random: Random, choices: Sequence[str]) -> tuple[str, str]:
 
 
 def small(random: Random) -> float:
-    """Draw a number in [0, 1) that tends to be small. It is a product, because powers may differ between machines."""
+    """Draw a number in [0, 1) that tends to be small: a product of draws, as powers may differ between machines."""
     return random() * random()
 
 

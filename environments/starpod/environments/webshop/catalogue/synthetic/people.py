@@ -45,7 +45,7 @@ def human_record(
     attributes: list[str],
     options: Mapping[str, Sequence[str]],
 ) -> dict[str, Any]:
-    """Return an entry of items_human_ins.json. `instruction` is the result of the function of that name."""
+    """Return an entry of items_human_ins.json. The argument `instruction` is a result of the function `instruction`."""
     text, features, choices = instruction
     return {
         "asin": asin,

@@ -87,7 +87,10 @@ def _department(category: str) -> tuple[Kind, ...]:
 
 
 def _options(listed: dict[str, dict[str, str | list[str]]]) -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Return generator -> name of the group and its values, which are one list or the pairs of two lists."""
+    """Return the name of the group and its values, for each generator of options.
+
+    The values are given as one list, or as two lists of which all pairs are values.
+    """
     options = {}
     for generator, groups in listed.items():
         ((group, values),) = groups.items()
@@ -100,6 +103,6 @@ COMMON = _read("common")
 """Words that all departments share."""
 DEPARTMENTS = tuple(map(_department, ("beauty", "electronics", "garden", "fashion", "grocery")))
 ORDERED = _options(COMMON["ordered"])
-"""Generator -> name of the group and its values, of which consecutive ones are chosen."""
+"""For each generator of options, the name of the group and its values. A product gets consecutive values."""
 DRAWN = _options(COMMON["drawn"])
-"""Generator -> name of the group and its values, of which some are drawn."""
+"""For each generator of options, the name of the group and its values. A product gets values from the whole list."""

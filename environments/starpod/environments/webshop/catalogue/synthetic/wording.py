@@ -13,7 +13,7 @@ from .vocabulary import COMMON, Kind
 _TEXTS = COMMON["texts"]
 
 POOL = 360
-"""Number of sentences of a kind. The templates alternate."""
+"""Number of sentences that are made for each kind of product. They use the templates in turn."""
 _STEPS = tuple(step for step in range(1, POOL) if math.gcd(step, POOL) == 1)
 """Step sizes that visit every sentence once before any of them repeats."""
 
@@ -66,7 +66,7 @@ class Wording:
             )
             for attribute in kind.attributes
         }
-        """Attribute -> bullets about the attribute."""
+        """Bullets about each attribute."""
 
     def text(self, random: Random, count: int) -> list[str]:
         """Draw `count` different sentences. Templates repeat only after all of them were used."""
@@ -120,7 +120,7 @@ def anecdotes(random: Random, query: str, series: str) -> list[str]:
 
 
 def figures(random: Random, kind: Kind, model: str) -> str:
-    """Write a sentence with the measures of a product of this kind."""
+    """Write a sentence with the measurements of a product of this kind."""
     if kind.category == "grocery":
         return (
             f"Per serving: {int(random() * 400)} calories, {random() * 30:.1f}g protein, {random() * 40:.1f}g "
