@@ -83,7 +83,7 @@ def check_rewards(rewards_BT: Tensor, mask_BT: Tensor) -> None:
 
 
 def penalised_rewards(config: AlgorithmConfig, rollout: RolloutBatch) -> Tensor:
-    """Return the rewards minus coefficient times KL to the reference, on every sampled token: [B, T]."""
+    """Return the rewards [B, T] minus the KL penalty: coefficient times KL to the reference at each sampled token."""
     if rollout.ref_logprobs_BT is None:
         raise ValueError("algorithm.kl.where is reward, but the reference policy's log-probabilities are missing")
     divergence_BT = kl_divergence(config.kl.estimator, rollout.old_logprobs_BT, rollout.ref_logprobs_BT)

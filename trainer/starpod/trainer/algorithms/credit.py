@@ -131,7 +131,7 @@ def _units(term: CreditTerm, rollout: RolloutBatch) -> Units:
 
 
 def agent_units(rollout: RolloutBatch) -> tuple[Units, list[str]]:
-    """Return units of all tokens of one agent in an episode, and the agents' names in the order of the units."""
+    """Return a unit per agent of an episode, with all of the agent's tokens, and the agents' names in this order."""
     names: dict[str, int] = {}
     agents = [[names.setdefault(turn.agent_id, len(names)) for turn in episode.turns] for episode in rollout.episodes]
     return Units.of(rollout.mask_BT, _on_tokens(agents, rollout.mask_BT, rollout.turns_BT).long()), list(names)
@@ -243,7 +243,7 @@ def _on_tokens(items: Sequence[Sequence[float]], mask_BT: Tensor, turns_BT: Tens
 
 
 def _rewards_of(parts: Sequence[str], rollout: RolloutBatch) -> Tensor:
-    """Return the sum of these reward parts of each turn, at its last sampled token: [B, T], float64."""
+    """Return for each turn the sum of these reward parts, at the turn's last sampled token: [B, T], float64."""
     table = turn_table(rollout.mask_BT, rollout.turns_BT)
     episode_parts = _received_parts(rollout.episodes)
     sums = [[sum(turn_parts.get(name, 0.0) for name in parts) for turn_parts in turns] for turns in episode_parts]

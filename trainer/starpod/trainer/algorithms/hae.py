@@ -100,7 +100,10 @@ def hierarchical_gae(
 
 
 def whiten_units(items_BK: Tensor, there_BK: Tensor, least: int = LEAST) -> Tensor:
-    """Normalise to mean 0 and standard deviation 1 (ddof=0) over existing units, if there are at least `least`."""
+    """Return the items normalised to mean 0 and standard deviation 1 (ddof=0) over the existing units.
+
+    If fewer than `least` units exist, the items are returned unchanged.
+    """
     items_N = items_BK[there_BK]
     if items_N.numel() < least:
         return items_BK

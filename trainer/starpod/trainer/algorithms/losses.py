@@ -261,10 +261,12 @@ def correction_weights(
 ) -> Tensor:
     """Return weights [B, T] of the policy's loss; 1 outside the mask, and if both log-probabilities are equal.
 
-    w is exp(old - sampler) of the token, or for level `sequence` its product over the episode. Weights by mode,
-    with the configured bounds low and cap:
-    `tis` min(w, cap) (truncated importance sampling); `mis` and `icepop` w, but 0 outside [low, cap] (masked importance
-    sampling; arXiv 2510.18855); `geometric` 1, but 0 for episodes whose geometric mean of w is outside.
+    w is exp(old - sampler) of the token, or for level `sequence` its product over the episode. The weight depends on
+    the mode:
+
+    - `tis` (truncated importance sampling): min(w, cap).
+    - `mis` (masked importance sampling) and `icepop` (arXiv 2510.18855): w, but 0 if w is outside [low, cap].
+    - `geometric`: 1, but 0 for episodes whose geometric mean of w is outside [low, cap].
     """
     if config.mode in ("off", "bypass"):
         return torch.ones_like(old_logprobs_BT)

@@ -22,8 +22,8 @@ from starpod.trainer.prompts.grammar import BLOCKS
 _Item = TypeVar("_Item")
 
 _ALIKE = 64
-"""Samples are sorted by length in steps of this number of tokens. Samples shorter than one step are sorted by exact
-length, because their common prefixes are too short to matter."""
+"""Samples are sorted by length, rounded down to a multiple of this number of tokens, and then by group. Shorter samples
+are sorted by exact length, because their common prefixes are too short to matter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,8 +317,8 @@ class RolloutBatch:
     groups_B: Tensor
     """Id of the episode's group."""
     old_logprobs_BT: Tensor
-    """Log-probabilities under the policy before the update. In an update with a single step they are the sampler's,
-    because that step computes its own."""
+    """Log-probabilities under the policy before the update. An update with a single step computes them in that step,
+    so that this field then has the sampler's."""
     sampler_logprobs_BT: Tensor
     """Log-probabilities as the engine reported them."""
     bootstrap_B: Tensor

@@ -66,7 +66,7 @@ class Turn:
     blocks: dict[str, str] = field(default_factory=dict)
     """Contents of the grammar's other blocks, by name."""
     actions: list[str] = field(default_factory=list)
-    """Actions parsed from the reply and sent, in order."""
+    """Actions parsed from the reply and sent to the environment, in order."""
     well_formed: bool = True
     """Whether the reply followed the response grammar."""
     state_key: bytes = b""

@@ -26,7 +26,7 @@ NOT_A_MARK = "\ufffd"
 
 INDEX_BITS = 12
 """Number of low bits of an id that hold the position in its image. The next 48 bits are from the image's hash. An id is
-the bitwise complement of all of these."""
+the bitwise complement of these 60 bits."""
 
 MOST_PIXELS = 1 << 24
 """Maximum number of pixels of an image: 4096 by 4096."""
@@ -35,7 +35,7 @@ _BROKEN = (OSError, ValueError, SyntaxError, EOFError, struct.error, zlib.error)
 """Exceptions that decoders raise for damaged files."""
 
 Images = Mapping[int, bytes]
-"""Mapping of an image's key, which token ids contain, to a PNG file of what the model sees."""
+"""Mapping from an image's key, which its token ids contain, to a PNG file of what the model sees."""
 
 
 class BadImage(Exception):

@@ -35,9 +35,9 @@ class Information:
     bound: float
     """Entropy of the prompts; log N for N equally frequent prompts."""
     conditional_entropy: float
-    """H(Z | X)."""
+    """Conditional entropy of the reasoning, H(Z | X)."""
     entropy: float
-    """H(Z) = H(Z | X) + I(X; Z)."""
+    """Entropy of the reasoning, H(Z) = H(Z | X) + I(X; Z)."""
     deviation: float
     """Standard deviation of log p(Z_i) over samples."""
     z_score: float

@@ -157,7 +157,7 @@ class Batcher:
                 job.leader = None
 
     def _choose(self) -> tuple[list[Job], list[Span]]:
-        """Choose the tokens to feed: one per sampling job, and at most `prefill_rows` of the prompts."""
+        """Choose the tokens to feed: one per sampling job, and at most `prefill_rows` tokens of prompts."""
         jobs, spans = [], []
         room = self.prefill_rows
         for job in self.running:

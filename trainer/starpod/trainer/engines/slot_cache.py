@@ -38,10 +38,10 @@ class Slots:
         self._tokens: list[Sequence[int]] = [()] * count  # the cached tokens of each idle slot
 
     def take(self, conversation: str, prompt: Sequence[int], *, rewinds: bool = True) -> tuple[int, int] | None:
-        """Return a slot for a reply to `prompt` and the number of its tokens cached there; None if all slots are busy.
+        """Return a slot for a reply and the number of prompt tokens cached there; None if all slots are busy.
 
         The last token never counts as cached, because the model must read it to sample the next one. If the cache
-        does not rewind, either all of its tokens count or none.
+        does not rewind, either all tokens in the slot count or none.
         """
         slot = self._idle.pop(conversation, None)
         if slot is not None:

@@ -19,7 +19,7 @@ Model = TypeVar("Model", bound=nn.Module)
 class Policies(nn.Module):
     """One policy per agent, or a single one for all agents, named "".
 
-    Several policies have the same shape and tokenizer, and no critic.
+    If there are several policies, they have the same shape and tokenizer, and no critic.
     """
 
     def __init__(self, by_agent: Mapping[str, Policy]) -> None:
