@@ -6,7 +6,8 @@ import json
 
 _DECODER = json.JSONDecoder(strict=False)
 _MOST_BROKEN = 64
-"""Maximum number of braces that begin no valid object. Later braces count as text, which keeps the time linear."""
+"""Maximum number of opening braces that begin no valid JSON object. After that many, all further text is read without
+looking for objects, so that the time stays linear in the length of the text."""
 
 
 def split_objects(text: str) -> list[str]:
@@ -26,7 +27,7 @@ def split_objects(text: str) -> list[str]:
 
 
 def find_mark(text: str, mark: str, start: int = 0) -> int:
-    """Return the index of the first mark outside JSON objects, or else of the first mark at all, or else -1."""
+    """Return the index of the first mark outside JSON objects. If all are inside, return the first one; if none, -1."""
     position = start
     for number, piece in enumerate(split_objects(text[start:])):
         if number % 2 == 0 and (offset := piece.find(mark)) >= 0:

@@ -34,7 +34,7 @@ def seed_number(name: str, seed: SupportsIndex | None) -> int | None:
 
 
 def group_size(name: str, count: SupportsIndex) -> int:
-    """Return the number of sessions that a call makes, as an int of at least 1."""
+    """Check the number of sessions that a call makes, and return it as an int of at least 1."""
     return whole_number(name, count, 1, MAX_COUNT, f"write how many sessions to make, 1 or more, e.g. {name}=16")
 
 

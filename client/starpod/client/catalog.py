@@ -36,7 +36,7 @@ _NO_CONNECTION = {
     "Socket closed": "the server at {address} closes the connection: if it wants TLS, give --ca, and for mTLS "
     "--certificate and --key",
 }
-"""Phrase in gRPC's description of a failed connection -> message to the user."""
+"""Messages to the user, keyed by a phrase in gRPC's description of the failed connection."""
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
@@ -55,7 +55,7 @@ class Connection:
 
 
 def connection_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add ADDRESS and the connection options to a command. It receives `connection`, a context manager."""
+    """Add ADDRESS and the connection options to a command. The command receives `connection`, a context manager."""
 
     @click.argument("address")
     @access_options
@@ -99,7 +99,7 @@ JSON = click.option(
 
 
 def write_report(file: str, text: str) -> None:
-    """Write the text to the file: to standard output if it is `-`, nowhere if it is empty."""
+    """Write the text to the file, or to standard output if `file` is `-`. Do nothing if `file` is empty."""
     if file == "-":
         click.echo(text, nl=False)
     elif file:
@@ -107,7 +107,7 @@ def write_report(file: str, text: str) -> None:
 
 
 def access_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options for tokens and certificates to a command. It receives them as `access`, a Transport."""
+    """Add the options for tokens and certificates to a command. The command receives them as `access`, a Transport."""
 
     @click.option("--token-file", type=FILE, help="File with the bearer token that the server wants.")
     @click.option("--ca", type=FILE, help="PEM file of the authority behind the server's certificate; turns TLS on.")
@@ -153,7 +153,7 @@ def connect(
 
 
 def explain_failure(error: grpc.RpcError, address: str) -> click.ClickException:
-    """Return the error to show for a failed call: a UsageError if the server rejected an argument."""
+    """Return the error to show for a failed call. It is a UsageError if the server rejected an argument."""
     assert isinstance(error, grpc.Call)
     details = error.details() or error.code().name
     match error.code():

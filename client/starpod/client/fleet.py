@@ -42,12 +42,13 @@ class Fleet:
         tls: certificates; None connects without TLS.
         recovery: recover sessions of a lost server on another one. Episodes of deterministic environments are replayed
             from a log; others are restored from a snapshot.
-        checkpoints: take that snapshot after every turn of an environment that is not deterministic. If False, or if
-            the environment has no snapshots, a lost session raises SessionLost.
+        checkpoints: take a snapshot after every turn of an environment that is not deterministic. If False, or if the
+            environment has no snapshots, such a session raises SessionLost when its server is lost.
         timeout: seconds after which a call without a reply is sent again. The server executes it only once.
         patience: maximum seconds for one call, including all retries and recoveries.
         grace: seconds to wait for a broken connection to return before its sessions are moved.
-        batches_in_flight: messages in flight per server. Further calls accumulate and leave in one message.
+        batches_in_flight: number of messages in flight per server at which further calls wait. They then leave in one
+            message.
         discover: also use the other worker processes that a server lists.
         health_seconds: seconds between health checks of the servers.
         max_message_bytes: maximum size of one message in either direction.
@@ -114,7 +115,7 @@ class Fleet:
     # --- life ------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Connect to the servers. If none of them can be used, raise their common error, or Unreachable."""
+        """Connect to the servers. If none can be used, raise the error that all of them have, or Unreachable."""
         expect_own_grpc()
         note_fleet(self, is_open=True)
         self.loop = asyncio.get_running_loop()
@@ -316,7 +317,7 @@ class Fleet:
 
         Args:
             sessions: the sessions to reset.
-            seeds: one seed per session; None, for one or for all, lets the server draw it.
+            seeds: one seed per session; None lets the server draw that session's seed. By default it draws all seeds.
             options: options of the environment; None keeps each session's options.
 
         Returns:

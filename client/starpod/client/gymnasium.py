@@ -64,7 +64,7 @@ in UTF-8. All of it is initialized, so 64 environments take 16 MiB."""
 
 
 class SharedTexts(Sequence[str]):
-    """The current observations of an AsyncVectorEnv, as a view of shared memory. A copy is a tuple."""
+    """The current observations of an AsyncVectorEnv, as a view of shared memory. A deep copy is a tuple of str."""
 
     def __init__(self, memory: Any, count: int) -> None:
         self._memory = memoryview(memory.get_obj()).cast("B")
@@ -301,7 +301,7 @@ class StarpodVectorEnv(VectorEnv[Any, Any, Any]):
     def _reset(
         self, indices: Iterable[int], seeds: Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> dict[int, dict[str, Any]]:
-        """Reset these environments, store their observations, and return their infos by index."""
+        """Reset the environments at the indices, store their observations, and return their infos by index."""
         index_list = list(indices)
         if not index_list:
             return {}
@@ -324,7 +324,7 @@ class StarpodVectorEnv(VectorEnv[Any, Any, Any]):
         return infos
 
     def _gather(self, by_index: Mapping[int, dict[str, Any]], infos: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Add the infos of single environments to the batched infos, and return those."""
+        """Add the infos of single environments to the batched infos, and return the batched infos."""
         infos = infos or {}
         for index, info in by_index.items():
             infos = self._add_info(infos, info, index)

@@ -34,10 +34,10 @@ def unknown_version(environment_id: str, wanted: str, hosted: Iterable[str]) -> 
 
 
 def explain_options(error: BadArgument, spec: pb.EnvironmentSpec, options: Mapping[str, Any] | None) -> BadArgument:
-    """Return the error with a message that suggests option names and describes the options in question.
+    """Return the error with a message that suggests and describes options.
 
-    These are all options if one is unknown, else those with wrong values. An error that does not concern options is
-    returned unchanged.
+    If an option is unknown, the message describes all options of the environment; otherwise it describes the options
+    with wrong values. An error that does not concern options is returned unchanged.
     """
     if error.violations and not any(path.startswith("options") for path, _ in error.violations):
         return error

@@ -71,7 +71,7 @@ class Outcome:
     """The outcome of one sub-action."""
 
     executed: bool
-    """False if the sub-action came after the end or beyond a limit, or is not in the action space."""
+    """False if the episode was over, a limit was reached, or the sub-action is not in the action space."""
     valid: bool
     """False if the environment could not interpret the sub-action."""
     effective: bool

@@ -259,7 +259,7 @@ class Session:
 
 
 def _copy(state: SessionState, message: pb.Session, *, reseed: bool) -> SessionState:
-    """Return the state of a copy from the message with which Fork described it."""
+    """Return the state of a session that Fork created. `message` describes it in the reply to Fork."""
     history = state.history
     if history is not None:
         history = history.copy()

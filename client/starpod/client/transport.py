@@ -78,7 +78,7 @@ class TLS:
     """TLS certificates, as files in PEM format."""
 
     roots: str | Path | None = None
-    """Certificate authorities to trust. None: the system's."""
+    """Certificate authorities to trust; None means those of the system."""
     certificate: str | Path | None = None
     """The client's certificate for servers that require one (mTLS). Give it together with `key`."""
     key: str | Path | None = None
@@ -158,7 +158,7 @@ class Transport:
         return grpc.aio.secure_channel(address, self.tls.credentials(), options=options)
 
     def connect(self, address: str, server_name: str = "") -> GrpcWire:
-        """Make a channel, and return it as a Connection uses it."""
+        """Make a channel, and return a Wire that uses it."""
         return GrpcWire(address, self.channel(address, server_name), self.metadata)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -170,15 +170,18 @@ class Transport:
 
 
 _JITTER = random.Random()
-"""Separate from the global random state, so that seeded programs are reproducible even if connections fail."""
+"""Random state for the jitter of waits. It is separate from the global random state, so that seeded programs are
+reproducible even if connections fail."""
 
 
 class Backoff:
     """Exponentially growing waits with jitter, so that clients do not all reconnect at once.
 
+    Each wait is a random part of a span. The span doubles with each wait.
+
     Args:
         first: the first span, in seconds.
-        longest: the maximum of the spans, in seconds.
+        longest: the maximum span, in seconds.
     """
 
     __slots__ = ("_next", "first", "longest")

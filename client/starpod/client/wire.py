@@ -32,10 +32,10 @@ class Wire(Protocol):
         """Open the Stream."""
 
     async def read(self) -> pb.StreamResponse | None:
-        """Return the next message of the Stream; None if the server ended it. Raises Unreadable, too."""
+        """Return the next message of the Stream; None if the server ended it. Also raises Unreadable."""
 
     async def write(self, message: pb.StreamRequest) -> None:
-        """Send a message on the Stream. After its end this raises Unreachable, and `read` tells the reason."""
+        """Send a message on the Stream. Raises Unreachable if the Stream has ended; `read` then tells why."""
 
     def cancel(self) -> None:
         """End the Stream, if one is open. `read` then raises Unreachable."""
@@ -45,7 +45,7 @@ class Wire(Protocol):
 
 
 class Connector(Protocol):
-    """A factory of wires. Transport makes those of gRPC."""
+    """A factory of wires. Transport is the factory of gRPC wires."""
 
     @property
     def max_message_bytes(self) -> int:
@@ -56,7 +56,7 @@ class Connector(Protocol):
 
 
 class GrpcWire:
-    """A channel of gRPC to an address. `metadata` returns the metadata of each call, or raises OSError."""
+    """A Wire over a gRPC channel to one address. `metadata` returns the metadata of each call, or raises OSError."""
 
     def __init__(
         self, address: str, channel: grpc.aio.Channel, metadata: Callable[[], tuple[tuple[str, str], ...]]
@@ -123,8 +123,9 @@ class GrpcWire:
 def _is_being_cancelled() -> bool:
     """Return whether the current task was cancelled, and not only the call that it waits for.
 
-    A variable for the task in the caller would keep its frame, and so the channel, alive: a cancelled task refers to
-    its exception, and that to the frame. gRPC's threads end only with the channel, and a fork waits for their end.
+    This is a function so that callers have no local variable for the task. A cancelled task refers to its exception,
+    and the exception refers to the caller's frame. Such a variable would close the cycle and keep the frame and its
+    channel alive. gRPC's threads end only with the channel, and a fork waits for their end.
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

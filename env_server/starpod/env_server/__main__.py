@@ -1,4 +1,4 @@
-"""Run `starpod serve` as `python -m starpod.env_server`, without the client. Errors are one line, too."""
+"""Run `starpod serve` as `python -m starpod.env_server`, without the client. An error is also printed as one line."""
 
 import sys
 

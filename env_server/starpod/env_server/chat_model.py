@@ -26,7 +26,7 @@ class ChatModel:
     seconds: float = 60.0
     """Timeout of one completion, in seconds."""
     attempts: int = 3
-    """Maximum number of completions until one makes sense."""
+    """Maximum number of completions to request until one makes sense."""
 
     @classmethod
     def from_variables(cls, prefix: str) -> ChatModel:
@@ -91,7 +91,7 @@ _THOUGHT = re.compile(r"\s*<think>.*?(</think>|\Z)", re.DOTALL)
 
 
 def _spoken(message: Mapping[str, Any]) -> str:
-    """Return the text of a reply without its reasoning. Raises ValueError if it says nothing."""
+    """Return the text of a reply without its reasoning. Raises ValueError if no text is left."""
     content = message.get("content")
     if isinstance(content, list):
         content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))

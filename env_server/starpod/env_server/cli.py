@@ -33,7 +33,7 @@ from starpod.v1.serving import claim_output, end_process_with_stdin
 logger = logging.getLogger(__name__)
 
 _LAST_SECONDS = 1.0
-"""Seconds that threads have to finish at exit, when their sessions have ended already."""
+"""Maximum seconds to wait at exit for threads to finish. Their sessions have already ended."""
 
 _SUPERVISED = ("host", "port", "metrics_port", "health_port", "drain_seconds")
 

@@ -92,7 +92,7 @@ class ServerConfig:
     """Seconds without traffic after which a connection is probed. It is closed if no answer comes within half that
     time."""
     threads: int = 16
-    """Size of the pool for steps of class `thread` and for slow resets."""
+    """Number of threads for steps of class `thread` and for slow resets."""
     thread_seconds: float = 600.0
     """Seconds after which a call on a thread counts as hung."""
     metrics_port: int = 0

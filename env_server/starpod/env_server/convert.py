@@ -228,7 +228,7 @@ def outcome_flags(outcome: Outcome | None) -> int:
 
 
 def fill_transition(message: pb.Transition, transition: Transition | pb.Transition) -> None:
-    """Write a transition into an empty message. A transition of another process is a message already."""
+    """Write a transition into an empty message. A transition from another process is already a message; copy it."""
     if not isinstance(transition, Transition):
         message.CopyFrom(transition)
         return

@@ -1,7 +1,7 @@
 """External calls of environments, such as judges and simulated users: each is made once, and its reply is recorded.
 
-A call is identified by the episode (environment, version, options, seeds), the turn, its number in the turn, and the
-request. A replay, fork or retry that reaches the same call reads the recorded reply and makes no call.
+A call is identified by the episode (environment, version, options, seeds), the turn, the index of the call within the
+turn, and the request. A replay, fork or retry that reaches the same call reads the recorded reply and makes no call.
 """
 
 from __future__ import annotations

@@ -38,11 +38,11 @@ class Concurrency(enum.Enum):
     """Place where an environment's steps run."""
 
     INLINE = "inline"
-    """Steps run in the event loop, for steps that take microseconds and never wait."""
+    """Steps run in the event loop. Use this if steps take microseconds and never wait."""
     THREAD = "thread"
-    """Steps run on a thread of the server's pool, for steps that wait or release the interpreter lock."""
+    """Steps run on a thread of the server's pool. Use this if steps wait or release the interpreter lock."""
     PROCESS = "process"
-    """Each session has its own process, for code that may crash, leak memory or hang, or that is not trusted."""
+    """Each session has its own process. Use this for code that may crash, leak memory or hang, or is not trusted."""
 
 
 class OptionsError(ValueError):
@@ -53,7 +53,7 @@ class OptionsError(ValueError):
 
 
 class Unavailable(Exception):
-    """`prepare` raises this if a requirement is missing, and `render` if only one mode needs it.
+    """`prepare` raises this if a requirement is missing. `render` raises it if only the requested mode needs it.
 
     The message says what is missing and how to install it.
     """
@@ -62,8 +62,8 @@ class Unavailable(Exception):
 class Busy(Exception):
     """A resource of the environment is in use or not ready, and the same call may succeed later.
 
-    `reset`, `render` and `observe` may raise it, and `step` may before it changes anything. The caller gets
-    RESOURCE_EXHAUSTED with the delay after which to retry. The episode does not fail and the session is unchanged.
+    `reset`, `render` and `observe` may raise it. `step` may raise it as long as it has changed nothing. The caller
+    gets RESOURCE_EXHAUSTED with the delay after which to retry. The episode does not fail and the session is unchanged.
 
     Attributes:
         message: which resource is busy.
@@ -139,7 +139,7 @@ class EnvironmentSpec:
     version: str
     """Semantic version, MAJOR.MINOR.PATCH."""
     title: str
-    """Name for people."""
+    """Human-readable name."""
     instructions: str = ""
     """Instructions for the agent."""
     actions: tuple[str, ...] = ()
@@ -237,7 +237,7 @@ class Environment(ABC):
     options: Any
     """Options of the session, an instance of `Options`. The server sets them before it calls `reset`."""
     seed: int = 0
-    """The caller's seed, for environments with numbered start states. Random starts use the argument of `reset`."""
+    """The caller's seed, for environments with numbered start states. Random starts use the `rng` of `reset`."""
     dynamics_seed: int = 0
     """Seed of `dynamics`."""
     _dynamics: random.Random | None = None
@@ -297,7 +297,7 @@ class Environment(ABC):
         return self.spec.actions or None
 
     def state_key(self) -> bytes:
-        """Return a digest of the state without its history, at most 32 bytes; equal states have equal keys everywhere.
+        """Return a digest of the state without its history, at most 32 bytes. Equal states have equal keys anywhere.
 
         The default is a digest of the observation. Override it if two different states can have the same observation.
         """

@@ -27,7 +27,7 @@ from starpod.v1.values import Want as Want
 
 
 class Extras(NamedTuple):
-    """Optional parts of an observation: present if wanted, or if several agents play."""
+    """Fields of an observation that the caller may request, and `agent_id`, which is set if several agents play."""
 
     valid_actions: Sequence[Any] | None = None
     expert_action: Any | None = None
@@ -36,11 +36,11 @@ class Extras(NamedTuple):
 
 
 Pictures = dict[bytes, bytes]
-"""PNG by state key and observation digest, so that equal states of a group are drawn once."""
+"""PNG images keyed by state key plus observation digest. Members of a group with equal states share one image."""
 
 
 class Details(NamedTuple):
-    """Optional parts of a transition: present if the environment sets them."""
+    """Optional fields of a transition, which an environment may set."""
 
     reward_parts: Mapping[str, float] | None = None
     """Components of the reward by name, summed over the turn."""
@@ -102,7 +102,7 @@ class EpisodeOver(Exception):
 
 
 class TooLate(RuntimeError):
-    """The environment raised Busy or Unavailable after the turn had changed it: a bug, unless the turn is undone."""
+    """The environment raised Busy or Unavailable after changing its state. This is a bug unless the turn is undone."""
 
     def __init__(self, error: Busy | Unavailable) -> None:
         super().__init__(
@@ -227,7 +227,7 @@ class Episode:
     def undoable_turn(self, actions: Sequence[Any], want: Want) -> Transition:
         """Execute a turn of an environment with `slow_render`. Busy or Unavailable leave the episode unchanged.
 
-        It costs a copy of the state, which is little compared with a picture or a wait.
+        The state is copied first. A copy takes little time compared with drawing or waiting.
         """
         if not want.image and self.environment.spec.concurrency is Concurrency.INLINE:
             return self.turn(actions, want)

@@ -98,7 +98,7 @@ class CallError(Exception):
 
 
 def shorten(text: str, limit: int) -> str:
-    """Return the beginning of a text from outside, because an error is sent as a header, whose size is limited.
+    """Shorten a text that others wrote, for use in an error. Errors are sent as headers, whose size is limited.
 
     `limit` counts bytes in HTTP/2, which sends three for each byte that is not printable ASCII.
     """
@@ -120,7 +120,7 @@ def _pack(
 
 
 def release(error: BaseException) -> None:
-    """Free the frames of an exception that was answered. They hold the request, and form reference cycles."""
+    """Free an exception's frames once its error was sent. The frames refer to the request and form reference cycles."""
     exception: BaseException | None = error
     while exception is not None:
         traceback.clear_frames(exception.__traceback__)

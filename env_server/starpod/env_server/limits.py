@@ -35,7 +35,7 @@ class Quota:
     calls_per_second: float = 0.0
     """Maximum rate of unary calls, calls on streams and rows of columns, in total. A call that creates a group counts
     once per member, and each 64 KiB of a request counts as one more call. A burst may have one second's
-        worth of calls."""
+    worth of calls."""
     streams: int = 0
     """Maximum number of connected streams."""
 
@@ -44,7 +44,7 @@ UNLIMITED = Quota()
 
 
 class Working:
-    """Context that charges its time in the event loop to the tenant. Code inside must not await."""
+    """Context manager that charges the event loop's time inside it to the tenant. Code inside must not await."""
 
     __slots__ = ("_started", "_tenant")
 
@@ -63,7 +63,7 @@ class Tenant:
     """The owner of sessions. `id` identifies the tenant; `name` is for people and metrics.
 
     Attributes:
-        spent: seconds of the event loop's time, from an arbitrary start. LoopShare compares tenants by it.
+        spent: seconds of the event loop's time that the tenant has used, plus an offset. LoopShare compares it.
         free: value of `spent` up to which the tenant need not wait for others.
         seen: monotonic time of the latest call, in seconds.
     """
@@ -102,7 +102,7 @@ class Tenant:
         self._refilled = time.monotonic()
 
     def change_quota(self, quota: Quota) -> None:
-        """Apply a new quota. A debt of calls takes as many seconds to clear as before."""
+        """Apply a new quota. The time until the tenant may call again stays the same."""
         before, after = self.quota.calls_per_second, quota.calls_per_second
         if before and after:
             self._level *= after / before
@@ -159,21 +159,22 @@ class Tenant:
 class LoopShare:
     """Fair division of the event loop's time among tenants that call concurrently.
 
-    If others call too, heavy tenants take turns of one slice each, and the tenant that has used least goes next. gRPC
-    accepts one call per round of the event loop. Rounds therefore pass before each turn until all calls that have
-    arrived are accepted. A light tenant then waits for few turns of others, however many calls came before. A single
-    tenant gets the whole loop.
+    A tenant that calls alone gets the whole loop. If several tenants call, heavy ones take turns of one slice each, and
+    the tenant that has used least goes next. gRPC accepts only one call per round of the event loop. All calls that
+    have arrived are therefore accepted before each turn. As a result, a light tenant waits for few turns of others,
+    however many calls arrived before its own.
     """
 
     _WINDOW_SECONDS = 0.1
     _OTHERS_SECONDS = 1.0
-    """A tenant that has not called for this many seconds does not count."""
+    """A tenant that has not called for this many seconds no longer counts as calling concurrently."""
     _LITTLE_SECONDS = 0.01
     """Seconds per window that a tenant may use without waiting."""
     _MOST_SECONDS = 0.1
-    """Maximum debt in seconds that a tenant carries into the next window, and its maximum lead over another tenant."""
+    """Maximum debt in seconds (`spent` - `free`) that a tenant carries into the next window. Also the maximum by which
+    the `spent` of a tenant may be below that of another."""
     _QUIET_SECONDS = 0.002
-    """If no call was accepted for this many seconds, none is waiting."""
+    """If no call was accepted for this many seconds, no call is assumed to be waiting for acceptance."""
     _HELD_SECONDS = 0.02
     """Maximum delay of a turn, so that a tenant that only sends calls cannot block the turns of others."""
     _ROUNDS = 3
@@ -188,11 +189,11 @@ class LoopShare:
         self._turns: asyncio.Task[None] | None = None
 
     def accepted(self) -> None:
-        """Note that a call has been accepted, of any tenant."""
+        """Note that a call of any tenant has been accepted."""
         self._accepted = time.monotonic()
 
     def exceeded(self, tenant: Tenant) -> bool:
-        """Note a call of the tenant, and return whether it has to `wait`."""
+        """Note a call of the tenant, and return whether the tenant has to `wait`."""
         now = time.monotonic()
         tenant.seen = now
         self._tenants.add(tenant)
@@ -201,7 +202,7 @@ class LoopShare:
         return tenant.spent > tenant.free and not self._alone
 
     async def wait(self, tenant: Tenant) -> None:
-        """Wait until it is the tenant's turn, if it has to. Its calls continue in the order of arrival."""
+        """Wait for the tenant's turn if it has exceeded its share. Its calls continue in the order of arrival."""
         if not self.exceeded(tenant):
             return
         async with tenant.queue:

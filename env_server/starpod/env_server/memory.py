@@ -17,8 +17,8 @@ def settle() -> None:
     because calls leave almost no cycles. Environments do make cycles, which full collections free. A full collection
     takes milliseconds and runs after ten collections of the middle generation.
 
-    glibc would adapt its thresholds to the largest message so far, and keep that much free at the end of each thread's
-    heap.
+    malloc's thresholds are fixed. Otherwise glibc would adapt them to the largest message so far, and keep that much
+    free memory at the end of each thread's heap.
     """
     if mallopt := getattr(_LIBRARY, "mallopt", None):
         mallopt(_TRIM_THRESHOLD, 2 * _FREE_BYTES)

@@ -35,7 +35,7 @@ class Group:
 
 
 def read_options(values: Fields) -> Fields:
-    """Return the fields of ServerConfig, and `wanted`, for the values of all options. Raises UsageError."""
+    """Convert the values of all options to fields of ServerConfig and the field `wanted`. Raises UsageError."""
     result = dict(values)
     for group in GROUPS:
         result |= group.build(**{str(option.name): result.pop(str(option.name)) for option in group.options})

@@ -89,8 +89,8 @@ def _place_of_class(environment: type[Environment]) -> str:
 
 
 Reference = tuple[str, ...]
-"""Location of a class for another process: module (or its file) and qualified name. If arguments follow, they are
-for a function of this name, which returns the class."""
+"""Location of a class, for another process: its module or file, and its qualified name. If further items follow, the
+name is that of a function, which returns the class when called with them."""
 
 
 def reference_to(environment: type[Environment]) -> Reference:
@@ -171,7 +171,7 @@ class Registry:
     def installed(cls, names: Collection[str] = ()) -> Registry:
         """Return the environments that installed packages register in the entry-point group `starpod.environments`.
 
-        If `names` are given, as for `select`, and entry points have these names, the others are not imported.
+        `names` are as for `select`. If entry points have these names, only those entry points are imported.
         """
         entries = sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda entry: entry.name)
         if names and all(any(_means(name, entry.name) for entry in entries) for name in names):

@@ -46,10 +46,11 @@ logger = logging.getLogger(__name__)
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
 _REAP_SECONDS = 1.0
 _SHORT_LIVED_CALLS = 1_000
-"""Maximum number of concurrent calls that are being refused, in addition to the calls that have their own limits."""
+"""Number of concurrent calls that gRPC accepts beyond the calls with their own limits, so that excess calls can be
+refused with a reason."""
 _TRIM_BYTES = 16 * 2**20
-"""Bytes of large requests after which free memory is returned to the system. Before that, it is returned only once no
-more requests arrive."""
+"""Free memory is returned to the system after large requests of this many bytes in total. After fewer bytes, it is
+returned once no more large requests arrive."""
 _CALLS_PER_CONNECTION = 2_048
 _OTHER_DESCRIPTORS = 1_024
 _IDLE_KEEPALIVES = 2
@@ -203,7 +204,7 @@ class EnvironmentServer:
                 logger.warning("a process of %s %s", environment.spec.id, death)
 
     async def drain(self) -> None:
-        """Refuse new sessions and wait until the live ones are closed, at most for the configured time."""
+        """Refuse new sessions and wait until the live ones are closed, for at most `drain_seconds`."""
         self.worker.draining = True
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
         deadline = time.monotonic() + self.config.drain_seconds

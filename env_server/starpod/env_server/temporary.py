@@ -13,7 +13,7 @@ from starpod.v1.folders import make_locked_folder
 
 PREFIX = "starpod-server-"
 MAX_PARENT_BYTES = 64
-"""Longest name of the parent folder. The path of a Unix socket in the folder may have 107 bytes."""
+"""Maximum bytes of the parent folder's path, because the path of a Unix socket in the folder may have only 107."""
 
 
 @functools.cache

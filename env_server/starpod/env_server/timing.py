@@ -18,8 +18,8 @@ class Timing:
 
     Attributes:
         arrived: time at which its message arrived.
-        began: time at which an environment first worked for it; 0 if none has.
-        environment: duration of environments' work for it.
+        began: time at which an environment first worked for the call; 0 if none has.
+        environment: duration of environments' work for the call.
     """
 
     __slots__ = ("arrived", "began", "environment")

@@ -20,8 +20,8 @@ from starpod.v1.values import Action
 T = TypeVar("T")
 
 MOST_ACTIONS = 256
-"""Maximum number of actions that are read from one reply. Servers refuse longer lists, and a reply that repeats itself
-should be a bad reply, not an error."""
+"""Maximum number of actions that are read from one reply; further actions are dropped. Servers refuse longer lists, and
+a model that repeats an action without end should play a bad turn instead of causing an error."""
 
 MISREAD = "Your reply held no valid action."
 
@@ -126,7 +126,7 @@ class Setting:
         return Episode(session, self.reader)
 
     async def on_fleet(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the fleet's event loop, and await its result on the caller's."""
+        """Run a coroutine on the fleet's event loop, and await its result on the caller's event loop."""
         loop = self.shared_fleet().fleet.loop
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, loop))
 
@@ -188,7 +188,10 @@ class Episode:
 
 
 def converse(messages: Sequence[Mapping[str, Any]], text: str) -> list[dict[str, Any]]:
-    """Return copies of the messages with the text appended to the last one, or added if that is not the user's."""
+    """Return copies of the messages that end with the text.
+
+    The text is appended to the last message if that is a user message. Otherwise it becomes a new user message.
+    """
     copies = [dict(message) for message in messages]
     if copies and copies[-1]["role"] == "user":
         content = copies[-1]["content"]

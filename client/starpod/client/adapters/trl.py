@@ -3,7 +3,7 @@
     trainer = GRPOTrainer(model, environment_factory=EnvironmentFactory(setting), reward_funcs=[log_episodes], ...)
     trainer = GRPOTrainer(model, rollout_func=Rollouts(setting), reward_funcs=[episode_reward], ...)
 
-A failed episode has the reward None: TRL leaves it out of its group and gives it no advantage.
+A failed episode has the reward None, so TRL excludes the episode from its group and gives it no advantage.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class EnvironmentFactory:
 def log_episodes(
     environments: Sequence[Any], log_metric: Callable[[str, float], None] | None = None, **_: Any
 ) -> list[None]:
-    """Log the mean metrics of the episodes and the share that failed. This reward function gives no reward."""
+    """Log the mean metrics of the episodes and the share of failed episodes. This reward function gives no reward."""
     instances = [environment for environment in environments if isinstance(environment, StarpodEnvironment)]
     _log([None if env.failure or env.episode is None else env.episode.metrics() for env in instances], log_metric)
     return [None] * len(environments)

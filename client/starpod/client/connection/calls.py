@@ -24,7 +24,7 @@ class Method(Generic[Request, Response]):
     """A method of the service."""
 
     field: str
-    """Name in the messages Call and Reply of the Stream, such as "open"."""
+    """Name of the method's field in the Stream's messages Call and Reply, such as "open"."""
     rpc: str
     """Name of the unary RPC, such as "Open"."""
 
@@ -43,7 +43,7 @@ METHODS = {method.field: method.rpc for method in (OPEN, RESET, STEP, RENDER, FO
 
 
 class Step:
-    """A turn of a session to send. A session has at most one turn in flight, so its Step is reused.
+    """A request to play one turn in a session. A session has at most one turn in flight, so its Step is reused.
 
     Attributes:
         session_id, epoch, step_index: what the server expects; the owner keeps them up to date.
@@ -85,7 +85,10 @@ class Call(ABC, Generic[Request, Response]):
 
 
 class AwaitedCall(Call[Request, Response]):
-    """A call whose reply a coroutine awaits. If it was cancelled meanwhile, `unclaimed` receives the reply."""
+    """A call whose reply a coroutine awaits.
+
+    If the coroutine has been cancelled when the reply arrives, `unclaimed` receives the reply.
+    """
 
     __slots__ = ("future", "unclaimed")
 

@@ -66,7 +66,7 @@ def write_steps(
 def read_transitions(
     columns: pb.TransitionColumns, pending: dict[int, Step | Call[Any, Any]]
 ) -> tuple[StepBatch, list[tuple[Step, BadReply]]]:
-    """Decode replies and remove their steps from `pending`. Rows with an unknown id are late duplicates and skipped.
+    """Decode replies and remove their steps from `pending`. Skip rows with an unknown id, which are late duplicates.
 
     Returns:
         The valid rows, and the steps whose row breaks the protocol, each with the error.
@@ -106,8 +106,11 @@ def read_transitions(
 
 
 def _broken_rows(batch: StepBatch, *, single: bool) -> dict[int, BadReply]:
-    """Return the error of each invalid row. If each row has one outcome (`single`), a few
-    C-level passes check a valid batch."""
+    """Return the error of each invalid row.
+
+    `single` says that each row has one outcome. A valid batch is then checked by a few calls of built-in functions,
+    which is faster than a loop over the rows.
+    """
     try:
         check_rewards(batch.rewards)
         if single:
@@ -132,7 +135,7 @@ def _broken_rows(batch: StepBatch, *, single: bool) -> dict[int, BadReply]:
 
 
 def _split_rows(columns: pb.TransitionColumns) -> tuple[list[Flags], list[Shares]]:
-    """Split the flags and shares of all sub-actions by row, if some rows have several sub-actions or none."""
+    """Return the flags and reward shares of each row, for columns whose rows may have several sub-actions or none."""
     flags: list[Flags] = []
     shares: list[Shares] = []
     all_flags, all_shares = tuple(columns.outcome_flags), tuple(columns.outcome_rewards)

@@ -1,4 +1,4 @@
-"""A connection to one server that reconnects by itself: a wire, and its Stream, which carries all calls.
+"""A connection to one server that reconnects automatically. All calls travel on one Stream of its wire.
 
 When the connection breaks, calls without a reply are sent again, unchanged, once the same server is back. If it does
 not come back in time, they fail.
@@ -30,14 +30,14 @@ class Connection:
 
     Args:
         address: `host:port`.
-        transport: makes the wire to the server, again after each loss.
+        transport: makes the wire to the server, and a new one each time the wire breaks.
         receiver: receives the replies and errors of steps.
         server_name: the host name that `address` was resolved from, for the check of the server's certificate.
         timeout: seconds after which a call without a reply is sent again.
         patience: seconds after which a call without a reply fails.
         grace: seconds to wait for a broken connection to return before all its calls fail.
-        messages_in_flight: number of messages in flight from which on further calls accumulate.
-        hold: maximum seconds for which they accumulate.
+        messages_in_flight: number of messages in flight at which further calls wait. They then leave in one message.
+        hold: maximum seconds for which a call waits for the messages in flight.
         stream: if False, use unary calls even if the server has a Stream.
         on_change: called when the server becomes ready, is lost, or was replaced by another process.
 

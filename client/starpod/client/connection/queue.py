@@ -1,4 +1,4 @@
-"""The queue of one connection's calls: those ready to be sent and those in flight, and the matching of replies.
+"""The queue of one connection's calls. It holds the calls to send and the calls in flight, and matches their replies.
 
 It does no I/O: `Connection` sends the messages that `collect` returns and passes received messages to `take`.
 """
@@ -23,7 +23,8 @@ MAX_ROWS = 1024
 SPLIT_ROWS = 128
 """From this many ready steps on, two messages are faster than one: the server works on one while we read the other."""
 HOLD_SECONDS = 0.01
-"""Further calls wait at most this long for messages in flight, because all the calls in them may be slow."""
+"""Maximum seconds for which a ready call waits for replies to the messages in flight. Without a maximum, it could wait
+long, because all the calls in those messages may be slow."""
 
 logger = logging.getLogger("starpod.client")
 
@@ -50,7 +51,7 @@ class SentMessage(NamedTuple):
 
 
 class CallQueue:
-    """A queue that collects ready calls while enough messages are in flight, and then sends them as one message.
+    """A queue in which calls accumulate while enough messages are in flight. They then leave as one message.
 
     Attributes:
         ready_steps: steps to send as rows of columns with the next message.
@@ -163,7 +164,7 @@ class CallQueue:
         return call_id, *field_and_message
 
     def answer(self, call_id: int, field: str, response: Message) -> None:
-        """Handle the reply to a call in flight. A reply with an unknown id is a late duplicate and skipped."""
+        """Handle the reply to a call in flight. Skip a reply with an unknown id, which is a late duplicate."""
         call = self._pop(call_id)
         if call is None:
             return
@@ -193,7 +194,7 @@ class CallQueue:
     # --- messages of the Stream ------------------------------------------------------------------------------------
 
     def hold(self, now: float) -> float | None:
-        """Return the seconds to wait before the next message is collected; None: wait until a call is ready."""
+        """Return the seconds to wait before calling `collect`, or None to wait until a call is ready."""
         if not self.ready_steps and not self._ready_calls:
             return None
         if self.calls_allowed and len(self.pending) >= self.calls_allowed:
@@ -342,7 +343,7 @@ class CallQueue:
             call.refused(error)
 
     def _encode(self, call: Step | Call[Any, Any]) -> tuple[str, Message] | None:
-        """Return field and message of a call, or fail it and return None if it cannot be encoded."""
+        """Return the field and the message of a call. If the call cannot be encoded, fail it and return None."""
         if not isinstance(call, Step):  # isinstance(call, Call) is slower, because Call is abstract
             return call.method.field, call.message
         try:

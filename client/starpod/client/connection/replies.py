@@ -62,7 +62,7 @@ def check_transition(transition: pb.Transition, actions: int) -> None:
 
 
 def check_rewards(rewards: Sequence[float]) -> None:
-    """Raise BadReply if a reward is not finite or larger than MOST. Sum, min and max are faster than a Python loop."""
+    """Raise BadReply if a reward is not finite or its magnitude exceeds MOST. Valid rewards take no Python loop."""
     if rewards and not (isfinite(sum(rewards)) and min(rewards) >= -MOST and max(rewards) <= MOST):
         bad_reward = next(reward for reward in rewards if not abs(reward) <= MOST)
         raise BadReply(f"a reward of {bad_reward}; rewards are finite and at most {MOST:g}")

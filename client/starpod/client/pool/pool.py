@@ -67,7 +67,7 @@ class ServerPool:
         self._receiver: StepReceiver
 
     async def start(self, receiver: StepReceiver) -> None:
-        """Connect to all servers. If none of them can be used, raise their common error, or Unreachable.
+        """Connect to all servers. If none can be used, raise the error that all of them have, or Unreachable.
 
         Args:
             receiver: receives the replies and errors of steps.
@@ -103,7 +103,7 @@ class ServerPool:
         return sorted(newest_first, key=lambda spec: spec.id)
 
     def renew_within(self, lease_seconds: float) -> None:
-        """Renew leases at least three times per `lease_seconds`, the lease of a new session."""
+        """Renew leases often enough for a new session with this lease: at least three times per `lease_seconds`."""
         if 0 < lease_seconds / 3 < self._renew_seconds:
             self._renew_seconds = lease_seconds / 3
             self._lease_shortened.set()
@@ -144,7 +144,10 @@ class ServerPool:
         raise unknown_environment(environment_id, [spec.id for replica in self.replicas for spec in replica.specs])
 
     async def choose_for(self, snapshot: Snapshot, until: float) -> tuple[Replica, pb.EnvironmentSpec]:
-        """Return a lightly loaded server that restores the snapshot, or else one whose refusal says why it cannot."""
+        """Return a lightly loaded server that can restore the snapshot.
+
+        If no server can, return one that hosts the environment, because its error says why it cannot.
+        """
 
         def fits(spec: pb.EnvironmentSpec) -> bool:
             return spec.id == snapshot.environment_id and (
@@ -161,7 +164,7 @@ class ServerPool:
     ) -> tuple[Replica, pb.EnvironmentSpec] | None:
         """Return a lightly loaded server for which `fits` holds, waiting while all of them are unreachable or full.
 
-        Returns None if no server fits, ready or not. `wanted` is the cache key of `fits`.
+        Returns None if `fits` holds for no server, not even an unreachable one. `wanted` is the cache key of `fits`.
         """
         described = False
         while True:
@@ -195,8 +198,10 @@ class ServerPool:
                 described = False
 
     async def _wait_for_room(self, full: list[Replica], change: asyncio.Event, until: float) -> None:
-        """Wait until a full server may be asked again, or the pool changes. Raises Overloaded if that is after
-        `until`."""
+        """Wait until a full server may be asked again, or the pool changes.
+
+        Raises Overloaded if no server may be asked before `until`.
+        """
         next_replica = min(full, key=lambda replica: replica.full_until)
         now = self._loop.time()
         # With jitter, because many callers may wait for the same server.
@@ -289,8 +294,11 @@ class ServerPool:
         self._change = asyncio.Event()
 
     async def _maintain(self) -> None:
-        """Check the servers' health, renew leases and resolve names, forever. These run as separate tasks: a server
-        that does not answer must not delay the renewal of leases on others."""
+        """Check the servers' health, renew leases and resolve names, forever.
+
+        All of this runs in separate tasks, because a server that does not answer must not delay the renewal of leases
+        on other servers.
+        """
         last_renewal = last_probe = last_resolution = self._loop.time()
         has_dns_names = any(address.startswith("dns:///") for address in self._addresses)
         while True:

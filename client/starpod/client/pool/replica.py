@@ -34,7 +34,7 @@ class Replica(Connection):
         unclosed: ids of sessions that nobody uses and that may be alive: closed while the server was unreachable,
             recovered elsewhere, or opened for a caller that was cancelled. They are closed once it can be reached.
         placing: number of sessions that are being opened on it.
-        full: the server's last refusal of a new session. It is not asked again before the loop time `full_until`.
+        full: the server's last refusal of a new session. It is not asked for sessions before loop time `full_until`.
     """
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
@@ -72,7 +72,7 @@ class Replica(Connection):
 
     @property
     def load(self) -> int:
-        """Estimated number of live sessions: the last reported number, corrected by what this client did since."""
+        """Estimated number of live sessions: the last reported number, adjusted by this client's later changes."""
         reported_count = self.description.live_sessions if self.description else 0
         return reported_count + len(self.sessions) + self.placing - self._counted
 
@@ -130,7 +130,10 @@ class Replica(Connection):
         return super().retries(method, error) and not (isinstance(error, Overloaded) and method in _PLACED)
 
     def _fill(self, error: Overloaded) -> None:
-        """Do not ask this server for sessions for a while. Refusals of calls in flight do not prolong that."""
+        """Do not ask this server for sessions for a while.
+
+        Calls that were already in flight may also be refused, but their refusals do not prolong the pause.
+        """
         now = self.loop.time()
         if now >= self.full_until:
             self.full, self.full_until = error, now + self._room.wait(error.retry_after)

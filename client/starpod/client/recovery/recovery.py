@@ -110,8 +110,10 @@ class Recovery:
                 await self._bring_back(state, error, retry)
 
     async def alone(self, state: SessionState, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run work on a session after all its earlier calls. It is completed even if the caller is cancelled, because
-        the session must know what the server did."""
+        """Run work on a session after all its earlier calls.
+
+        The work is completed even if the caller is cancelled, because the session must learn what the server did.
+        """
         await state.acquire()
         task = self._spawn(work())
         task.add_done_callback(lambda _: state.release())

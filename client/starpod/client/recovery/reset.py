@@ -100,8 +100,8 @@ class PendingReset(Call[pb.ResetRequest, pb.ResetResponse]):
     def fail(self, error: BaseException) -> None:
         """End the reset with an error; the old episode continues.
 
-        If recovery has opened a new session without the old episode's steps, point back to the lost one: the next call
-        then fails and recovers the session with its steps.
+        Recovery may have opened a new session without replaying the old episode. In that case the state refers to the
+        lost session again, so that the next call fails and recovers the session with its steps.
         """
         state = self.state
         if isinstance(error, BadArgument):

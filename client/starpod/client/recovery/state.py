@@ -172,7 +172,7 @@ class SessionState(Step):
         return isinstance(self.last, Transition) and self.last.done
 
     def move_to(self, replica: Replica, message: pb.Session) -> None:
-        """Move to a session on a server."""
+        """Continue with another session, which `replica` holds and `message` describes."""
         self.replica.sessions.discard(self)
         self.replica = replica
         self.session_id, self.epoch, self.step_index = message.session_id, message.epoch, message.step_index

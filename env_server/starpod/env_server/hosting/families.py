@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 ENTRY_POINT_GROUP = "starpod.hosting"
 LONG_START = 5.0
-"""Maximum CPU seconds for trying one match of a pattern, because there may be hundreds."""
+"""Maximum CPU seconds for trying one environment that matches a pattern. A pattern may match hundreds."""
 
 
 class Family(Protocol):
@@ -55,7 +55,7 @@ def add_hosted(registry: Registry, wanted: str) -> list[str]:
     Args:
         registry: where they are added.
         wanted: `FAMILY:NAME`. A `*` in the name matches any text. All matches that can be hosted are added, unless they
-            take long to start. Such environments must be named.
+            take long to start. Those can only be added by their full names.
 
     Raises:
         RegistryError: the environment cannot be hosted; NothingFits for a pattern.

@@ -248,7 +248,7 @@ def _description(doc: str) -> str:
 
 
 def _probe(factory: GameFactory, module: str) -> ProbeResult:
-    """Play some random turns twice, and once with a copy in the middle."""
+    """Find out by playing random turns whether the environment is deterministic and whether deep copies of it work."""
     request = factory.request
     try:
         games = [factory.begin({}, 1, 2) for _ in range(3)]

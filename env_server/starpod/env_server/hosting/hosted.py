@@ -109,7 +109,7 @@ def _distributions() -> Mapping[str, list[str]]:
 class Game(ABC):
     """One live episode of another package's environment.
 
-    `success_at` is the return from which a finished episode counts as solved. If it is None, success is unknown.
+    A finished episode counts as solved if its return is at least `success_at`. If that is None, success is unknown.
     """
 
     def __init__(self, success_at: float | None) -> None:
@@ -135,7 +135,7 @@ class Game(ABC):
     def outcome(
         self, reward: Any, terminated: bool, truncated: bool = False, info: Mapping[str, Any] | None = None
     ) -> Outcome:
-        """Return the outcome of an action. At the end, the return determines its success.
+        """Return the outcome of an action. If the episode ends with it, compare the return with `success_at`.
 
         Args:
             reward: reward of the action, which is added to the return.
@@ -276,11 +276,11 @@ def _start_closing() -> None:
 
 
 def own_luck(seed: int, dynamics_seed: int) -> bool:
-    """Return whether an episode's transitions have their own seed.
+    """Return whether an episode's transitions need a seed other than the episode's seed.
 
-    Packages with a single seed draw everything from it. The first member of a group that was opened without a dynamics
-    seed does the same, so its episode is exactly the package's. Other members and given dynamics seeds need their own
-    random state.
+    Packages with a single seed draw the start and the transitions from it. By default the first member of a group does
+    the same, so that its episode is exactly the package's. The other members need another seed for their transitions,
+    and so does an episode whose dynamics seed the caller chose.
     """
     return dynamics_seed != derive_seed(seed, "member", 0)
 
@@ -335,7 +335,7 @@ def _plain(action: Action) -> Any:
 
 
 def _action(plain: Any) -> Any:
-    """Convert a result of `_plain` back to an action. Integers are new seeds and unchanged. Raises ValueError."""
+    """Convert a result of `_plain` back to an action. An integer, which marks a reseed, is kept. Raises ValueError."""
     match plain:
         case str() | int():
             return plain

@@ -21,11 +21,11 @@ class Actions:
     """Converter from Starpod's actions to the environment's actions."""
 
     model: TypeAdapter[Any] | None
-    """Type that its `step` takes; None if it takes only tool calls."""
+    """Type that the environment's `step` takes; None if it takes only tool calls."""
     typed: str
-    """Name of the model."""
+    """Name of the type in `model`."""
     only_field: str
-    """The model's only required field, which plain text fills; empty if there is none, or several."""
+    """Name of the model's only required field, which plain text fills; empty if it has none or several."""
     tools: Mapping[str, Tool]
     """Tools by name. The model is one of them, so that programs find its schema."""
 
@@ -109,7 +109,7 @@ class Actions:
 
 
 def list_tools(environment: Any) -> list[tuple[str, str, Mapping[str, Any]]]:
-    """Return the MCP tools of a live environment as (name, description, schema of the arguments). Most have none."""
+    """Return the MCP tools of a live environment as (name, description, schema of the arguments)."""
     if not _is_mcp(type(environment)):
         return []
     from openenv.core.env_server.mcp_types import ListToolsAction
@@ -146,5 +146,5 @@ def _annotation(found: type[Any]) -> Any:
 
 
 def _is_mcp(found: type[Any]) -> bool:
-    """Return whether a class takes tool calls, by the name of its base class, because importing that takes seconds."""
+    """Return whether a class takes tool calls. Compare names of bases, because importing the base takes seconds."""
     return any(cls.__name__ == "MCPEnvironment" for cls in found.__mro__)

@@ -62,7 +62,7 @@ class GameFactory:
     server: ORSServer
     name: str
     split: str
-    """Split from which seeds pick tasks."""
+    """Name of the split in which a seed selects the task."""
     tasks: int
     """Number of tasks in the split."""
     tools: Mapping[str, Tool]
@@ -97,7 +97,7 @@ class GameFactory:
 
 
 class ORSEnvironment(Hosted):
-    """Environment with one session of the server per session, on the task that the seed picks."""
+    """Environment that opens a session on the ORS server for each of its own, with the task that the seed selects."""
 
     factory: ClassVar[GameFactory]
 
@@ -109,7 +109,7 @@ class ORSEnvironment(Hosted):
 
 
 class ORSGame(Game):
-    """A live session and the latest blocks. Rewards are the tools' own."""
+    """A live session and the blocks of the latest reply. The tools return the rewards."""
 
     def __init__(self, factory: GameFactory, seed: int) -> None:
         super().__init__(factory.request.number("success_at"))

@@ -19,7 +19,7 @@ _SECONDS = 60.0
 _STARTING_SECONDS = 120.0
 """Maximum seconds that a session may take to start."""
 _CLOSING_SECONDS = 5.0
-"""Timeout for ending a session. Other sessions that are ending wait for it."""
+"""Timeout for ending a session. It is short, because sessions are ended one after another."""
 _ATTEMPTS = 5
 
 
@@ -68,7 +68,7 @@ class ORSServer:
         raise ORSError(f"{self.address}{path} broke off {_ATTEMPTS} times")
 
     def _answer(self, path: str, body: Mapping[str, Any], session: str, id_: str = "") -> tuple[str, str]:
-        """Return the id and the text in a stream of events. The text is empty if the connection broke."""
+        """Send a request and return the id and the text in its events. The text is empty if the connection broke."""
         pieces: list[str] = []
         with self._open(path, body, session) as reply:
             try:

@@ -72,7 +72,7 @@ class QuestionFactory:
     request: HostingRequest
 
     def begin(self, chosen: Mapping[str, Any], seed: int) -> Question:
-        """Return the only question of the dataset of size 1 with this seed. Raises OptionsError or HostingError."""
+        """Create a dataset of size 1 with this seed and return its question. Raises OptionsError or HostingError."""
         arguments = {**self.request.arguments, **chosen}
         try:
             dataset = reasoning_gym.create_dataset(self.request.name, seed=seed % _SEEDS, size=1, **arguments)
@@ -146,9 +146,10 @@ class Question(Game):
 
 
 def _probe(factory: QuestionFactory, module: str) -> ProbeResult:
-    """Create one question twice.
+    """Create one question twice to find out whether the dataset is deterministic.
 
-    Several datasets iterate over sets of text, whose order is only fixed in sessions' processes.
+    It counts as deterministic only if each session has its own process. Several datasets iterate over sets of text,
+    whose order is fixed only there.
     """
     request = factory.request
     concurrency = request.choice("concurrency", *_CONCURRENCY)

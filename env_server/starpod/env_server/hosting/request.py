@@ -153,7 +153,7 @@ def options_model(
 ) -> type[EnvironmentOptions]:
     """Return a model of the arguments that callers may choose: switches, numbers and closed choices, never text.
 
-    Text could name a path or a module. The setting `options` lists the open arguments; without it, all are open.
+    Text could name a path or a module. The setting `options` restricts the model to the arguments that it names.
 
     Args:
         request: the request to host the environment.

@@ -131,7 +131,7 @@ class SkyRLGame(Game):
 
 
 def _told(messages: Sequence[Mapping[str, str]]) -> str:
-    """Return messages as one text: a single message as it is, several under their roles."""
+    """Return messages as one text. If there are several, the role precedes each message."""
     if len(messages) == 1:
         return str(messages[0]["content"])
     return "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in messages)
@@ -148,7 +148,7 @@ def _find(request: HostingRequest) -> str:
 
 
 def _configuration(request: HostingRequest, taken: Mapping[str, inspect.Parameter]) -> Any:
-    """Return the arguments as an env_config, with its class's defaults if the constructor names the class."""
+    """Return the arguments as an env_config, with the defaults of the dataclass that the constructor names, if any."""
     parameter = taken.get("env_config")
     if parameter is None and request.arguments:
         raise request.fail("it has no configuration, and so takes no arguments")

@@ -40,7 +40,8 @@ from starpod.v1.values import Action
 
 _VERSION = re.compile(r"-v([0-9]+)")
 _VARIANTS = ("-raw", "-train")
-"""Suffixes of ids that differ only in how observations are wrapped. Here an observation is the new text."""
+"""Suffixes of ids of the same game with other wrappers for observations. They are not hosted separately, because here
+an observation is always the new text."""
 _STATES = {1: textarena.SinglePlayerState, 2: textarena.TwoPlayerState}
 """Classes of a game's state, by its number of players."""
 _PROBED_ACTIONS = ("[1]", "[up]", "[0 0]", "[A1]", "hello", "[left]")
@@ -89,7 +90,7 @@ class GameFactory:
     players: int
 
     def begin(self, chosen: Mapping[str, Any], seed: int, luck: int) -> TextArenaGame:
-        """Start a new game. Raises OptionsError if the caller chose arguments, else HostingError."""
+        """Start a new game. If that fails, raise OptionsError if the caller chose arguments, else HostingError."""
         try:
             game = textarena.make(f"{self.request.name}-raw", **{**self.request.arguments, **chosen})
             success_at = 1.0 if (threshold := self.request.number("success_at")) is None else threshold
@@ -119,7 +120,10 @@ class TextArenaEnvironment(Hosted):
 
 
 class TwoPlayerEnvironment(TextArenaEnvironment):
-    """Environment of two players in turn. A turn has its player's reward; the last `info` has both players'."""
+    """Environment of two players in turn.
+
+    The reward of a turn is that of the player who moved. The `info` of the last turn contains both players' rewards.
+    """
 
     def agent_id(self) -> str:
         game = self.game
@@ -128,7 +132,7 @@ class TwoPlayerEnvironment(TextArenaEnvironment):
 
 
 class TextArenaGame(Game):
-    """A live game. `said` holds all its texts, `new` those since the last move for the player whose turn it is."""
+    """A live game. `said` holds all its texts. `new` holds the current player's texts since the last move."""
 
     def __init__(self, environment: textarena.Env, seed: int, luck: int, *, players: int, success_at: float) -> None:
         super().__init__(success_at)
@@ -205,7 +209,7 @@ def _find(request: HostingRequest) -> type[textarena.Env]:
 
 
 def _probe(factory: GameFactory, module: str) -> ProbeResult:
-    """Play some moves twice, and restore this process's random states."""
+    """Play some moves twice to find out whether the game is deterministic. Restore this process's random states."""
     streams = random.getstate(), np.random.get_state()
     try:
         first_play, second_play = (_played(factory.begin({}, 1, 2)) for _ in range(2))
@@ -216,7 +220,7 @@ def _probe(factory: GameFactory, module: str) -> ProbeResult:
 
 
 def _played(game: TextArenaGame) -> list[Any]:
-    """Return the game's texts and outcomes. An error of the game ends it."""
+    """Play some moves, and return the game's texts and outcomes. Stop if the game raises an error."""
     record: list[Any] = []
     for action in _PROBED_ACTIONS:
         try:

@@ -69,7 +69,7 @@ class GameFactory:
 
 
 class TextWorldEnvironment(Hosted):
-    """Environment with one game per session. Rewards are a command's points; the expert knows the shortest solution."""
+    """Environment with one game per session. The reward of a command is the points that it scores."""
 
     factory: ClassVar[GameFactory]
 
@@ -99,7 +99,7 @@ class TextWorldEnvironment(Hosted):
         return str(commands[0]) if commands else None
 
     def score(self) -> float:
-        """Return the share of all points. It is below 1 until the game is won."""
+        """Return the points scored as a share of the maximum. It is below 1 until the game is won."""
         state = self.play.state
         if state.won:
             return 1.0
@@ -148,7 +148,7 @@ def _held(place: Path) -> list[Path]:
 
 
 def _probe(factory: GameFactory) -> ProbeResult:
-    """Play some commands twice."""
+    """Play some commands twice to find out whether the game is deterministic."""
     first, second = (_played(factory.begin(0)) for _ in range(2))
     return ProbeResult(package_version("textworld"), deterministic=first == second).overridden(factory.request)
 

@@ -67,7 +67,7 @@ def host(text: str, probed: str = "") -> type[Hosted]:
 
 
 def installed(pattern: str) -> list[str]:
-    """Return the tasksets that match, of the packages that depend on verifiers."""
+    """Return the tasksets that match the pattern, among the packages that depend on verifiers."""
 
     def has_taskset(name: str) -> bool:
         try:
@@ -82,7 +82,7 @@ def installed(pattern: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class GameFactory:
-    """Factory of episodes. `tasks` are the tasks from which seeds pick."""
+    """Factory of episodes. A seed selects one of `tasks`."""
 
     request: HostingRequest
     player: EpisodePlayer
@@ -164,7 +164,7 @@ class VerifiersGame(Game):
 
 
 def _told(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return messages as one text: a single message as it is, several under their roles."""
+    """Return messages as one text. If there are several, the role precedes each message."""
     texts = [(message["role"], _text(message)) for message in messages]
     if len(texts) == 1:
         return texts[0][1]

@@ -1,7 +1,8 @@
-"""Episodes of verifiers with inverted control: a program's questions to its model are observations.
+"""Episodes of verifiers with inverted control: requests to the model become observations.
 
-verifiers runs an episode itself, and calls a model over HTTP. Here that model is an endpoint of this process, which
-passes each question to the session's thread and replies with its action. All episodes share one event loop on a thread.
+verifiers runs an episode itself, and calls a model over HTTP. Here that model is an endpoint of this process. It passes
+each request to the session's thread and replies with the session's action. All episodes share one event loop on a
+thread.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class ChatHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc] # untyped
 
 
 class LiveEpisode:
-    """One episode. Its methods are called on one thread at a time, not on the loop's.
+    """One episode. Call its methods on one thread at a time, and never on the event loop's thread.
 
     Attributes:
         messages: messages of the model's latest request.

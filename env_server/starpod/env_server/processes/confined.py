@@ -22,9 +22,9 @@ from starpod.env_server.processes.forking import fork_context, leave_fork_server
 from starpod.env_server.sandbox.sandbox import Sandbox, close_inherited, confine, end_with_parent
 
 _NEEDED = frozenset({"memory", "CPU time", "files", "network", "processes"})
-"""Limits without which nothing is run."""
+"""Limits that the system must support. Otherwise nothing is run."""
 _WAITING = 10.0
-"""Wall-clock seconds per CPU second, because the machine may be busy and a program may sleep."""
+"""Ratio of the wall-clock limit to the CPU-time limit. The machine may be busy, and a program may sleep."""
 _ENDING = 1.0
 """Seconds that a process has to exit after it closed its end of the pipe."""
 _UNCONFINED, _FINISHED = 97, 0
@@ -55,7 +55,7 @@ def run_confined(
         runner: path of the Python file.
         work: bytes for `main`.
         cpu_seconds: limit of CPU time; the wall-clock limit is ten times as long.
-        memory_bytes: address space in addition to what starting takes.
+        memory_bytes: maximum address space, in addition to what the process takes to start.
         most_reply: maximum number of bytes of the reply that are read.
 
     Raises:

@@ -13,7 +13,8 @@ from multiprocessing.context import ForkServerContext
 from starpod.env_server.temporary import own_folder
 
 _preloaded = ["starpod.env_server.processes.process_host", "decimal", "heapq", "statistics", "string", "typing"]
-"""Modules that the fork server imports before its first child. The standard library's are for untrusted programs."""
+"""Modules that the fork server imports before its first child. Those of the standard library are there for untrusted
+programs."""
 
 _OURS = "starpod"
 """Value of PYTHONSAFEPATH that shows that we set it, not the user. Any value works for Python."""
@@ -61,6 +62,9 @@ def leave_fork_server() -> None:
 
 
 def _forget_safe_path() -> None:
-    """Remove the variable, which only the fork server needs. Programs of environments import from their own folder."""
+    """Remove our PYTHONSAFEPATH, which only the fork server needs.
+
+    Programs that environments start must be able to import from their own folder.
+    """
     if os.environ.get("PYTHONSAFEPATH") == _OURS:
         del os.environ["PYTHONSAFEPATH"]

@@ -58,7 +58,7 @@ class EnvironmentBug(Exception):
 
     @classmethod
     def of_copy(cls, death: HostDied) -> EnvironmentBug:
-        """Return the bug for a copy whose process died in a fork. The original continues and is not lost."""
+        """Return the error for a fork in which the copy's process died. The original session can continue."""
         return cls(type(death).__name__, f"the copy's process {death}", intact=True)
 
 
@@ -89,7 +89,7 @@ class Pools(NamedTuple):
     waiting: ThreadPool
     """Threads for work that waits or releases the interpreter lock."""
     computing: ThreadPool
-    """Two threads for other work, which keeps the interpreter lock from the event loop for a while."""
+    """Two threads for work that holds the interpreter lock, and thereby delays the event loop."""
 
     @classmethod
     def of(cls, threads: int, seconds: float) -> Pools:
@@ -272,7 +272,7 @@ class LocalHost:
         return self._episode
 
     def _take(self, episode: Episode | None, want: Want) -> None:
-        """Continue with another episode. It may be stepped in the event loop only if no part of a step is slow."""
+        """Continue with another episode. Its steps may run in the event loop only if no part of a step is slow."""
         self._want = want
         self._episode = episode
         self.episode = None if self._threaded or want.image else episode

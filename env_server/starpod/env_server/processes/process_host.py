@@ -56,25 +56,26 @@ logger = logging.getLogger(__name__)
 
 _START_SECONDS = 60.0
 _BUFFER_BYTES = 2**20
-"""Bytes that are buffered here if a child sends more than was requested. The rest waits in its socket."""
+"""Limit of the buffer for a child's replies, in bytes. If a child sends more than was requested, the rest stays in the
+socket."""
 
 _LONGEST_WAIT = 86_400.0
 _LATE = 0.1
-"""Maximum delay in seconds of a timer in a process that is not stalled."""
+"""A timer that fires more than this many seconds late shows that this process was stalled."""
 M = TypeVar("M", pb.ResetResponse, pb.Observation, pb.Transition)
 
 
 class ProcessHost:
     """Host that runs one episode in a child process.
 
-    `alive` counts the hosts that are not closed, from their creation, so that concurrent opens cannot exceed the limit
-    on processes together.
+    `alive` is the number of hosts that are not closed. A host counts from its creation, before its process starts, so
+    that concurrent opens cannot exceed the limit on processes.
     """
 
     episode: Episode | None = None
     alive = 0
     confinements: ClassVar[dict[type[Environment], Report]] = {}
-    """Confinement of the latest process of each environment."""
+    """Report on the confinement of each environment's latest process."""
 
     def __init__(self, environment: type[Environment], sandbox: Sandbox) -> None:
         self._environment = environment

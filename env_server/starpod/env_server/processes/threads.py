@@ -25,7 +25,7 @@ THREAD_NAME = "starpod pool"
 REPLACEMENTS = 4
 """Maximum number of abandoned threads at a time, per thread of the pool."""
 _LATE = 0.1
-"""Maximum delay in seconds of a timer in a process that is not stalled."""
+"""A timer that fires more than this many seconds late shows that this process was stalled."""
 _RETRY_SECONDS = 5.0
 
 
@@ -47,7 +47,7 @@ class _Work:
 class ThreadPool:
     """Pool that runs functions on at most `size` threads, in order of arrival. Use it in a single event loop.
 
-    A function may take `seconds` from when a thread starts it.
+    A function counts as hung `seconds` after a thread has started it.
     """
 
     def __init__(self, size: int, seconds: float, name: str) -> None:

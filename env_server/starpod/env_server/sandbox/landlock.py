@@ -27,7 +27,7 @@ def confine(readable: Iterable[str], writable: Iterable[str] = ()) -> tuple[list
         writable: files that may be read and written.
 
     Returns:
-        The names of what was given up, and the reason if that failed, else "".
+        The names of the rights given up, and an error message, which is "" if this succeeded.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     version = libc.syscall(_CREATE, None, ctypes.c_size_t(0), _GET_VERSION)

@@ -21,12 +21,12 @@ _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _CLONE_TREE, _TREE_RECURSIVE, _EMPTY_PATH, _FROM_EMPTY_PATH = 1, 0x8000, 0x1000, 0x4
 _READ_ONLY, _NO_SET_USER = 0x1, 0x2
 _PER_USER_NAMESPACE = (5, 14)
-"""Linux version since which a user namespace counts its threads separately."""
+"""First Linux version in which each user namespace counts its threads separately."""
 _WORKPLACES = ("/tmp", "/mnt", "/var", "/usr")
 
 
 def own_user_namespace() -> str:
-    """Move this process into a user namespace with its user id unchanged. It must have only one thread.
+    """Move this process into a user namespace with its user id unchanged. The process must have only one thread.
 
     Returns:
         The reason if it failed, else "".
@@ -52,7 +52,7 @@ def counts_threads() -> bool:
 def own_root(paths: Iterable[str]) -> str:
     """Give this process a root that holds only these files and folders, at their paths, read-only.
 
-    It needs CAP_SYS_ADMIN in its user namespace.
+    The process needs CAP_SYS_ADMIN in its user namespace.
 
     Returns:
         The reason if it failed, else "".

@@ -26,8 +26,8 @@ MODES = ("require", "best-effort", "off")
 _SET_NO_NEW_PRIVILEGES, _SET_PARENT_DEATH_SIGNAL = 38, 1
 _MAX_THREADS = 64
 _FIRST_USER, _FIRST_USER_OF_CONTAINER = 1_000_000_000, 10_000
-"""The user id of a process is this number plus its process id, which no account and no other live process has. Rootless
-containers often have no ids above 65,536. There the ids begin lower, and can repeat."""
+"""A process gets the user id `_FIRST_USER` plus its process id, which no account and no other live process has.
+Rootless containers often have no user ids above 65,536. There the ids begin at the second number and can repeat."""
 _CAP_KILL = 5
 _KEPT_VARIABLES = frozenset({"PATH", "LANG", "LC_ALL", "TZ", "HOME", "TMPDIR", "OMP_NUM_THREADS"})
 _ITSELF = "/proc/self"
@@ -70,7 +70,7 @@ class Report:
     applied: list[str] = field(default_factory=list)
     """Names of the applied measures."""
     missing: dict[str, str] = field(default_factory=dict)
-    """Reason by name of each missing measure."""
+    """Why each missing measure was not applied, keyed by the measure's name."""
 
     @property
     def lacking(self) -> list[str]:
@@ -101,7 +101,7 @@ def close_inherited(keep: int) -> None:
 
 
 def end_with_parent() -> None:
-    """Let the kernel kill this process when its parent ends. A change of user reverts it."""
+    """Let the kernel kill this process when its parent ends. A later change of the user id cancels this."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
@@ -144,7 +144,7 @@ def _own_namespaces(report: Report, paths: list[str], began: str) -> str:
     """Give the process its own root. Users other than root first need a user namespace, which also limits threads.
 
     Returns:
-        The reason why it does not limit threads, else "".
+        The reason why no user namespace limits the threads, or "" if one does.
     """
     if os.geteuid() == 0:
         report.note(["names of files"], began or namespaces.own_root(paths))
@@ -215,7 +215,7 @@ def _has_capability(number: int) -> bool:
 
 
 def _problem_of_reading(user: int) -> str:
-    """Return why another user could not import modules that are not loaded yet, or ""."""
+    """Return why `user` could not import further modules, or "" if it could."""
     folders = _python_paths()
     try:
         os.seteuid(user)

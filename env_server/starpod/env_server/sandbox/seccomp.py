@@ -16,11 +16,13 @@ _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54
 _ALLOW, _REFUSE, _ABSENT, _KILL = 0x7FFF0000, 0x00050000 | 1, 0x00050000 | 38, 0x80000000
 _NUMBER, _ARCHITECTURE = 0, 4
 _ARGUMENTS = (16, 24, 32)
-"""Offsets of the lower halves of the first arguments. They are sufficient for all values that are checked below."""
+"""Offsets of the lower 32 bits of the first three arguments. The upper bits matter for none of the values that are
+checked below."""
 _NEW_THREAD = 0x00010000
 _X32 = 0x40000000
 _NEXT_NUMBER = 470
-"""First call number that Linux 6.18 does not have. Calls of later kernels count as absent until they are reviewed."""
+"""First system call number that Linux 6.18 does not use. From this number on, calls fail as if they did not exist,
+until the calls of later kernels have been reviewed."""
 
 _ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 # Number of each call on x86_64 and on aarch64 (-1: it does not exist there).
@@ -151,8 +153,8 @@ _REFUSED = {
 _ABSENT_CALLS = {"clone3": (435, 435), "openat2": (437, 437)}
 _CLONE = (56, 220)
 _OPENING = {"open": (2, -1, 1), "openat": (257, 56, 2)}
-"""Call -> its numbers, and the index of its flags argument. Older Landlock versions allow read-only opens that
-truncate, so those are refused here."""
+"""For each call, its numbers and the index of its flags argument. The filter refuses read-only opens that truncate,
+because older Landlock versions allow them."""
 _ACCESS_MODE, _TRUNCATE = 0o3, 0o1000
 _ON_ITSELF = {
     "kill": (62, 129, False),
@@ -160,9 +162,9 @@ _ON_ITSELF = {
     "prlimit64": (302, 261, True),
     "sched_setaffinity": (203, 122, True),
 }
-"""Call -> its numbers, and whether a process id of 0 means the calling process."""
+"""For each call, its numbers and whether a process id of 0 means the calling process."""
 _PRCTL, _PARENT_DEATH_SIGNAL = (157, 167), 1
-"""The only allowed use of prctl. Without it, a process would outlive a server that is killed."""
+"""The only option of prctl that is allowed. Without it, a process would outlive a server that is killed."""
 _FCNTL, _OTHERS_BY_FCNTL = (72, 25), (8, 10, 15, 1024, 1026)
 """Refused: F_SETOWN, F_SETSIG and F_SETOWN_EX, which signal processes; F_SETLEASE and F_NOTIFY, which watch files."""
 _IOCTL, _IOCTLS = (16, 29), (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)

@@ -190,7 +190,10 @@ class Calls:
         return response
 
     async def _of_snapshot(self, work: Awaitable[R]) -> R:
-        """Await work on a restored state. Without a snapshot key, the state is untrusted, so bugs are BAD_ARGUMENT."""
+        """Await work on a restored state. Raises BAD_ARGUMENT for an EnvironmentBug if there is no snapshot key.
+
+        Without a key, the state is untrusted, and the bug may be the state's fault.
+        """
         try:
             return await work
         except EnvironmentBug as bug:
@@ -360,7 +363,7 @@ class Calls:
             raise bad_argument("session_ids", problem)
 
     def _members(self, request: pb.OpenRequest | pb.ForkRequest | pb.RestoreRequest) -> range:
-        """Return the positions in their group of the sessions to create. Raises BAD_ARGUMENT."""
+        """Return the indices, within their group, of the sessions to create. Raises BAD_ARGUMENT."""
         count = request.count or 1
         if count > self._limits.max_group:
             raise bad_argument("count", f"is {count}; this server creates at most {self._limits.max_group} at a time")

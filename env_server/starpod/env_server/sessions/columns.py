@@ -69,7 +69,10 @@ class Rows:
         return len(self.call_ids)
 
     def until_repeated(self, start: int, stop: int, sessions: Container[str]) -> int:
-        """Return the first row from `start` that repeats a session of `sessions`, or `stop` if none before it does."""
+        """Return the first row in [start, stop) whose session has an earlier row there, or `stop` if there is none.
+
+        Only the sessions in `sessions` count.
+        """
         ids = self.session_ids[start:stop]
         if len(set(ids)) == len(ids):
             return stop
@@ -102,7 +105,7 @@ class Transitions:
 
     @property
     def columns(self) -> bool:
-        """Whether it holds a batch of rows. It accepts no second batch, because row numbers count within the batch."""
+        """Whether a batch of rows was added. There cannot be a second, because row numbers count within a batch."""
         return len(self.message.transitions.call_ids) > 0
 
     def take(

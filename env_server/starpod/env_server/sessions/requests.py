@@ -39,9 +39,9 @@ _LEAST_BYTES = 2
 _BYTES_OF_A_CHARACTER = 4
 """Maximum bytes of a character in UTF-8."""
 _CHUNK = 2**14
-"""Characters of a JSON text that are scanned between two checks of the limit."""
+"""Number of characters of a JSON text that are scanned between two checks of the limit."""
 _SLICE = 2**14
-"""Fields that are scanned before the event loop serves others."""
+"""Number of fields that are scanned before the event loop serves other calls."""
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 """Match a JSON string. An unterminated string extends to the end of the text. Otherwise each later quotation mark would
 start another scan."""
@@ -219,7 +219,7 @@ def parse_options(environment: type[Environment], values: dict[str, Any]) -> Env
 
 
 def _is_rounded(given: Any, taken: Any) -> bool:
-    """Return whether a double that may be a rounded whole number was accepted as an integer."""
+    """Return whether an integer option was given as a double, which may be a rounded whole number."""
     if isinstance(given, list) and isinstance(taken, list | tuple):
         return any(map(_is_rounded, given, taken))
     return isinstance(given, float) and isinstance(taken, int)
@@ -254,7 +254,10 @@ def check_texts(texts: Sequence[str], limits: ServerLimits) -> None:
 
 
 def count_bytes(texts: Sequence[str], limit: int) -> int:
-    """Return the number of UTF-8 bytes, or of characters if that suffices to compare the bytes with `limit`."""
+    """Return the number of UTF-8 bytes of the texts.
+
+    If the number of characters already shows whether the bytes exceed `limit`, return that instead, which is faster.
+    """
     characters = sum(map(len, texts))
     if characters > limit or characters * _BYTES_OF_A_CHARACTER <= limit:
         return characters

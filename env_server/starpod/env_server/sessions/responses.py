@@ -8,7 +8,7 @@ from starpod.env_server.errors import CallError
 from starpod.v1 import environment_pb2 as pb
 
 ENVELOPE_BYTES = 64
-"""Maximum bytes of a stream's message in addition to its only reply."""
+"""Maximum number of bytes that a Stream message with one reply has in addition to the reply."""
 
 
 def split_response(response: pb.StreamResponse, size: int, limit: int) -> Iterator[pb.StreamResponse]:

@@ -18,7 +18,7 @@ from starpod.env_server.processes.hosts import Host, ResetPlan
 from starpod.v1 import environment_pb2 as pb
 
 SHORT_TEXT = 1_024
-"""Maximum number of characters of actions that are kept as text. Of longer actions, a digest is kept."""
+"""Actions with at most this many characters are kept as text. Longer ones are kept as a digest."""
 _SHORT_BYTES = 64
 
 
@@ -31,9 +31,10 @@ class Session:
         epoch: epoch that the next Step must carry.
         next_index: step index that the next Step must carry.
         over: whether the episode has ended.
-        last_request: the latest turn, or Reset if no turn followed it: a digest, or the actions if they are short
-            texts.
-        last_reply: reply to it, for a caller that lost it: a Transition if it is small, else the serialized message.
+        last_request: the latest turn, or the latest Reset if no turn followed. It is stored as a digest, or as the
+            actions if these are short texts.
+        last_reply: the reply to `last_request`, for a caller that did not receive it. A small reply is stored as a
+            Transition, any other as the serialized message.
         lost: why the session can no longer be used; empty if it can.
         closed: whether it has been removed from its table.
         touched: monotonic time of the latest call, in seconds.
@@ -180,7 +181,7 @@ class Session:
         self.last_reply = transition if isinstance(transition, Transition) else transition.SerializeToString()
 
     def out_of_order(self, epoch: int, index: int) -> CallError:
-        """Return EPISODE_OVER if these are the next turn's numbers, else OUT_OF_ORDER with the expected numbers."""
+        """Return EPISODE_OVER if the numbers are those of the next turn, else OUT_OF_ORDER with the expected ones."""
         numbers = {"expected_epoch": str(self.epoch), "expected_step_index": str(self.next_index)}
         if (epoch, index) == (self.epoch, self.next_index):
             return CallError("EPISODE_OVER", "the episode is over; reset the session first", numbers)

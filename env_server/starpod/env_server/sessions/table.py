@@ -28,7 +28,7 @@ _RESERVATION_BYTES = 1024
 
 @dataclass(slots=True)
 class Reservation:
-    """A key's request, as a digest, and its reply: pending at first, then serialized."""
+    """The request of an idempotency key and its reply, which is pending at first."""
 
     request: bytes
     """Name and digest of the request."""
@@ -72,7 +72,7 @@ class SessionTable(dict[str, Session]):
         return [session for session in ended if last_sweep.get(session.id) == session.touched]
 
     def forget_reservations(self, now: float) -> None:
-        """Drop keys whose sessions ended a lease ago. It runs every 10 seconds only, because there can be many keys."""
+        """Drop keys whose sessions ended a lease ago. Do so only every 10 seconds, because there can be many keys."""
         if now - self._swept < _SWEEP_SECONDS:
             return
         self._swept = now

@@ -36,14 +36,15 @@ R = TypeVar("R")
 
 _PER_CONNECTION = 16
 _ADDRESS_SHARE = 4
-"""One address may use at most 1 / this of the limit on calls that need no token."""
+"""Calls without a token have a limit. One address may use at most that limit divided by this number."""
 _REQUEST_SECONDS = 5.0
 """Timeout for receiving the request of a call that needs no token."""
 _REQUEST_BYTES = 4_096
 _READ_AHEAD = 32
-"""Number of a tenant's open calls up to which requests are read as they arrive, if several tenants have tokens."""
+"""If several tenants have tokens, a tenant's requests are read one by one once it has more than this many open calls.
+Otherwise requests are read as they arrive."""
 _BODY_SECONDS = 60.0
-"""Timeout for receiving a request while others wait for it."""
+"""Timeout for receiving a request for which other requests wait."""
 _READ_AT_ONCE = 4
 _RETRY_SECONDS = 1.0
 

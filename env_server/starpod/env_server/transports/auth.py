@@ -162,7 +162,7 @@ def _not_negative(value: float) -> float:
 
 
 def _moment(text: str) -> float:
-    """Parse an ISO 8601 time, in UTC by default. A date without a time is its first moment."""
+    """Parse an ISO 8601 time, in UTC by default. A date without a time means the start of that day."""
     moment = datetime.fromisoformat(text)
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
 

@@ -88,7 +88,7 @@ def _spare_descriptors() -> list[int]:
 
 
 def _duplicate(descriptor: int) -> socket.socket:
-    """Duplicate a socket's descriptor, because gRPC may close its own meanwhile. Raises OSError for no socket."""
+    """Duplicate a socket's descriptor, because gRPC may close its own. Raises OSError if it is not a socket."""
     if not os.readlink(f"{_DESCRIPTORS}/{descriptor}").startswith("socket:"):
         raise OSError("no socket")
     copy = os.dup(descriptor)

@@ -29,7 +29,7 @@ _ESCAPED = 2
 
 
 def max_bytes(kind: type[Message], limits: ServerLimits) -> int:
-    """Return the maximum bytes of a request's body; 0 means no limit. Base64 enlarges snapshots by a third."""
+    """Return the maximum bytes of a request's body; 0 means no limit. Restore gets a third more, for base64."""
     return limits.max_message_bytes * 4 // 3 if kind is pb.RestoreRequest else limits.max_message_bytes
 
 

@@ -33,10 +33,10 @@ _SESSION = "x-session-id"
 _NAME_BYTES = 128
 _PING_SECONDS = 10.0
 _CHUNK = re.compile(r".{1,4096} *")
-"""A piece of a reply. It begins with no space, because clients strip leading spaces."""
+"""Pattern of one piece of a reply. No piece begins with a space, because clients strip leading spaces."""
 _INDEX = re.compile(r"[0-9]{1,10}")
 _REASONS = {"EPISODE_OVER": "episode_finished", "BAD_ARGUMENT": "input_validation"}
-"""The standard's reasons for errors that the policy caused, by the contract's reason."""
+"""The standard's names of errors that the policy caused, keyed by the contract's reason."""
 
 Json = dict[str, Any]
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class Body:
-    """The bytes of a request, held until they are taken. `size` is their number."""
+    """The bytes of a request, held until `take` is called. `size` is the number of bytes."""
 
     __slots__ = ("_data", "size")
 

@@ -31,15 +31,15 @@ CALLS_AT_ONCE = 65_536
 _MESSAGE_BYTES = 512 * 1024
 """Approximate maximum bytes of a message of many rows. Larger buffers cost more than they save."""
 _UNSENT_BYTES = 8 * 2**20
-"""Bytes of unsent replies above which nothing more is read from the caller, which does not read fast enough."""
+"""Above this many bytes of unsent replies, nothing more is read from the caller, who does not read fast enough."""
 _CREATING = ("open", "fork", "restore")
 _BULKY = ("render", "snapshot")
 _BULKY_AT_ONCE = 16
 """Maximum number of large replies (render, snapshot) in flight per stream. Further calls are refused, because queueing
 them would block other sessions or reorder one session's calls."""
 _RAGGED_ROWS = 4_096
-"""Columns of different lengths end the stream if they are longer than this, because the errors would be larger than the
-rows."""
+"""If columns differ in length, each row is answered with an error. Above this many rows, the stream ends instead,
+because the errors would be larger than the rows."""
 _RETRY_SECONDS = 0.1
 
 

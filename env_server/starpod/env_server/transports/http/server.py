@@ -20,7 +20,7 @@ _HEADERS_BYTES = 65_536
 
 
 class _Protocol(IdleBoundProtocol):
-    """Connection that is closed if `max_connections` are open already, or its headers are long or late.
+    """Connection that is closed if `max_connections` are open already, or if its headers are too long or too late.
 
     `on_hang_up` is called with the number of unanswered requests if the caller closes a connection.
     """

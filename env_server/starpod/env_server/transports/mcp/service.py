@@ -49,7 +49,7 @@ M = TypeVar("M", bound=Message)
 
 
 def _method(body: bytes) -> object:
-    """Return the method of a message, or None if the body is not a message, which the SDK reports to the caller."""
+    """Return the method of a message, or None if the body is not a message. The SDK then reports this to the caller."""
     try:
         message = json.loads(body)
     except (ValueError, RecursionError):
@@ -88,7 +88,10 @@ class _Caller:
 
 
 class MCPService(Carried):
-    """The MCP service (streamable HTTP) at /mcp/ENVIRONMENT and /mcp/ENVIRONMENT/NAME. It works while `run` runs."""
+    """The MCP service (streamable HTTP) at /mcp/ENVIRONMENT and /mcp/ENVIRONMENT/NAME.
+
+    It answers requests while `run` is running.
+    """
 
     name = "MCP"
     paths = (PATH, f"{PATH}/{{rest:path}}")
@@ -189,7 +192,10 @@ class MCPService(Carried):
     async def _call(
         self, caller: _Caller, played: _Played, tool: str, arguments: Fields, more: Fields
     ) -> tuple[Message, CallToolResult]:
-        """Return the contract's reply and the result that shows it. `more` holds further fields of the request."""
+        """Execute a tool call, and return the contract's reply and the tool's result.
+
+        `more` holds further fields of the contract's request.
+        """
         match tool:
             case "reset":
                 return await self._reset(caller, played, arguments, more)
@@ -293,7 +299,7 @@ class MCPService(Carried):
         return played
 
     def _forget(self) -> None:
-        """Forget names whose session has ended. There are no more names than sessions."""
+        """Forget names whose session has ended. Raises OVERLOADED if `max_sessions` names remain."""
         live_ids = {session_id for table in self._service.tables.values() for session_id in table}
         self._played = {
             key: played for key, played in self._played.items() if played.session_id in live_ids or played.turn.locked()
@@ -307,7 +313,7 @@ class MCPService(Carried):
 
 
 def _expect_one(request: Any) -> Any:
-    """Return the Open or Fork. Raises BAD_ARGUMENT if it creates several sessions."""
+    """Return the Open or Fork request unchanged. Raises BAD_ARGUMENT if it asks for several sessions."""
     if request.count > 1:
         raise bad_argument("count", f"is {request.count}; a name is that of one session")
     return request

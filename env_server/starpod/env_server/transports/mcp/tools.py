@@ -27,7 +27,7 @@ OWN = (_RESET, turns.STEP, _OBSERVE, _FORK, _CLOSE)
 
 
 def list_tools(spec: pb.EnvironmentSpec) -> list[Tool]:
-    """Return an environment's tools. Its own tool whose name is reserved must be called through `step`."""
+    """Return the tools for an environment. Its own tools with a reserved name must be called through `step`."""
     options = json.loads(spec.options_schema_json or "{}")
     definitions = options.pop("$defs", {})  # options refer to them from the schema's root
     pictures = "png" in spec.render_modes
