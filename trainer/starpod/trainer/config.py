@@ -367,7 +367,7 @@ class Config(Section):
 
     @property
     def needs_state_key(self) -> bool:
-        """Whether any stage needs the digest of each state from the environments."""
+        """Whether any stage needs the environments to send a digest of each state."""
         return any(stage.algorithm.needs_state_key for stage in self.in_stages)
 
     def to_dict(self) -> dict[str, Any]:

@@ -112,7 +112,7 @@ class Job:
 
 
 def remedies(warm_start: WarmStartConfig) -> str:
-    """Return, in words, additions to an environment that can raise success."""
+    """Return a text that names additions to an environment that can raise success."""
     expert = "" if warm_start.steps and warm_start.actions == "expert" else "an `expert_action`, "
     return f"{expert}rewards on the way, or easier starts"
 

@@ -92,9 +92,10 @@ class Learner:
         return named | _combine(metrics.values())
 
     def gradients(self, groups: Sequence[Group], *, version: int, buckets: int) -> dict[str, float]:
-        """Return gradient norms by reward deviation and loss component, and by agent if there are several.
+        """Return norms of the policies' gradients, without taking an optimiser step.
 
-        Norms by reward deviation are over all policies. No optimiser step is taken.
+        Norms are returned per loss component for buckets of groups with similar reward deviation, over all policies. If
+        there are several agents, norms per agent are returned as well.
         """
         usable_groups = [group for group in groups if episodes_of([group])]
         batch = Batch(episodes_of(usable_groups), _first_of(self.by_agent).parallel.device)
@@ -140,7 +141,7 @@ class Learner:
             trainer.freeze_reference(None if parts is None else parts[agent])
 
     def reference_state(self) -> Mapping[str, Tensor]:
-        """Return the reference policies' tensors by name on rank 0; empty without any. Collective."""
+        """Return the reference policies' tensors by name on rank 0; empty if there are none. Collective."""
         return join_agents({agent: trainer.reference_state() for agent, trainer in self.by_agent.items()})
 
     def state(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]:

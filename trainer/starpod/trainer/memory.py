@@ -76,7 +76,7 @@ class Estimate:
         return max(phases, key=lambda phase: sum(item.size for item in self.items if item.phase == phase), default="")
 
     def table(self) -> list[str]:
-        """Return a table as lines of text, with a row per use and a total."""
+        """Return a table as lines of text, with one row per item and a total."""
         shards = f" of {self.place.world}" if self.place.world > 1 else ""
         lines = [f"Memory per device{shards}, GiB (estimated)"]
         for item in self.items:

@@ -316,7 +316,7 @@ class Parallel:
     ) -> None:
         """Load an optimiser state of unsharded tensors on every rank. The number of ranks may have changed.
 
-        Raises ValueError if the optimiser has other parameters.
+        Raises ValueError if the optimiser has different parameters.
         """
         reshard(model)
         names = _names(model)
@@ -458,7 +458,7 @@ def _like(full: Tensor, tensor: Tensor) -> Tensor:
 
 
 def rows_of(tensor: Tensor) -> tuple[Tensor, int]:
-    """Return this rank's rows of a tensor and the index of the first one; all of a tensor without shards."""
+    """Return this rank's rows of a tensor and the index of the first one; all rows of an unsharded tensor."""
     if not isinstance(tensor, DTensor):
         return tensor.detach(), 0
     (placement,) = tensor.placements

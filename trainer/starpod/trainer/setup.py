@@ -232,7 +232,7 @@ def _want(config: Config, facts: Facts, *, image: bool) -> Want:
 
 
 def make_scorer(config: Config, make_model: Callable[[], Policy], parallel: Parallel) -> TurnScorer | None:
-    """Return the configured turn scorer, or None. make_model: build a policy with the initial weights."""
+    """Return the configured turn scorer, or None. make_model: builds a policy with the initial weights."""
     scorer = config.scorer
     if not isinstance(scorer, ImplicitConfig | QConfig):
         return None

@@ -99,7 +99,7 @@ class PolicyTrainer:
     Args:
         temperature: Temperature of sampling, so that the trained distribution is the sampled one.
         max_length: Longest context in tokens. The loss average `seq-mean-token-sum-norm` divides by it.
-        make_reference: Build the frozen policy of the KL term, with any weights. Only used without adapters.
+        make_reference: Builds the frozen policy of the KL term, with any weights. Only used without adapters.
         branches: How advantages of branches are scaled and their loss weighted.
         criteria_weights: See `Config.criteria_weights`.
     """
@@ -159,7 +159,7 @@ class PolicyTrainer:
     # --- the batch ----------------------------------------------------------------------------------------------------
 
     def prepare(self, batch: Batch, version: int) -> tuple[RolloutBatch, dict[str, float]]:
-        """Score a batch with the current policy, and return metrics, too. Raises LogprobGap."""
+        """Return a batch scored with the current policy, and metrics of the scoring. Raises LogprobGap."""
         scores, raw_rollout = self.score(batch), self.unscored(batch)
         metrics = self._check_sampler(batch, raw_rollout.sampler_logprobs_BT, scores.logprobs_BT, version)
         rollout = replace(
@@ -251,7 +251,10 @@ class PolicyTrainer:
     def log_likelihoods(
         self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]], images: Images | None = None
     ) -> list[float]:
-        """Return the log-probability of each continuation after its prompt (nats). images: pictures for ids below 0."""
+        """Return the log-probability of each continuation after its prompt, in nats.
+
+        images: the images that ids below 0 refer to.
+        """
         samples = [Sample.of(*pair, images) for pair in zip(prompts, continuations, strict=True)]
         batch = Batch.from_samples(samples, self.parallel.device)
         sums = torch.zeros(len(batch), device=batch.device)
@@ -521,8 +524,8 @@ class Sums:
 def check_logprob_gaps(config: OptimizerConfig, gaps_N: Tensor) -> dict[str, float]:
     """Return metrics of the differences between sampler and trainer on each fresh token, in nats.
 
-    Raises LogprobGap if the mean or the 0.99 quantile is too large. The maximum is not checked, because some of many
-    tokens in bfloat16 exceed any bound by chance.
+    Raises LogprobGap if the mean or the 0.99 quantile is too large. The maximum is not checked, because with many
+    tokens in bfloat16 a few exceed any bound by chance.
     """
     metrics = {
         "policy/logprob_gap_mean": gaps_N.mean().item(),
@@ -542,7 +545,7 @@ def check_logprob_gaps(config: OptimizerConfig, gaps_N: Tensor) -> dict[str, flo
 
 
 def _quantile(values_N: Tensor, share: float) -> float:
-    """Return the smallest value that at least this share of all values does not exceed; NaN if any is NaN."""
+    """Return the smallest value v for which at least this share of all values is <= v; NaN if any is NaN."""
     if values_N.isnan().any():
         return math.nan
     return values_N.kthvalue(max(1, math.ceil(share * values_N.numel()))).values.item()

@@ -1,6 +1,6 @@
 """Agents that sample several replies per turn and play the one with the highest score.
 
-They are used to evaluate runs whose turns get values."""
+They are used in evaluations with `evaluation.best_of`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Lookup of the package that runs third-party programs as agents.
 
-The trainer does not depend on a gateway. A package that provides a gateway registers a `Programs` function as the entry
-point `program` of the group `starpod.agents`. The function opens the resources that the programs of a run share.
+A program reaches the policy through a gateway, which is a separate package. That package registers a `Programs`
+function as the entry point `program` of the group `starpod.agents`. The function opens the resources that the programs
+of a run share.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from starpod.trainer.data.episode import Episode
 from starpod.trainer.section import ConfigError
 
 Choose = Callable[[Observation, Sequence[str], random.Random], str | None]
-"""Function that returns an action for an observation and the environment's action names; None if it knows none."""
+"""Function that returns an action for an observation and the environment's action names; None if it knows no action."""
 
 
 def choose_randomly(observation: Observation, actions: Sequence[str], rng: random.Random) -> str | None:

@@ -49,7 +49,7 @@ def list_checkpoints(checkpoints: Path, without: Collection[Path] = ()) -> list[
 
 
 def marks_of(checkpoints: Path) -> dict[str, list[str]]:
-    """Return the marks (best, latest) of each marked folder, by its name."""
+    """Return the marks (best, latest) of each marked folder, by folder name."""
     marks: dict[str, list[str]] = {}
     for mark in MARKS:
         try:

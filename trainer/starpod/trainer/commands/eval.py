@@ -205,7 +205,7 @@ def _own_service(environments: Sequence[EnvironmentConfig]) -> contextlib.Abstra
 
 
 def _incomplete(model: str | None, address: str | None, environments: Sequence[str]) -> click.UsageError:
-    """Return the error for a call that lacks a model, a server or an environment. It shows a complete command."""
+    """Return the error for a call that lacks a model, a server or an environment. The error shows a full command."""
     other_models = f"{CHAT}MODEL or {', '.join(reference_names())}"
     if not model:
         choices = f"the folder of a run or of a checkpoint, a Hugging Face model, {other_models}"

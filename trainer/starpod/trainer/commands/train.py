@@ -315,7 +315,7 @@ def further(stop: StopConfig, limit: str) -> str:
 
 
 def commands(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Return exact command lines to continue with the run in a folder, by purpose.
+    """Return command lines to type next for the run in a folder, by purpose, such as "go on" and "evaluate".
 
     config: content of its config.yaml.
     """

@@ -103,9 +103,10 @@ def headline(
 
 
 def wall_seconds(facts: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> float:
-    """Return the run's duration in seconds, as recorded at its end, or otherwise until the last line of metrics.
+    """Return the run's duration in seconds, as recorded at its end.
 
-    An unfinished run is timed from its start; a resumed one from its first line of metrics.
+    For an unfinished run, it is the time from the start to the last line of metrics. If such a run was resumed, it is
+    counted from the first line of metrics.
     """
     end, first_time = facts.get("ended"), lines[0]["time"]
     start_time = first_time if facts.get("resumed") else min(facts.get("time", first_time), first_time)

@@ -146,7 +146,7 @@ class Template:
         return self.opening + cast(str, self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
     def spans(self, reply: Sequence[int], blocks: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
-        """Convert the ends of a reply's blocks from characters of its decoded text to sampled ids.
+        """Convert the ends of a reply's blocks from character indices in its text to indices of sampled ids.
 
         An id that overlaps two blocks belongs to the first one. Blocks without any id are left out, because they are
         part of the prompt. The last block ends with the reply and includes its end token.
@@ -376,7 +376,7 @@ class Conversation:
 
         Args:
             user: Message of the user.
-            image: Image, scaled for the model, that replaces the mark in `user`; empty if there is none.
+            image: Image, scaled for the model, that replaces the placeholder in `user`; empty if there is none.
             most_tokens: Maximum length of the context. `window` and `single_turn` show fewer turns to respect it, but
                 always the current one.
         """

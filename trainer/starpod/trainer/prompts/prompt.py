@@ -205,7 +205,7 @@ class Prompter:
         Args:
             number: Number of the turn, from 1.
             observation: The observation as text.
-            image: Whether a mark is inserted for an image.
+            image: Whether to insert a placeholder for an image.
             reward: Reward of the previous turn, if there was one.
             actions_left: Number of actions left in the episode; None is no limit.
             warning: Whether the previous turn had no valid action.

@@ -16,7 +16,7 @@ class CriteriaConfig(Section):
 
 
 def score_criteria(config: CriteriaConfig, view: TurnView) -> float:
-    """Return the change of the weighted number of met criteria over the turn.
+    """Return by how much the turn changes the weighted number of met criteria.
 
     A criterion that is broken again is deducted, so an attempt earns the criteria that are met at its end. A criterion
     that a turn does not report is unchanged.

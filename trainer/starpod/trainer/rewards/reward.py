@@ -182,7 +182,7 @@ class Rewards:
         self._shaping = {name: (_load(name, shaping), shaping.weight) for name, shaping in config.shaped.items()}
 
     def score(self, turn: Turn, transition: Transition | None, episode: Episode) -> dict[str, float]:
-        """Return the named parts of a turn's reward, "environment" and the configured parts. Raises RewardError."""
+        """Return the parts of a turn's reward by name: "environment" and the configured parts. Raises RewardError."""
         config, view = self.config, TurnView.of(turn, episode)
         parts = {"environment": transition.reward if transition is not None else 0.0}
         if config.format_penalty:

@@ -54,7 +54,7 @@ class Collected:
     dropped: int = 0
     """Number of groups that were dropped because too many of their episodes failed."""
     latencies: list[float] = field(default_factory=list)
-    """Seconds of each step of an environment."""
+    """Duration of each environment step in seconds."""
 
     @classmethod
     def of(cls, groups: Sequence[Group], min_size: int) -> Collected:

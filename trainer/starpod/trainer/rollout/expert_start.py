@@ -1,4 +1,4 @@
-"""Start states near success: the environment's expert plays until some moves before its end, the policy plays the rest.
+"""Start states near success: the expert plays until a few moves before it succeeds, and the policy plays the rest.
 
 This is a reverse curriculum (arXiv 1707.05300). The start states are reached by playing, so the environment need not
 support resets to a state. The members of a group are forks of one session, each with its own dynamics seed.

@@ -26,8 +26,8 @@ async def draw_episodes(
     """Return the PNG frames of episodes by key: one before each turn and one after the last.
 
     Episodes are left out if their environment cannot render, or if a replay shows other observations. Rendering stops
-    at the first episode with which the frames exceed `most` bytes. `players` maps the name of each task to its servers
-    and task.
+    at the first episode whose frames would make the total exceed `most` bytes. `players` maps the name of each task to
+    its servers and task.
     """
     frames_by_key: dict[Key, list[bytes]] = {}
     can_draw: dict[str, bool] = {}

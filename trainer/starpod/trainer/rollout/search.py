@@ -104,8 +104,10 @@ class Search:
         return group
 
     async def _values(self, config: ValuesConfig, brancher: Brancher, size: int) -> Group:
-        """Estimate each state's value as the mean return of its continuations (VinePPO). The value of the start state
-        is the mean return of the other members."""
+        """Estimate each state's value as the mean return of its continuations (VinePPO).
+
+        The value of an episode's start state is the mean return of the other episodes of the group.
+        """
         lines = await brancher.open(size)
         for line in lines:
             brancher.keep_snapshots(line)

@@ -39,7 +39,7 @@ class Served:
     demonstrations: list[Demonstration] = field(default_factory=list)
 
     async def demonstrate(self, config: Config, cursor: SeedCursor, screen: Screen) -> None:
-        """Read demonstrations from the configured file, and collect others from the next seeds. Raises ConfigError."""
+        """Read demonstrations from the configured file, and collect more from the next seeds. Raises ConfigError."""
         seeds = cursor.take(self.config.warm_start.episodes)
 
         def progress(through: int) -> None:

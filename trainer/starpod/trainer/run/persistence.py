@@ -83,7 +83,7 @@ class Persistence:
         self._weights_are_whole = False
 
     def finish_step(self) -> None:
-        """Mark the weights as whole: a rescue may save them again."""
+        """Enable rescues again, because the weights are now those of a finished step."""
         self._finished, self._weights_are_whole = None, True
 
     # --- saving -------------------------------------------------------------------------------------------------------
@@ -146,9 +146,10 @@ class Persistence:
         }
 
     async def rescue(self, error: Exception) -> None:
-        """Save the last finished step after an error, if the weights are whole, and wait until it is written.
+        """Save the last finished step after an error, and wait until it is written.
 
-        With several ranks, this only works for an error that all ranks raise, such as RankFailed or CollectionFailed.
+        Nothing is saved if the error interrupted an update, because the weights are then between two versions. With
+        several ranks, this only works for an error that all ranks raise, such as RankFailed or CollectionFailed.
         """
         on_all_ranks = self._parallel.world == 1 or isinstance(error, RankFailed | CollectionFailed | CheckpointError)
         if not (self._weights_are_whole and on_all_ranks):

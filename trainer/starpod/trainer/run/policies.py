@@ -31,7 +31,7 @@ class Models:
     """The policies that the engine samples from. They are copies if the policies are sharded, or updated while the
     engine samples."""
     make_initial: Callable[[], Policy]
-    """Build a policy with the run's initial weights, for a reference or a scorer."""
+    """Function that builds a policy with the run's initial weights, for a reference or a scorer."""
 
 
 def build_models(config: Config, texts: Callable[[], Iterable[str]], folder: RunFolder, parallel: Parallel) -> Models:

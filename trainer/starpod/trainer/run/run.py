@@ -290,7 +290,7 @@ class Run:
 
     @property
     def _fresh_version(self) -> int:
-        """Return the version of the current policy's tokens; -1 offline, because versions mean nothing there."""
+        """Return the version of tokens that the current policy samples; -1 offline, where versions mean nothing."""
         return -1 if self.collecting.offline else self.progress.version
 
     def finish_step(self) -> None:

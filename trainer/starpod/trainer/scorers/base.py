@@ -46,7 +46,7 @@ class TurnScorer(ABC):
 
     @abstractmethod
     def score(self, episodes: Sequence[Episode]) -> list[list[float]]:
-        """Return a score for each turn of each episode; 0 for turns of a parent and turns without tokens.
+        """Return a score for each turn of each episode; 0 for turns shared with a parent or without tokens.
 
         Each episode must have sampled tokens.
         """

@@ -84,7 +84,7 @@ class QScorer(TurnScorer):
 
 
 def turn_targets(episodes: Sequence[Episode], gamma: float) -> list[list[float]]:
-    """Return Monte-Carlo estimates of Q: the attempt's outcome in [0, 1], discounted from the turn to its end.
+    """Return Monte-Carlo estimates of Q: the attempt's outcome in [0, 1], discounted back from its end to the turn.
 
     Turns of a speaker with the same actions in the same state (by state key, if there is one) share the mean over all
     visits.

@@ -34,7 +34,7 @@ raises ValueError if it cannot parse an observation.
 
 @functools.cache
 def _describer() -> Callable[[Episode, Turn, str], Mapping[str, str]]:
-    """Return the function that describes relations. Raises ConfigError if no installed package registers one."""
+    """Return the registered function that describes the relations in a state. Raises ConfigError if there is none."""
     for entry in entry_points(group=GROUP, name="relations"):
         describe: Callable[[Episode, Turn, str], Mapping[str, str]] = entry.load()
         return describe
@@ -259,7 +259,7 @@ class DemonstrationWriter:
             ) from error
 
     def _relations(self, episode: Episode, turn: Turn, after: str) -> Mapping[str, str]:
-        """Return descriptions of the relations before and after a turn, if a demonstration uses them."""
+        """Return texts on the relations in the states before and after a turn; empty if no template uses them."""
         if not any("relations}" in text for text in (self.thought, *self.config.blocks.values())):
             return {}
         try:
