@@ -13,7 +13,7 @@ Cell = tuple[int, int]
 STEPS: dict[str, Cell] = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
 
 KINDS = frozenset({"goal", "hole", "wall", "box", "target"})
-"""Kinds of things in a cell, besides the player. A kind that a game lacks is in no cell."""
+"""Kinds of things in a cell, besides the player. Kinds of the other game are in no cell."""
 
 _LAKE = {
     "P": "player",
@@ -55,7 +55,7 @@ class CannotRead(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """The part of a state that an observation shows. The cells around a lake count as walls."""
+    """The part of a state that an observation shows. Cells outside the border of a frozen lake count as walls."""
 
     player: Cell
     places: Mapping[str, frozenset[Cell]]
@@ -100,7 +100,7 @@ def family_of(environment: str) -> str:
 
 @functools.lru_cache(maxsize=256)
 def legend_of(family: str, instructions: str) -> dict[str, frozenset[str]]:
-    """Return the kinds that each symbol stands for: as the instructions explain, or else the default symbols."""
+    """Return the kinds that each symbol stands for, from the instructions if they explain symbols, else by default."""
     default_legend = _LAKE if family == "frozen_lake" else _ROOM
     legend = dict(default_legend)
     match = _LEGEND.search(instructions)

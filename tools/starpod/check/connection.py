@@ -1,4 +1,4 @@
-"""A connection to a server under test over any transport, which makes single calls and recovers nothing."""
+"""A connection to a server under test, over any transport. It makes single calls and does not recover from failures."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Connection(abc.ABC):
 
     Args:
         address: address of the server, in the transport's form.
-        access: token and TLS settings; other fields of it are ignored.
+        access: token and TLS settings; its other fields are ignored.
         seconds: default time limit of a call.
         portion: maximum number of calls in a Stream message, set by the server's max_calls_in_flight; 0: no limit.
 
@@ -129,7 +129,7 @@ def rpc_error(
 
 
 async def patiently(send: Callable[[], Awaitable[Any]]) -> Any:
-    """Make a call and return its result. Repeat it while the server is overloaded, after the delay it asks for."""
+    """Make a call and return its result. If the server is overloaded, repeat the call after the delay in RetryInfo."""
     end = time.monotonic() + PATIENCE
     while True:
         try:

@@ -1,6 +1,6 @@
 """A connection over MCP: every call is a tool call. Fields without a tool argument travel in `_meta` (docs/mcp.md).
 
-Requests are written by hand, because an MCP client library would make calls of its own in between.
+Requests are written by hand, because an MCP client library would make additional calls in between.
 """
 
 from __future__ import annotations

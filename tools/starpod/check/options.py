@@ -77,7 +77,7 @@ def made_up(prop: Any, schema: Mapping[str, Any]) -> Any:
 
 
 def resolved(prop: Any, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the property's schema with `$ref` followed, or an empty one if it has none."""
+    """Return the property's schema with `$ref` followed; empty if the property has no schema."""
     for _ in range(8):
         if not isinstance(prop, dict) or "$ref" not in prop:
             break

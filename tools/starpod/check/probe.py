@@ -25,7 +25,7 @@ EMPTY_TURNS, ACTING_TURNS = 2, 5
 MIDDLE = 3
 """Number of the script's turns that are played before a fork or a snapshot: two empty ones and one with an action."""
 ATTEMPTS = 3
-"""Attempts to choose turns for the script that do not end the episode early."""
+"""Maximum number of attempts to find turns for the script that do not end the episode early."""
 PLAYS = 3
 """Number of times that the script must give the same result before the environment counts as deterministic."""
 NONSENSE = "\u2620 no such action \u2620"
@@ -51,7 +51,7 @@ class Script:
 
 
 class Handle:
-    """A session and its place in the episode."""
+    """A session with its connection, epoch and next step index."""
 
     def __init__(self, connection: Connection, session: pb.Session) -> None:
         self.connection = connection
@@ -385,13 +385,13 @@ class Probe:
         return await self.after(min(MIDDLE, len(self.script().turns) - 1))
 
     def key(self) -> str:
-        """Return a key that was never used."""
+        """Return a key that no call has used yet."""
         return f"check-{uuid.uuid4().hex}"
 
     # --- actions ---------------------------------------------------------------------------------------------------
 
     def acting_want(self) -> pb.Want:
-        """Return the Want that observations need for `choices` to return good actions."""
+        """Return a Want for the fields of observations from which `choices` takes good actions."""
         want = self.target.want
         want.expert_action = self.spec.capabilities.expert_action and not want.valid_actions
         return want
@@ -412,7 +412,7 @@ class Probe:
         return [self.target.plain]
 
     def nonsense(self) -> list[pb.Action]:
-        """Return well-formed but nonsensical actions, one per kind in Describe. Raise NotShown if none is known."""
+        """Return well-formed but nonsensical actions, one per kind of action. Raise NotShown if none is known."""
         space = self.spec.action_space
         actions = [pb.Action(text=NONSENSE)] if space.names else []
         if space.tools:
@@ -424,11 +424,11 @@ class Probe:
         return actions or [pb.Action(text=NONSENSE)]
 
     def turn(self, *actions: pb.Action) -> Turn:
-        """Return the actions, without those beyond max_step_actions."""
+        """Return the actions as one turn, cut to the server's max_step_actions."""
         return actions[: self.server.limits.max_step_actions or None]
 
     def guided_want(self, **more: bool) -> pb.Want:
-        """Return the Want that observations need for `guide` to return the expert's action, if there is an expert."""
+        """Return a Want for the fields of observations that `guide` uses, with the expert's action if there is one."""
         want = self.acting_want()
         want.MergeFrom(pb.Want(expert_action=self.spec.capabilities.expert_action, **more))
         return want

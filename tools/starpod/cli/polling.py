@@ -1,4 +1,4 @@
-"""A choice between two I/O implementations of gRPC's core, which must be made before gRPC is loaded."""
+"""Choose one of two I/O implementations of gRPC's core. This must be done before gRPC is loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The live site, started for a command in the terminal and opened if there is a desktop."""
+"""Start the live site for a command in the terminal, and open it in a browser if there is a desktop."""
 
 from __future__ import annotations
 

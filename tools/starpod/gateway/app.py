@@ -39,7 +39,7 @@ _LARGE_BODY_BYTES = 2**18
 _LARGE_BODIES = 4
 """Maximum number of large bodies received at the same time, to bound their memory. Smaller bodies never wait."""
 _BODY_SECONDS = 60.0
-"""Time limit for receiving a body, so that a slow client cannot keep one of the _LARGE_BODIES places."""
+"""Time limit in seconds for receiving a body, so that a slow client cannot keep one of the _LARGE_BODIES places."""
 _SIGNATURE = 32
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 _large_bodies = Turns(_LARGE_BODIES)

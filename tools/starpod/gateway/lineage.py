@@ -2,8 +2,8 @@
 
 Every reply is a node. Its stream consists of the ids of its prompt and of its own ids as they were sampled. A request
 whose messages begin with a node's messages and reply extends that stream: only the new messages are encoded, and no
-sampled id is decoded and encoded again. A request with another history begins a stream from its first id. Streams that
-share a beginning form a tree, and each sampled id is trained on only in the turn that sampled it.
+sampled id is decoded and encoded again. A request with any other history begins a new stream. Streams that share a
+beginning form a tree, and each sampled id is trained on only in the turn that sampled it.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Draft:
     context: list[int]
     """All ids of the prompt."""
     appended: list[int]
-    """The ids after the parent's stream."""
+    """Ids of the prompt that come after the parent's stream."""
     text: str
     opened: str
     """Text that every reply begins with although it is not sampled."""

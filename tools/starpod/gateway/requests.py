@@ -141,7 +141,7 @@ class Answer:
     prompt_tokens: int
     reply_tokens: int
     cached_tokens: int
-    """Number of the prompt's tokens that were part of an earlier prompt or its reply."""
+    """Number of prompt tokens that were already part of an earlier prompt or of its reply."""
     created: int
     stop: str = ""
     """The stop text that ended the reply; empty if none did."""

@@ -31,7 +31,7 @@ class Serving:
     """Folder for sessions and episodes."""
     engine: Literal["torch", "vllm", "vllm_remote"] = "torch"
     urls: Sequence[str] = ()
-    """Servers of vllm_remote."""
+    """URLs of the servers that the engine `vllm_remote` uses."""
     temperature: float | None = None
     max_tokens: int | None = None
     """Maximum number of tokens of a reply."""

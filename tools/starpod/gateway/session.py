@@ -1,4 +1,4 @@
-"""A rollout session: samples replies, repeats the reply of a repeated request, and passes each turn on."""
+"""A rollout session. It samples a reply per request, repeats it for a repeated request, and reports each turn."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ AT_ONCE = 32
 sessions get a share."""
 
 LONG_PROMPT = 20_000
-"""Prompts of this many characters or more are encoded in a thread. 100,000 take about 0.15 s, which would block the
-event loop. For shorter prompts, the thread costs more than it saves."""
+"""Prompts of this many characters or more are encoded in a thread, because 100,000 would block the event loop for about
+0.15 s. For shorter prompts, the thread costs more than it saves."""
 _MESSAGE_CHARACTERS = 20
 """Number of characters that take as much time as one message. 10,000 empty messages would block for 0.6 s."""
 

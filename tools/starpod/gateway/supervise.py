@@ -4,7 +4,7 @@ It is a separate process so that the program's descendants end with it, however 
 their subreaper: a process whose parent has ended becomes its child, whatever session or group that process is in.
 Elsewhere only the program's process group is ended.
 
-Standard input: the program is ended when it closes, which happens even if the trainer is killed.
+Standard input: if it is closed, the program is ended. It is closed even if the trainer is killed.
 Standard output: one line of JSON at the end, `{"status": 1, "last": "..."}` or `{"refused": "..."}`. The program does
 not inherit it, so that no process that it leaves behind keeps the reader waiting.
 """
@@ -23,7 +23,7 @@ SHOWN = 500
 """Number of bytes at the end of the program's standard error that are reported."""
 _PR_SET_CHILD_SUBREAPER = 36
 _END_SECONDS = 3.0
-"""Time for killed processes to end. The supervisor does not wait longer for one that hangs in the kernel."""
+"""Seconds for killed processes to end. The supervisor does not wait longer for one that hangs in the kernel."""
 _POLL_SECONDS = 0.01
 
 
@@ -77,7 +77,7 @@ def wait(program: "subprocess.Popen[bytes]", wake: int, errors: int) -> bytes:
 
 
 def read(descriptor: int, max_bytes: int = 1 << 20) -> bytes:
-    """Return the bytes that can be read now, without waiting: a descendant may hold the other end open forever."""
+    """Return the bytes that can be read without waiting, because a descendant may keep the other end open forever."""
     try:
         return os.read(descriptor, max_bytes)
     except BlockingIOError:

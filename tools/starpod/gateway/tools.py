@@ -1,7 +1,7 @@
 """Tool calls as text: how a prompt describes tools and their results, and how calls in a reply are parsed.
 
-Tool calls in the format of Hermes and Qwen are recognized, which most chat templates with tools use: a JSON object with
-name and arguments between <tool_call> tags. A reply that consists only of such an object (Llama) is a call, too.
+Tool calls are recognized in the format of Hermes and Qwen: a JSON object with name and arguments between <tool_call>
+tags. Most chat templates with tools use it. A reply that consists only of such an object (Llama) is a call, too.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ class Servers:
     """The servers under load, which all host the environment."""
 
     places: tuple[Place, ...]
-    """One place per server process."""
+    """Addresses of the server processes."""
     spec: pb.EnvironmentSpec
     description: pb.DescribeResponse
 
@@ -102,7 +102,7 @@ def check_plan(plan: Plan, spec: pb.EnvironmentSpec) -> None:
 def try_options(plan: Plan) -> None:
     """Open and close a session with the plan's options. Raise UsageError if the server refuses them.
 
-    Other errors, such as a full server, are ignored: the run meets and counts them.
+    Other errors, such as a full server, are ignored, because the run counts them.
     """
     place = plan.places[0]
     request = pb.OpenRequest(environment_id=plan.environment_id, version=plan.version, seed=plan.seed)
@@ -118,7 +118,7 @@ def try_options(plan: Plan) -> None:
 
 
 def _resolve(address: str) -> list[Place]:
-    """Return all addresses that a dns:/// name resolves to, or any other address unchanged. Raise ClickException."""
+    """Return all addresses of a dns:/// name, or any other address unchanged. Raise ClickException if unknown."""
     target = address.removeprefix("dns:///")
     if target == address:
         return [Place(address)]

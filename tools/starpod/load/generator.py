@@ -27,7 +27,7 @@ from starpod.load.sessions import Sessions
 
 CONNECT_SECONDS = 10.0
 REFUSED_SECONDS = 2.0
-"""Give up connecting after this time if every server has refused."""
+"""Seconds after which to give up connecting if every server has refused."""
 DRAIN_SECONDS = 5.0
 """Seconds after the end of a stage in which calls that were due before its end may still be answered."""
 TICK_SECONDS = 0.02
@@ -327,7 +327,7 @@ async def _follow_orders(plan: Plan, process: int, pipe: Connection[Any, Any]) -
 
 
 async def _run_until(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
-    """Run `work` to its end. If `stop` is set before, cancel `work` and raise RunEnded."""
+    """Run `work` to its end. If `stop` is set before the end, cancel `work` and raise RunEnded."""
     task, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait((task, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -430,7 +430,7 @@ class GeneratorProcesses:
     def _collect_answers(
         self, kind: str, result: StageResult, until: float = float("inf")
     ) -> list[tuple[Any, ...] | None]:
-        """Return each process's answer of this kind. A process that has ended has None, and `result.ended` says why."""
+        """Return each process's answer of this kind, or None for one that has ended (see `result.ended`)."""
         answers: dict[int, tuple[Any, ...] | None] = {}
         while len(answers) < len(self._pipes) and time.monotonic() < until:
             if self._interrupt_requested and not result.interrupted and kind != "closed":

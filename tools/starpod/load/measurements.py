@@ -1,7 +1,7 @@
 """Measurements of a run: latencies, steps, errors by class, and the servers' own times.
 
-A generator writes into a Log and sends it in slices, one Interval at a time. The parent process adds the intervals of
-all generators up in a StageResult.
+A generator writes into a Log and sends its content one Interval at a time. The parent process adds up the
+intervals of all generators in a StageResult.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ class Totals:
     latencies: defaultdict[tuple[str, bool], Histogram] = field(default_factory=lambda: defaultdict(Histogram))
     """Latencies by call name and by whether they begin when the call was sent (see LatencyKey)."""
     replicas: defaultdict[int, Histogram] = field(default_factory=lambda: defaultdict(Histogram))
-    """Latencies of steps by server, from when they were due."""
+    """Latencies of steps by server. They begin when steps were due."""
     steps: Counter[int] = field(default_factory=Counter)
     calls: int = 0
     errors: defaultdict[ErrorKey, Failures] = field(default_factory=lambda: defaultdict(Failures))
@@ -291,7 +291,7 @@ class Point:
     steps: int = 0
     errors: int = 0
     latencies: dict[str, str] = field(default_factory=dict)
-    """Encoded histogram by call name, of latencies from when calls were due."""
+    """Encoded latency histogram by call name. Latencies begin when calls were due."""
 
     def add(self, interval: Interval) -> None:
         self.steps += sum(interval.steps.values())

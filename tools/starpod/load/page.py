@@ -179,7 +179,7 @@ def _render_overview(stages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _load_of(stage: Mapping[str, Any], kind: str) -> float:
-    """Return a stage's position on the x axis. A closed loop has no target rate, so use its throughput."""
+    """Return a stage's position on the x axis. A closed loop has no target rate, so return its throughput."""
     return float(stage["sessions"] if kind == "sessions" else stage["rate"] or stage["steps_per_second"])
 
 
@@ -200,13 +200,13 @@ def _render_settings(report: Mapping[str, Any]) -> str:
 # --- one stage --------------------------------------------------------------------------------------------------------
 
 LEVELS = (50, 75, 90, 95, 99, 99.5, 99.9, 99.95, 99.99, 99.995, 99.999)
-"""Percentiles on the x axis of the curve. Those with too few latencies are left out."""
+"""Percentiles on the x axis of the curve. A percentile with too few latencies is left out."""
 
 
 def _render_stage(stage: Mapping[str, Any], *, unfolded: bool, alone: bool) -> str:
     """Return a stage's section, which the reader can fold unless it is the only one (`alone`).
 
-    `unfolded` says whether it starts open.
+    unfolded: whether the section is open when the page is loaded.
     """
     load = f"{stage['sessions']:,} sessions for {stage['seconds']:.1f} s after {stage['warmup_seconds']:g} s of warm-up"
     if stage["loop"] == "closed":

@@ -46,7 +46,10 @@ class Turns:
     """The way in which agents choose their actions."""
 
     kind: PolicyKind = "random"
-    """random: one of `actions` or, if empty, of the valid ones; expert: the expert's action; recorded: `episodes`."""
+    """How actions are chosen.
+
+    random: one of `actions` or, if there are none, of the valid actions. expert: the action that the environment
+    advises. recorded: the actions of `episodes`."""
     actions: tuple[str, ...] = ()
     episodes: tuple[Mapping[str, Any], ...] = ()
     """The episodes of a recording."""
@@ -64,7 +67,7 @@ class Plan:
     options: Mapping[str, Any] | None = None
     turns: Turns = field(default_factory=Turns)
     mix: Mapping[str, float] = field(default_factory=dict)
-    """Average number of extra calls per step, by name of the call."""
+    """Average number of extra calls per step, by name of the extra call."""
     think: Think = field(default_factory=lambda: Think("0"))
     episodes_per_session: int = 0
     """Open a new session after this many episodes; 0: never."""
@@ -72,14 +75,14 @@ class Plan:
     timeout: float = 30.0
     """Seconds after which a call counts as a missed deadline and is sent again."""
     retry_overload: bool = True
-    """Whether to wait as RetryInfo says and send a refused call again, instead of dropping it."""
+    """Whether to send a call refused for overload again after the delay in RetryInfo, instead of dropping it."""
     processes: int = 1
     record: bool = False
     """Whether to keep the episodes that are played."""
 
     @property
     def continuous(self) -> bool:
-        """Whether closed-loop sessions can step with plain text as soon as a reply arrives, without looking at it."""
+        """Whether a closed-loop session can send its next step, in plain text, without reading the previous reply."""
         turns = [turn for episode in self.turns.episodes for turn in episode["turns"]]
         texts = all(isinstance(action, str) for turn in turns for action in turn)
         is_blind = self.turns.kind == "recorded" or (self.turns.kind == "random" and bool(self.turns.actions))
@@ -88,7 +91,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A load that is held for a while."""
+    """A period with constant load."""
 
     name: str
     sessions: int
@@ -112,7 +115,7 @@ _DURATION = re.compile(r"([0-9]*\.?[0-9]+(?:e-?[0-9]+)?)\s*([a-zµ]+)")
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds of a text such as `20ms`, `1.5s`, `50us`, `2m` or a plain 0. Raise ValueError for others."""
+    """Parse a duration such as `20ms`, `1.5s`, `50us`, `2m` or 0 into seconds. Raise ValueError for other texts."""
     if text.strip() == "0":
         return 0.0
     match = _DURATION.fullmatch(text.strip().lower())

@@ -371,7 +371,7 @@ class Comparison:
 
     changes: list[Change]
     remarks: list[str]
-    """Differences of the two runs besides the server, such as other settings."""
+    """Differences between the two runs that are not the server's, such as different settings."""
 
     def as_json(self) -> dict[str, Any]:
         changes = [{**asdict(change), "change": change.change} for change in self.changes]

@@ -1,4 +1,4 @@
-"""Requirements on a run (`step.p99<20ms`, `errors=0`), and the search for the highest rate that keeps them."""
+"""Requirements on a run (`step.p99<20ms`, `errors=0`), and the search for the highest rate that meets them."""
 
 from __future__ import annotations
 
@@ -138,11 +138,11 @@ def _number(text: str) -> float:
 PRECISION = 0.05
 """The search ends when the lowest failed rate is at most 5 % above the highest rate that was held."""
 SHORTFALL = 0.03
-"""A server that answers 3 % fewer steps than are due does not hold the rate."""
+"""A server does not hold a rate if it answers 3 % fewer steps than are due."""
 MOST_PROBES = 16
 CONFIRMATIONS = 3
 STEP_DOWN = 0.9
-"""Factor on the rate after a failed confirmation."""
+"""Factor by which the rate is multiplied after a failed confirmation."""
 FIRST_SHARE = 0.5
 """First rate to try, as a share of the throughput of a closed loop with the same sessions."""
 

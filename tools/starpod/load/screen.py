@@ -19,7 +19,7 @@ from starpod.load.requirements import CALLS, SearchResult
 from starpod.report.figures import milliseconds, show
 
 LINE_SECONDS = 5.0
-"""Time between plain lines. The first one comes after FIRST_LINE_SECONDS, as a sign of life."""
+"""Seconds between plain lines. The first line comes after FIRST_LINE_SECONDS, to show that the run is alive."""
 FIRST_LINE_SECONDS = 1.0
 
 

@@ -15,7 +15,7 @@ from starpod.load.plan import Place, Plan, SessionPolicy
 from starpod.v1 import environment_pb2 as pb
 
 HOLD_SECONDS = 0.001
-"""Steps that are ready share a message. A step waits at most this long for others."""
+"""Maximum seconds that a step waits for others, so that steps can share a message."""
 
 clock = time.monotonic
 """Clock that all generators of a machine share, and that the event loop uses too."""
@@ -88,7 +88,7 @@ class Receiver(Protocol):
     def failed(self, session: LoadSession, error: StarpodError, now: float) -> None: ...
 
     def connected(self) -> None:
-        """React to a server that is connected, for the first time or again."""
+        """Handle that a server was connected, for the first time or again."""
 
 
 class Server(Connection):

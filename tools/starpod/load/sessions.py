@@ -21,12 +21,12 @@ from starpod.load.servers import LoadSession, Server, clock
 from starpod.v1 import environment_pb2 as pb
 
 GIVE_UP_SECONDS = 3.0
-"""The run ends if no server is connected for this long."""
+"""Seconds without any connected server after which the run ends."""
 OPEN_AT_ONCE = 64
 OPEN_SECONDS = 20.0
 """Seconds for which an overloaded server may refuse a session. Then the run begins without that session."""
 OPEN_TRIES = 3
-"""Attempts to open a session. There is no limit for an overloaded server if the plan retries overload."""
+"""Maximum attempts to open a session. If the plan retries overload, refusals for overload have no limit."""
 MAX_MISSED_DEADLINES = 3
 """Deadlines that a session may miss in a row before another session replaces it."""
 MAX_RECORDED = 10_000
@@ -123,7 +123,7 @@ class Sessions:
         return sum((server.paths for server in self.servers), Counter())
 
     def _count_missed_deadlines(self, now: float) -> None:
-        """Count calls without a reply in time. The connection sends them again, up to MAX_MISSED_DEADLINES times."""
+        """Count calls whose reply is late. The connection sends them again, up to MAX_MISSED_DEADLINES times."""
         timeout = self._plan.timeout
         for session in [session for session in self.all if session.call and now - session.asked > timeout]:
             error = DeadlineExceeded(f"no reply within {timeout:g} s")
@@ -403,7 +403,7 @@ class Sessions:
             self._failing -= 1
 
     def _start_extra_call(self, session: LoadSession) -> bool:
-        """Draw from the plan's mix, and return whether another call was sent after the step."""
+        """Draw an extra call from the plan's mix and send it. Return whether one was drawn and sent."""
         draw = self._rng.random()
         for call, share in self._plan.mix.items():
             draw -= share

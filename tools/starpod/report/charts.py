@@ -42,7 +42,7 @@ class Series:
     points: Sequence[Point]
     colour: int = 0
     band: Sequence[tuple[float, float, float]] = ()
-    """(x, low, high) of a shaded band around the line."""
+    """Points (x, low, high) of a shaded band around the line."""
     faint: Sequence[Sequence[Point]] = ()
     """Thin lines behind the main line, such as raw values or single seeds."""
     dots: bool = False
@@ -474,7 +474,7 @@ def _hover_json(
 ) -> str:
     """Return JSON for the page's script: per series its colour, label and points [pixel x, pixel y, x, text].
 
-    It also has the pixels and values of the left and right edge (`across`), and whether x is logarithmic.
+    The JSON also has the pixels and values of the left and right edge (`across`), and whether x is logarithmic.
     """
     lines = []
     names = dict(named)

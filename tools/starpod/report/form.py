@@ -20,7 +20,7 @@ class Field:
 
     name: str
     kind: str
-    """choice, number, check or text"""
+    """Type of the field: choice, number, check or text."""
     description: str
     default: str
     """The default as text; empty without one."""
@@ -81,7 +81,7 @@ def filled(known: Sequence[Field], given: Mapping[str, str], *, whole: bool = Fa
 
 
 def chosen(known: list[Field], form: Mapping[str, str]) -> dict[str, Any]:
-    """Return the options that differ from their defaults. Raise ValueError that names a field with a bad number."""
+    """Return the options that differ from their defaults. Raise ValueError for a field with an invalid number."""
     options: dict[str, Any] = {}
     for field in known:
         text = form.get(f"option-{field.name}", "").strip()

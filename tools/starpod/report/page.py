@@ -27,7 +27,7 @@ def tagged(text: str) -> str:
 
 
 def page(title: str, body: str, *, style: str = "", script: str = "") -> str:
-    """Return a whole HTML document. style, script: additions of this page to what all pages share."""
+    """Return a whole HTML document. style, script: CSS and JavaScript of this page, besides what all pages share."""
     shared_style, shared_script = ((ASSETS / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'

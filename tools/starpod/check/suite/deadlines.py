@@ -19,7 +19,7 @@ from starpod.check.refusal import from_error
 from starpod.check.requirement import must
 
 IMMEDIATELY = 0.0
-"""The deadline of a caller who leaves as soon as the call is sent."""
+"""Deadline in seconds of a caller who leaves as soon as the call is sent."""
 MIN_ABANDONED = 4
 """Number of Steps that must be abandoned before their reply, some early and some late, for the test to count."""
 LOOP_TURNS = 3

@@ -16,7 +16,7 @@ from starpod.v1 import environment_pb2 as pb
 GUIDED_TURNS = 60
 """Maximum number of turns that a guide plays to reach the end of an episode."""
 TRIED = 8
-"""Number of seeds to try, because the one action that a test plays may happen to end the task."""
+"""Maximum number of seeds to try, because the only action that a test plays may happen to end the task."""
 
 
 @must(

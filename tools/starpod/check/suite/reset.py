@@ -15,7 +15,7 @@ from starpod.check.requirement import must
 from starpod.v1 import environment_pb2 as pb
 
 TRIED = 8
-"""Number of other option values to try, until one changes the start."""
+"""Maximum number of other option values to try until one of them changes the start state."""
 
 
 @must(

@@ -22,7 +22,7 @@ from starpod.check.requirement import must
 from starpod.v1 import environment_pb2 as pb
 
 STARTS = 16
-"""Number of starts that every policy plays."""
+"""Number of start states that every policy plays."""
 TURNS = 100
 """Maximum number of turns per episode, with one action each, when policies are compared."""
 ENDLESS_TURNS = 1000
@@ -30,7 +30,7 @@ ENDLESS_TURNS = 1000
 MIN_ERRORS = 2.95
 """Difference of two mean returns that counts as real, in standard errors (p < 1/200 by Student's one-sided t-test)."""
 MIN_PAIRS = 8
-"""Number of starts that two policies must both solve before their returns there are compared."""
+"""Minimum number of starts that both policies must solve, so that their returns on these starts can be compared."""
 DETOURS = 2
 """Number of times that a pair of actions is played before the expert takes over: 2 means a, b, a, b."""
 CONSTANTS = 4

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from starpod.gateway.requests import Answer, Ask, Refused
 
 PIECE = 256
-"""Maximum characters of text in one event."""
+"""Maximum number of characters of text in one event."""
 
 
 class Dialect(Protocol):
@@ -40,7 +40,7 @@ def event(data: Mapping[str, Any] | str, name: str = "") -> bytes:
 
 
 def pieces(text: str) -> Iterator[str]:
-    """Split a text into pieces for one event each. There is at least one piece, even of an empty text."""
+    """Split a text into pieces, one per event. An empty text has one empty piece."""
     yield text[:PIECE]
     for start in range(PIECE, len(text), PIECE):
         yield text[start : start + PIECE]
