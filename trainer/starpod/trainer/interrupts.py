@@ -64,7 +64,7 @@ class Interrupts:
             self._cancel = lambda: None
 
     def raise_if_requested(self) -> None:
-        """Raise Interrupted after a signal. Call this before slow work."""
+        """Raise Interrupted if a signal has arrived. Call this before slow work."""
         if self.requested and self._alone:
             raise Interrupted
 

@@ -151,7 +151,7 @@ class Agent(ABC):
         return b""
 
     def unanswered(self, observation: Observation, episode: Episode) -> tuple[list[int], bool]:
-        """Return the prompt of the reply that a limit prevented, as `Episode.tail` and `tail_fresh`."""
+        """Return the prompt whose reply a limit prevented: the values of `Episode.tail` and `tail_fresh`."""
         return [], False
 
     def begin_attempt(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Status file for pages: what a run is doing, its servers, and its sessions in play while somebody watches."""
+"""Status file for the live site: a run's phase, its servers and, while somebody watches, its open sessions."""
 
 from __future__ import annotations
 

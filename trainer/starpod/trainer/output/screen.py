@@ -43,7 +43,7 @@ class Screen:
     """Interface of screens, and a screen that shows nothing. Close it, or use it in a `with` statement.
 
     Attributes:
-        doing: The current phase, for pages.
+        doing: The current phase, which the live site shows as well.
         at: The step that has begun, to which warnings belong.
     """
 

@@ -26,7 +26,7 @@ class Line:
     over: bool = False
     """Whether the episode cannot be continued."""
     snapshots: dict[int, Snapshot] = field(default_factory=dict)
-    """Snapshots of the states before its turns, by turn index. Filled only after `Brancher.keep_snapshots`."""
+    """Snapshots of the states before each turn, by turn index. Filled only after `Brancher.keep_snapshots`."""
 
 
 @dataclass(kw_only=True)

@@ -31,7 +31,7 @@ from starpod.trainer.seeds import derive
 
 Result = TypeVar("Result")
 WON, LOST = 2.0, -1.0
-"""Scores of won and lost episodes. They are above and below the scores of unfinished episodes, which are in [0, 1]."""
+"""Scores of won and lost episodes. Unfinished episodes have scores in [0, 1], which lie between these two."""
 
 
 class Search:
@@ -265,7 +265,7 @@ class Beams:
         return fmean(scores), reply
 
     async def _worth(self, brancher: Brancher, line: Line, depth: int) -> float:
-        """Return the score of a line's state, or the best score among the states `depth` turns later."""
+        """Return the score of a line's state; if `depth` > 0, the best score among the states `depth` turns later."""
         episode = line.episode
         if self.config.score == "reward" and (line.over or not depth):
             return episode.own_return

@@ -1,4 +1,4 @@
-"""Periodic measurements on the groups of a step that need forward or backward passes of the policy."""
+"""Periodic measurements on a step's groups, which need extra forward or backward passes of the policy."""
 
 from __future__ import annotations
 

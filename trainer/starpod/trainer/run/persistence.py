@@ -134,7 +134,7 @@ class Persistence:
             await self.finish_writing()
 
     def _progress(self) -> dict[str, Any]:
-        """Return the part of a checkpoint that collecting changes.
+        """Return the part of a checkpoint that a collection changes.
 
         The replay buffer is not included, because it only takes groups after a collection.
         """

@@ -28,8 +28,8 @@ class Models:
     policies: Policies
     """The policies that are trained."""
     sampler: Policies
-    """The policies that the engine samples from. They are copies if the policies are sharded, or updated while the
-    engine samples."""
+    """The policies that the engine samples from. They are copies if the trained policies are sharded, or if they
+    are updated while the engine samples."""
     make_initial: Callable[[], Policy]
     """Function that builds a policy with the run's initial weights, for a reference or a scorer."""
 

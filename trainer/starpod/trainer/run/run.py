@@ -156,7 +156,7 @@ class Run:
     # --- schedule -----------------------------------------------------------------------------------------------------
 
     def reason_to_stop(self) -> StopReason | None:
-        """Return why the run is over; None while it is not. All ranks agree."""
+        """Return why the run is over; None if it is not over. All ranks agree."""
         stop, progress, success = self.config.stop, self.progress, self.evaluating.success
         reason = None
         if self.interrupts.signal is not None:

@@ -104,7 +104,8 @@ class TurnScorer(ABC):
 def score_and_fit(scorer: TurnScorer, groups: Sequence[Group]) -> dict[str, float]:
     """Reward each turn by its current score, then fit the scorer to the groups. Return metrics.
 
-    If the environment scores its states, `scorer/score_correlation` compares the rewards of turns with their progress.
+    If the environment scores its states, `scorer/score_correlation` is the rank correlation of the turns' rewards
+    with `Turn.progress`.
     """
     episodes = episodes_of(groups)
     scores = scorer.score(episodes)

@@ -51,7 +51,7 @@ class Imitation:
         self.step = 0
 
     def run(self, progress: Callable[[int, float], None] = lambda step, loss: None) -> None:
-        """Take the remaining steps.
+        """Take the remaining optimiser steps.
 
         progress: called after each step with its number and its loss in nats per token. If it raises an
         exception, the run ends between two steps.
