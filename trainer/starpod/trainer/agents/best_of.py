@@ -36,7 +36,7 @@ class BestOfAgents(EngineAgents):
 
 
 class BestOf(EngineAgent):
-    """Agent that plays the best of several replies. The first of them is the one that plain sampling would give."""
+    """Agent that plays the best of several replies. The first reply is what plain sampling would give."""
 
     _shared: BestOfAgents
 

@@ -80,7 +80,7 @@ def sections(section: Section, prefix: str = "") -> Iterator[tuple[str, Section]
 
 
 def own_keys(section: Section) -> list[str]:
-    """Return the keys to list under a section: all except those that it inherits with the same default."""
+    """Return the keys to list under a section. Keys that it inherits with the same default are omitted."""
     bases = [base for base in type(section).__bases__ if issubclass(base, Section)]
     return [
         name
