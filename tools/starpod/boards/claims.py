@@ -285,7 +285,7 @@ class _Sentences:
     # --- their parts ---
 
     def _list(self, place: int) -> tuple[list[str], int]:
-        """Read one or two directions, with or without "and". A second one before a copula begins a new claim."""
+        """Read one or two directions, with or without "and". A second one that begins a new claim is left unread."""
         directions = [DIRECTIONS[str(self._at(place))]]
         place += 1
         next_place = place + (self._at(place) in ("and", "-", "/"))

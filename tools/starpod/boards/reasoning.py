@@ -17,7 +17,7 @@ def reasoning(turn: Turn, transition: Transition | None, view: TurnView, *, clai
     """Score the claims of a thought: from -1 (all false) to 1 (enough of them, all true).
 
     The score is (true topics - false topics) / max(`claims`, number of topics). Several claims on a topic count once,
-    and the topic is false if any of them is. Claims about the state after the turn are compared with the next
+    and the topic is false if one of its claims is. Claims about the state after the turn are compared with the next
     observation. The score is 0 without a claim that can be checked, or if the reply is not well-formed.
 
     Args:

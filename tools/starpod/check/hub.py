@@ -166,7 +166,7 @@ def hub(
 
 
 def _serve(words: Sequence[str], port: int) -> None:
-    """Serve in one process until it is interrupted. Print the environments, then the address."""
+    """Serve the environments in one process until it is interrupted. Print the environments, then the address."""
     try:
         with started("the environment service", "serve", *words, "--port", str(port)) as address:
             places = _assign_processes(address)
@@ -187,7 +187,7 @@ def _print_list(specs: Sequence[pb.EnvironmentSpec]) -> None:
 
 
 def _assign_processes(address: str) -> list[Place]:
-    """Assign each environment to a process of the server. Its check uses the other process for comparison."""
+    """Assign each environment to one of the server's processes. Its check compares with the other process."""
     with grpc.insecure_channel(address) as channel:
         server = EnvironmentServiceStub(channel).Describe(pb.DescribeRequest())
     newest_specs = {spec.id: spec for spec in reversed(server.environments)}

@@ -168,7 +168,7 @@ class MCPConnection(HTTPConnection):
 
 
 def _turn(request: pb.StepRequest, tools: Names[str]) -> tuple[str, dict[str, Any]]:
-    """Return the tool that plays a turn, and its arguments. Actions that no argument can carry are left out.
+    """Return the tool that plays a turn, and its arguments. Actions that do not fit into arguments are left out.
 
     tools: names of tools that environments define.
     """

@@ -391,7 +391,7 @@ class Probe:
     # --- actions ---------------------------------------------------------------------------------------------------
 
     def acting_want(self) -> pb.Want:
-        """Return a Want for the fields of observations from which `choices` takes good actions."""
+        """Return a Want for the observation fields that `choices` needs to return good actions."""
         want = self.target.want
         want.expert_action = self.spec.capabilities.expert_action and not want.valid_actions
         return want
@@ -428,7 +428,7 @@ class Probe:
         return actions[: self.server.limits.max_step_actions or None]
 
     def guided_want(self, **more: bool) -> pb.Want:
-        """Return a Want for the fields of observations that `guide` uses, with the expert's action if there is one."""
+        """Return a Want for the observation fields that `guide` needs, including the expert's action if available."""
         want = self.acting_want()
         want.MergeFrom(pb.Want(expert_action=self.spec.capabilities.expert_action, **more))
         return want

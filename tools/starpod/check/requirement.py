@@ -27,7 +27,7 @@ class Requirement:
     """What is demanded, in one sentence."""
     test: Test
     alone: bool = False
-    """Whether no other test may run at the same time, because this one uses up what others need."""
+    """Whether the test must run alone, because it uses up resources that other tests need."""
     absent: bool = False
     """Whether the requirement is for servers or environments without the level's capability, not for those with it."""
     slow: float = 0.0

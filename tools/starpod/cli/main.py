@@ -89,7 +89,7 @@ SUBCOMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command when it is called, not when help lists it."""
+    """A click group that imports a command only when the command is called, not when the help lists it."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(SUBCOMMANDS)

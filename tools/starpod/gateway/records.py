@@ -1,4 +1,4 @@
-"""Sessions of a standalone gateway. Callers begin, reward and end them, and each becomes an episode.
+"""Sessions of a standalone gateway. Callers begin, reward and end them. Each session becomes an episode.
 
 Each session has a journal with a line per event, which is written before the event is acknowledged. A gateway that was
 killed restores its sessions from the journals. When a session ends, it becomes a line in the episode file of its group,
@@ -41,7 +41,7 @@ class Record:
     episode: Episode
     journal: Path
     rewarded: set[str] = field(default_factory=set)
-    """Keys of the rewards that were given, each of which counts once."""
+    """Keys of the rewards given so far. A reward with a repeated key adds nothing."""
     called: float = field(default_factory=time.monotonic)
     """When the session was last called."""
 
@@ -97,7 +97,8 @@ class Record:
 class Records:
     """The sessions of a gateway. A folder has their journals (`sessions`) and their episodes by group (`episodes`).
 
-    Each session is one member of a group, and that place is never given to another session. Call `restore` before use.
+    Each session is one member of a group. Its place in the group is never given to another session.
+    Call `restore` before use.
 
     Args:
         sampler: how replies are sampled.
@@ -186,7 +187,7 @@ class Records:
             journal.unlink()
 
     def find(self, name: str) -> Session:
-        """Return the session with this name, and begin it if that is allowed. Raise Refused."""
+        """Return the session with this name. If it is unknown, begin it or, unless `begins_unknown`, raise Refused."""
         if name in self._live or name in self._over:
             return self.record(name).session
         if not self.begins_unknown:
@@ -264,7 +265,7 @@ class Records:
             self.end_idle(time.monotonic())
 
     def end_idle(self, now: float) -> None:
-        """End sessions without recent calls. They count as lost by the infrastructure: their agents may be dead."""
+        """End sessions without recent calls, because their agents may be dead. Count them as infrastructure losses."""
         for name, record in list(self._live.items()):
             idle_seconds = now - record.called
             if idle_seconds > self.idle_seconds and not record.session.sampling:

@@ -71,7 +71,7 @@ class Choice:
     """Whether a reply may or must call a tool."""
 
     kind: Literal["auto", "none", "required"] = "auto"
-    """auto: the model decides; none: never; required: always."""
+    """auto: the model decides whether to call a tool; none: it must not call any; required: it must call one."""
     name: str = ""
     """Name of the tool that must be called; empty: any."""
 
@@ -198,7 +198,7 @@ def objects(body: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
 
 
 def count(body: Mapping[str, Any], *names: str) -> int | None:
-    """Return the positive number in the first of these fields that is present. Raise Refused for other numbers."""
+    """Return the number in the first field of `names` that is present, or None. Raise Refused unless it is positive."""
     for name in names:
         value = field(body, name, int)
         if value is not None:

@@ -133,7 +133,7 @@ def begin_call(tools: Sequence[Mapping[str, Any]], name: str) -> str:
     """Return the beginning of a reply that must call a tool, up to the arguments.
 
     If several tools may be called, the beginning stops before the name. It never ends with a blank: tokenizers join a
-    blank with the brace after it, and small models write no object after a separate blank.
+    blank with the brace after it, and a small model that gets the blank as a separate token writes no object.
     """
     if not name and len(tools) > 1:
         return f'{_OPEN}\n{{"name": "'

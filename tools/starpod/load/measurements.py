@@ -223,7 +223,7 @@ class Log:
             interval.latencies[server, "step", False].extend(latencies)
 
     def failed(self, server: int, call: str, kind: str, message: str) -> None:
-        """Count a failed call, whenever it happens: errors are never normal, not even during warm-up."""
+        """Count a failed call, even outside the measured time, because errors are never normal."""
         self.interval.errors[server, call, kind].add(1, message[:EXAMPLE_CHARACTERS])
 
     def take(self, place: int) -> Interval:

@@ -281,7 +281,7 @@ DRAWS = 1000
 FEWEST = 8
 """A stage with fewer intervals has no confidence intervals."""
 CONFIDENCE = 0.99
-"""Level of the confidence intervals. At 95 %, one of 20 metrics of a report would seem to have changed by chance."""
+"""Level of the confidence intervals. At 95 %, one of 20 unchanged metrics would seem to have changed."""
 PERCENTS = ((50.0, "p50_ms"), (90.0, "p90_ms"), (99.0, "p99_ms"), (99.9, "p99.9_ms"))
 MIN_LATENCIES = {"p50_ms": 20, "p90_ms": 50, "p99_ms": 500, "p99.9_ms": 5000}
 """Number of latencies below which a percentile depends on single calls and has no confidence interval."""

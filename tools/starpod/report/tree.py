@@ -1,4 +1,4 @@
-"""Trees of continuations as SVG: equal turns share a branch, which shows how many continuations succeeded."""
+"""Trees of continuations as SVG. Equal turns share a branch, and each branch shows how many continuations succeeded."""
 
 from __future__ import annotations
 
