@@ -199,10 +199,10 @@ class Records:
 
         Args:
             name: name of the session; empty: a random one.
-            values: fields of its episode. Defaults: a new group, and the next free member of the group.
+            values: fields of the session's episode. Defaults: a new group, and the next free member of the group.
 
         Raises:
-            Refused: The name is malformed or was used before, the place is taken, or too many sessions are live.
+            Refused: The name is malformed or was used before, the member is taken, or too many sessions are live.
             OSError: The journal cannot be written.
         """
         name = name or f"s-{uuid.uuid4().hex}"

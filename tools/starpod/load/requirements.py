@@ -179,7 +179,7 @@ def find_rate(stage: Stage, targets: Sequence[Requirement], play: Play) -> Searc
     """Search for the highest rate at which all targets hold, no call fails and the server keeps up.
 
     Args:
-        stage: the load. If it has no rate, the search begins at FIRST_SHARE of a closed loop's throughput.
+        stage: the load. The search begins at its rate; without one, at FIRST_SHARE of a closed loop's throughput.
         targets: requirements that must hold.
         play: runs a stage.
     """

@@ -26,7 +26,7 @@ OPEN_AT_ONCE = 64
 OPEN_SECONDS = 20.0
 """Seconds for which an overloaded server may refuse a session. Then the run begins without that session."""
 OPEN_TRIES = 3
-"""Maximum attempts to open a session. If the plan retries overload, refusals for overload have no limit."""
+"""Maximum number of attempts to open a session. If the plan retries overload, an overloaded server has no limit."""
 MAX_MISSED_DEADLINES = 3
 """Deadlines that a session may miss in a row before another session replaces it."""
 MAX_RECORDED = 10_000
