@@ -168,7 +168,10 @@ def _admission(request: Request, token: str) -> Response | None:
 
 
 def _events(site: Site) -> Callable[[Request], Awaitable[Response]]:
-    """Return the route of server-sent events. It sends a number after each change of the named run, or of any run."""
+    """Return the route of server-sent events.
+
+    It sends a new number after each change of the run that the request names, or of any run if it names none.
+    """
 
     async def events(request: Request) -> Response:
         run = request.query_params.get("run", "")

@@ -45,7 +45,7 @@ entry is the default."""
 METRICS = ("collect/success", "policy/entropy", "collect/own_std_in_group", "collect/response_diversity")
 """Metrics that are drawn by default, below the curve of evaluations."""
 SEEDS = 200
-"""Maximum number of episodes to link of those that only one run of a pair solved, for each of the two runs."""
+"""Maximum number of links to episodes that one run of a pair solved and the other run did not, for each run."""
 MARKS, WARNINGS = 200, 20
 """Maximum number of warnings that are marked on a chart, and maximum number that are listed below the charts."""
 INTERVAL_SEEDS = 3

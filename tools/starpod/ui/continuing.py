@@ -1,4 +1,4 @@
-"""Continuations: policies play on from a state, in its session or in forks of it. Jobs do so for each turn's state."""
+"""Continuations: policies play on from a state, in its session or in forks. Jobs do so for each turn of an episode."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class Branches:
 
 @dataclass(slots=True)
 class TurnValues:
-    """A job that finds which turn lost an episode, from the success of continuations from before each turn."""
+    """A job that finds which turn lost an episode, by playing continuations from the state before each turn."""
 
     id: str
     episode: Episode

@@ -200,7 +200,7 @@ class Game:
             self._note(by, snapshot)
 
     def _note(self, by: str, snapshot: Snapshot | None) -> None:
-        """Add the last turn of the record to the turns that the page shows."""
+        """Add the last turn of the episode's record to the turns that the page shows."""
         turn = self.episode.turns[-1]
         self.success = self.episode.success
         self.turns.append(
@@ -350,7 +350,7 @@ class Games:
         await close([old_session])
 
     async def fork(self, game: Game) -> Game:
-        """Return a copy of the game, whose random state is the same. Raises StarpodError."""
+        """Return a copy of the game with the same random state. Raises StarpodError."""
         (session,) = await game.session.fork()
         episode, turns = copy.deepcopy(game.episode), list(game.turns)
         lock, name = asyncio.Lock(), secrets.token_urlsafe(9)

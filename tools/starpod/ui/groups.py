@@ -66,7 +66,7 @@ class Member:
     def mark(self, turn: int, why: str, others: Sequence[Member], along: Sequence[Member]) -> None:
         """Note that the member diverges from others at a turn, unless it shares that turn with its parent.
 
-        along: members that continue alike, this one included.
+        along: members that continue like this member at the turn, this member included.
         """
         if self.shared <= turn < len(self.turns):
             on = f"with {_named(along, but=self)}" if len(along) > 1 else "alone"
@@ -75,7 +75,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """Members that continued alike from the state before a turn."""
+    """Members that took the same actions at a turn and then saw the same state."""
 
     way: str
     members: list[Member]

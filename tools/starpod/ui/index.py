@@ -183,7 +183,7 @@ class Index:
             yield database
 
     def _prepare(self) -> None:
-        """Create the file. One that is damaged, has another version or is mostly waste is replaced."""
+        """Create the file. Replace an existing file if it is damaged, has another version or is mostly waste."""
         for is_retry in (False, True):
             try:
                 with closing(self.connect()) as database:
@@ -281,7 +281,7 @@ class Index:
         return [dict(row) for row in rows]
 
     def search(self, wanted: Filter, *, first: int = 0, most: int = 50) -> tuple[list[dict[str, Any]], int]:
-        """Return the results of `episodes` and `count` for a filter with words, with a single search."""
+        """Return the results of `episodes` and `count` for a filter with words, using only one search."""
         where, values = wanted.where()
         order = SORTS.get(wanted.sort, SORTS["newest"])
         with self.reading() as database:

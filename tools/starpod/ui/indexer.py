@@ -133,7 +133,7 @@ class Indexer(threading.Thread):
         return " ".join(sentence for _, sentence in list(self._unreadable.values())[:3])
 
     def _set_aside(self, path: str, stamps: str, error: Exception) -> None:
-        """Skip a run until its files change, and report it: one bad file must not keep other runs out of the index."""
+        """Skip a run until its files change, and report it. One bad file must not keep other runs out of the index."""
         reason = str(error)[:200].encode(errors="replace").decode()
         sentence = f"The files of {path} do not hold what a run writes, and are not read: {reason}."
         self._unreadable[path] = stamps, sentence
@@ -346,7 +346,7 @@ def _add_lines(database: sqlite3.Connection, run: int, name: str, place: _Place,
 
 
 def _bucket_of(line: Mapping[str, Any], last: _Bucket) -> _Bucket | None:
-    """Return a bucket with the one iteration of a line, which follows `last`; None if the line is not an iteration."""
+    """Return a bucket for one line of metrics, given the previous bucket; None if the line is not an iteration."""
     metrics, step, time = line.get("metrics"), line.get("step"), line.get("time", 0.0)
     if not isinstance(metrics, dict) or not isinstance(step, int) or _number(step) is None or _number(time) is None:
         return None

@@ -1,4 +1,4 @@
-"""Pages of continuations: which turn of an episode lost it, and one continuation turn by turn."""
+"""Pages of continuations: one finds the turn that lost an episode, and one shows a continuation turn by turn."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ async def continuation_action(site: Site, request: Request) -> Response:
 
 
 def _named(continuing: Continuing, request: Request) -> tuple[Branches, int, Branch]:
-    """Return the continuation that an address names, with its set and its number. Raises NotPossible, HTTPException."""
+    """Return the set, the number and the continuation that an address names. Raises NotPossible, HTTPException."""
     number = whole(request.path_params["number"], max(COUNTS))
     if number is None:
         raise HTTPException(404)

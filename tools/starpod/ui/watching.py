@@ -35,7 +35,7 @@ class Look:
     picture: bytes | None
     spec: pb.EnvironmentSpec | None
     place: tuple[int, int] | None
-    """Epoch and step index of the next turn. Snapshots contain them; None if the environment has no snapshots."""
+    """Epoch and step index of the next turn, read from a snapshot; None if the environment has no snapshots."""
 
 
 async def round_trips(fleet: Fleet) -> dict[str, float]:

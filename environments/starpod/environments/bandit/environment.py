@@ -102,7 +102,7 @@ class Bandit(Environment):
     options: BanditOptions
 
     arms: tuple[str, str]
-    """The names, in the order in which they are shown."""
+    """Names of the two arms, in the order in which they are shown."""
     high: str
     """The name of the arm with the higher average."""
     pulled: str | None

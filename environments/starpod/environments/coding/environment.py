@@ -166,7 +166,8 @@ class Coding(Environment):
     def _run(self, program: str) -> tuple[str, list[tuple[Any, Any]]]:
         """Run a program. Returns the error of the program as a whole ("" if none), and an error or value per test.
 
-        The output of the process is not trusted. It only contains results. The process cannot check them.
+        The output of the process is not trusted. It contains only the results of the tests, and the process does not
+        know the expected results.
         """
         task, options = self.task, self.options
         work = {

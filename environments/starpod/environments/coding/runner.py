@@ -51,7 +51,7 @@ _REFUSED = frozenset(
 )
 """Audit events of calls that could access the trace function, or run code that is not traced."""
 _FRAMES = ("tb_frame", "gi_frame", "cr_frame", "ag_frame")
-"""Attributes that return frames. A frame's `f_trace` determines whether its instructions are counted."""
+"""Names of attributes that return stack frames. A frame's `f_trace` determines whether its instructions are counted."""
 
 
 _PID = 2
@@ -234,7 +234,7 @@ _Datetime.__module__ = "datetime"
 def _raise_recursion_limit(
     limit: int, *, to: Any = sys.setrecursionlimit, least: int = sys.getrecursionlimit()
 ) -> None:
-    """Set the recursion limit, but not below the default, at which the trace function would fail in every frame.
+    """Set the recursion limit, but at least to the default. Below that, the trace function would fail in every frame.
 
     Programs get this function as sys.setrecursionlimit.
     """

@@ -53,14 +53,14 @@ class Office(NamedTuple):
     """The office at the start of an episode."""
 
     contacts: dict[str, str]
-    """Name -> address."""
+    """Mail address of each person, by name."""
     events: dict[int, Event]
     files: dict[str, str]
     inbox: dict[int, Mail]
     facts: list[tuple[str, str, str]]
     """Facts in the files: project, name of the fact, value. Each project has one file."""
     codes: dict[str, str]
-    """Name of a person -> door code in that person's mail."""
+    """Door code in the mail of each person, by name."""
 
 
 def draw_office(rng: random.Random) -> Office:

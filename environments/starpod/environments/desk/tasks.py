@@ -260,7 +260,7 @@ def draw_task(rng: random.Random, kind: str, office: Office) -> Task | None:
 
 
 def draw_tasks(rng: random.Random, kinds: Sequence[str], office: Office) -> list[Task]:
-    """Draw a task of each kind. No meeting is to be added on a day whose meetings are to be deleted."""
+    """Draw a task of each kind. No task adds a meeting on a day whose meetings another task deletes."""
     while True:
         tasks = [task for kind in kinds if (task := draw_task(rng, kind, office))]
         days = [task.day for task in tasks if isinstance(task, Schedule | Cancel)]

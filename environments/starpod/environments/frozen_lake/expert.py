@@ -9,8 +9,8 @@ import numpy as np
 from .maps import ACTIONS, distances_to_goal, moves_on
 
 _DISCOUNT = 0.9
-"""Discount of the expert's value iteration. It fits an episode of 10 actions: closer to 1, the expert avoids all risk
-and arrives too late."""
+"""Discount of the expert's value iteration. It fits an episode of 10 actions. With a discount closer to 1, the
+expert would avoid all risk and arrive too late."""
 
 
 @functools.lru_cache(maxsize=1024)

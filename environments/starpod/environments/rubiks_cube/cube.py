@@ -46,7 +46,7 @@ def _rotate(vector: Vector, axis: Vector) -> Vector:
 
 
 def _stickers() -> list[tuple[Vector, Vector]]:
-    """Return corner and normal of each sticker, in the order of a state."""
+    """Return each sticker's corner and normal vector, in the order of a state."""
     stickers = []
     for face in FACES:
         normal, right, down = _FRAMES[face]
@@ -60,7 +60,7 @@ _STICKERS = _stickers()
 
 
 def _permutation(face: str, whole: bool = False) -> tuple[int, ...]:
-    """Return the source index of each sticker in a clockwise turn of a face, or of the whole cube about its axis."""
+    """Return the source index of each sticker in a clockwise turn of a face (or of the whole cube with `whole`)."""
     axis = _FRAMES[face][0]
     sources = list(range(24))
     for source, (corner, normal) in enumerate(_STICKERS):

@@ -113,7 +113,7 @@ class Sudoku(Environment):
         )
 
     def _criteria(self) -> dict[str, bool]:
-        """Return whether each row, column and box is complete, if it was not already complete at the start."""
+        """Return whether each row, column and box is complete, without the ones that were complete at the start."""
         initial = complete(self.puzzle, self.size)
         return {name: filled for name, filled in complete(self.grid, self.size).items() if not initial[name]}
 

@@ -37,7 +37,7 @@ class View(NamedTuple):
                 return self._with_feedback(options)
 
     def _rows(self, cells: list[str], gap: str, rule: int) -> str:
-        """Arrange cells in lines, with rules between the boxes. A horizontal rule has `rule` dashes."""
+        """Arrange cells in lines, with bars and dashed lines between the boxes. A dashed line has `rule` dashes."""
         size, side = self.size, math.isqrt(self.size)
         lines = []
         for row in range(size):

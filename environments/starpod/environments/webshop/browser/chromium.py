@@ -143,7 +143,7 @@ class Browser:
 
     @contextlib.contextmanager
     def limited(self, seconds: float) -> Iterator[None]:
-        """Kill the browser if the context lasts longer. The running operation then raises an exception in `BROKEN`."""
+        """Kill the browser if the context lasts longer. The operation in it then raises an exception of `BROKEN`."""
         timer = threading.Timer(max(seconds, 0.0), self.kill)
         timer.daemon = True
         timer.start()

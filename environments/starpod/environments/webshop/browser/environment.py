@@ -140,7 +140,7 @@ class WebShopBrowser(WebShop):
     # --- observations --------------------------------------------------------------------------------------------
 
     def observe(self) -> str:
-        """Return the visible text. It only depends on the state, so copies and members of a group share a cache."""
+        """Return the visible text. It only depends on the state, so forks and members of a group share a cache."""
         return _SEEN.get(self.state_key()) or self._saw(self._visit(lambda visit, view: view))
 
     def _saw(self, view: View) -> str:

@@ -97,7 +97,7 @@ class Goals:
         Args:
             catalogue: the products.
             kind: "human" or "synthetic".
-            prices: in dollars, by position.
+            prices: price of each product in dollars, by position.
             rng: random state after the draws of prices. It is copied, so both kinds can be built from the same state.
             progress: called with the number of products done.
             caps: how price caps are chosen.
@@ -186,8 +186,7 @@ class Goals:
         """Select the goals for which `keep(index, goal)` is true, and draw `limit` of them by weight.
 
         As in the original WebShop, the draws continue the random stream that shuffled the goals, and the result is in
-        the order of the draws.
-        A limit that is not below the number of goals has no effect.
+        the order of the draws. All selected goals are returned if there are at most `limit` of them.
 
         Raises:
             ValueError: the limit is so close to the number of goals that rare goals would take too many draws.
@@ -278,7 +277,7 @@ def _combination(product: Product, number: int) -> dict[str, str]:
 
 
 def shuffle(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Shuffle 0 .. count - 1 with Python's generator. Return the order and the generator's state, both as uint32."""
+    """Shuffle 0 .. count - 1 with Python's random generator. Return the order and the generator's state, as uint32."""
     rng = random.Random(seed)
     numbers = array("I", range(count))
     rng.shuffle(numbers)

@@ -36,9 +36,9 @@ class Product:
     price_tag: str
     """Text that shows the prices."""
     options: dict[str, tuple[str, ...]]
-    """Group -> values, in lower case, in the order of the record. A value can occur twice."""
+    """Values of each group, in lower case and in the order of the record. A value can occur twice."""
     option_images: dict[str, str | None]
-    """Value of an option -> address of its picture."""
+    """Address of the picture of each option's value; None if it has none."""
     attributes: tuple[str, ...]
     image: str
     instruction: str | None

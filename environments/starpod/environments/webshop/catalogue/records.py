@@ -57,7 +57,7 @@ def read_products(
         products: the list of products, such as items_shuffle.json. This and the other files can be gzipped (`.gz`).
         attributes: the attributes and synthetic instruction of each asin, such as items_ins_v2.json.
         human: the list of human instructions of each asin, such as items_human_ins.json; None for no such file.
-        rows: read only this many records of the list of products; malformed records count.
+        rows: maximum number of records to read from the list of products, including malformed ones; None: all.
         on_malformed: called with each record that cannot be read. The record is skipped, unless this function raises.
             If a file stops being valid JSON, there is a single call, and the rest of the file is ignored.
 
@@ -126,7 +126,7 @@ def _entries(
 
 
 def _described(value: Any) -> tuple[Any, ...]:
-    """Return attributes (None if unknown), instruction and its attributes, from an entry of items_ins_v2.json."""
+    """Return attributes (None if unknown), instruction, and the instruction's attributes, from items_ins_v2.json."""
     entry = _object(value, "the entry")
     attributes = _texts(entry, "attributes") if "attributes" in entry else None
     if entry.get("instruction") is None:
@@ -194,7 +194,7 @@ def _pricing(value: Any) -> tuple[tuple[float, ...], str]:
 
 
 def _options(value: Any) -> tuple[dict[str, tuple[str, ...]], dict[str, str | None]]:
-    """Return group -> values, and value -> address of its picture."""
+    """Return the values of each group, and the address of each value's picture."""
     options: dict[str, tuple[str, ...]] = {}
     images: dict[str, str | None] = {}
     for group, entries in _object(value, "customization_options").items() if value else ():

@@ -15,7 +15,7 @@ B = np.float32(0.4)
 MOST_TERMS = 1024
 """Maximum number of distinct terms of a query, as in Lucene."""
 BLOCK = 4096
-"""Number of documents whose scores are summed at a time: 32 KB, which fit the CPU cache."""
+"""Number of documents whose scores are summed at a time. Their sums take 32 KB, which fit the CPU cache."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,7 +41,7 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
 def _length(code: int) -> int:
     """Return the shortest length, in terms, that has this code.
 
-    Lengths up to 40 are exact. Above, the excess over 24 is rounded down to four significant bits.
+    Lengths up to 40 are exact. For longer ones, the excess over 24 is rounded down to four significant bits.
     """
     if code < 24:
         return code
@@ -54,7 +54,7 @@ LENGTHS = np.array([_length(code) for code in range(256)])
 
 
 def length_codes(lengths: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """Return the code of each length, rounded down, as uint8[documents]."""
+    """Return the code of each length, as uint8[documents]. Lengths between those of two codes are rounded down."""
     return (np.searchsorted(LENGTHS, lengths, side="right") - 1).astype(np.uint8)
 
 
@@ -120,7 +120,7 @@ def best(
     found: NDArray[np.int64],
     scores: NDArray[np.float32],
 ) -> int:
-    """Find the best documents. The loop runs over blocks of documents, and in each over the terms.
+    """Find the best documents. The loop runs over blocks of documents, and in each block over the terms.
 
     Args:
         documents, frequencies: postings, by term and then by document. Frequencies are indices into `values`.

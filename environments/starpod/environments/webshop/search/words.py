@@ -56,7 +56,7 @@ def _longest(text: str) -> list[str]:
 
 
 def _reach(text: str, start: int) -> int:
-    """Return the end of the slice from `start` that has at most LONGEST UTF-16 units."""
+    """Return the end of the longest slice from `start` that has at most LONGEST UTF-16 units."""
     units = 0
     for index in range(start, min(start + LONGEST, len(text))):
         units += 1 if text[index] < "\U00010000" else 2
@@ -77,7 +77,7 @@ _FIRST = (
 )
 """Properties of characters that can begin a word."""
 _PLAIN = r"[A-Za-z]++(?![^\x00-\x26\x28-\x2d/<-@\[-^`{-\x7f])"
-"""A fast rule for most words: ASCII letters, and then an ASCII character that does not belong to the word."""
+"""A fast rule for most words: ASCII letters that are followed by an ASCII character outside of words."""
 
 
 @functools.cache
@@ -135,7 +135,7 @@ def _set(limit: int, *properties: str) -> str:
 
 @functools.cache
 def _properties() -> dict[str, list[tuple[int, int]]]:
-    """Return property -> ranges of characters (first and last) that have it."""
+    """Return for each property the ranges of characters that have it, each as first and last character."""
     properties: dict[str, list[tuple[int, int]]] = {}
     name = ""
     for line in resources.files(__package__).joinpath("characters.txt").read_text("ascii").splitlines():

@@ -102,7 +102,7 @@ class Listing:
 
 
 class StoreCache:
-    """Bounded caches of a store's items, listings and search results. All sessions share them."""
+    """Bounded caches of a store's items, listings and search results. All sessions of the store share them."""
 
     def __init__(self, stock: Stock) -> None:
         self.stock = stock

@@ -85,7 +85,10 @@ def _pairs(purchased: str, goal: str) -> list[tuple[str, str]]:
 
 
 def _percent(alike: int, first: str, second: str) -> int:
-    """Return the percentage of matching characters. An upper bound of `alike` gives an upper bound of it."""
+    """Return the percentage of matching characters.
+
+    It grows with `alike`, so an upper bound of `alike` gives an upper bound of the percentage.
+    """
     return round(100 * (2.0 * alike / (len(first) + len(second))))
 
 

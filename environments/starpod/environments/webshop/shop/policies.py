@@ -100,7 +100,7 @@ def _candidates(shop: Shop, queries: Sequence[str]) -> Iterator[int]:
 
 
 def _query_for(shop: Shop, queries: Sequence[str], position: int) -> str | None:
-    """Return the first query that finds the product within NEAR pages, else the query with its best rank, or None."""
+    """Return the first query that finds the product within NEAR pages, else the query that ranks it best, or None."""
     pages = {query: page for query in queries if (page := _page_of(shop, shop.find(query), position)) is not None}
     near_queries = (query for query, page in pages.items() if page <= NEAR)
     return next(near_queries, min(pages, key=pages.__getitem__, default=None))

@@ -74,7 +74,7 @@ class ShopState:
 
 @dataclass(eq=False)
 class Shop:
-    """A session in a store. Only its state changes."""
+    """A session in a store. Only its field `state` changes."""
 
     stock: Stock
     goals: Goals | Sequence[Goal]

@@ -74,7 +74,7 @@ def choose_goal(options: WebShopOptions, goals: Goals, rng: random.Random, seed:
         options: the options of the environment.
         goals: all goals.
         rng: random state. As in the original WebShop, a weighted draw takes ten letters and one uniform number from it.
-        seed: with `choose=seed`, the goal's index modulo the size of the split.
+        seed: the episode's seed. With `choose=seed`, the goal's index in the split is the seed modulo the split's size.
 
     Returns:
         The session's name, and the index of its goal.

@@ -32,7 +32,7 @@ class Security:
     token: Path | None = None
     """File with the bearer token."""
     ca: Path | None = None
-    """Authority of the server's certificate; it enables TLS."""
+    """File with the certificate of the authority that signed the server's; it enables TLS."""
     certificate: Path | None = None
     key: Path | None = None
 
@@ -105,7 +105,7 @@ class Service:
     async def open(
         self, environment: str, options: Mapping[str, Any], seed: int | None, key: str, lease_seconds: float
     ) -> str:
-        """Open a session without limits and return its id. Workers take turns; the same key gives the same session."""
+        """Open a session without limits and return its id. Workers take turns. An equal key gives the same session."""
         workers = list(self._stubs) or [self.address]
         self._turn += 1
         address = workers[self._turn % len(workers)]

@@ -207,7 +207,7 @@ class Positions(Sequence[int]):
 
 
 class _Names:
-    """A table that maps a name to its positions. Names are sorted, in one array of bytes; positions are in another."""
+    """A table that maps names to positions. Sorted names are in one array of bytes, and positions in another array."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray], kind: str) -> None:
         self._text = arrays[f"{kind}.names"]

@@ -56,5 +56,5 @@ class MappedTagger:
 
 
 def _key(title: str) -> int:
-    """Return 8 bytes of BLAKE2b. A collision among a million titles has a probability of 3e-8."""
+    """Return the 8-byte BLAKE2b hash of a title. The probability of a collision among a million titles is 3e-8."""
     return int.from_bytes(hashlib.blake2b(title.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")

@@ -249,7 +249,7 @@ class Maker:
         return fill(" ".join(sentences), kind, line.noun)
 
     def _bullets(self, kind: Kind, wording: Wording, line: Line, attributes: list[Attribute]) -> Any:
-        """Write one bullet per attribute that is not in the title, and some more. A few records have a text instead."""
+        """Write bullets for attributes that are not in the title, and others. A few records get a text instead."""
         random = self._random
         bullets = [pick(random, wording.about[attribute]) for attribute in attributes]
         while len(bullets) < 7 and random() < (1 if len(bullets) < 2 else 0.72):

@@ -32,7 +32,7 @@ def small(random: Random) -> float:
 
 
 def name(random: Random) -> str:
-    """Draw a name of three or four syllables, out of several millions."""
+    """Draw one of several million names of three or four syllables."""
     start, middle = pick(random, _STARTS), pick(random, _MIDDLES)
     if random() < 0.4:
         middle += pick(random, _MIDDLES)
@@ -40,7 +40,7 @@ def name(random: Random) -> str:
 
 
 def common_name(random: Random) -> str:
-    """Draw a name of two or three syllables, out of tens of thousands, for people, towns and lines."""
+    """Draw one of tens of thousands of names of two or three syllables, for people, towns and product lines."""
     middle = int(random() * 16)
     return pick(random, _STARTS) + (_MIDDLES[middle] if middle < 8 else "") + pick(random, _ENDS)
 
