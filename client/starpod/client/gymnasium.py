@@ -59,8 +59,8 @@ class AnyText(spaces.Text):
 
 
 _SHARED_BYTES = 1 << 18
-"""Bytes per observation in the memory that AsyncVectorEnv shares with its processes: a length of 4 bytes, then the text
-in UTF-8. All of it is initialized, so 64 environments take 16 MiB."""
+"""Number of bytes for each observation in the memory that AsyncVectorEnv shares with its processes. The first 4 bytes
+hold the length of the text, which follows in UTF-8. All bytes are initialized, so 64 environments take 16 MiB."""
 
 
 class SharedTexts(Sequence[str]):

@@ -22,11 +22,11 @@ Actions = tuple[Action, ...]
 """The sub-actions of one step, executed in order until one ends the episode."""
 
 Flags = int | tuple[int, ...]
-"""Outcome of a step's only sub-action as a bit mask (1 executed, 2 valid, 4 effective), or a tuple with one per
-sub-action."""
+"""Outcome of a step's only sub-action as a bit mask (1 executed, 2 valid, 4 effective), or a tuple with one
+mask per sub-action."""
 
 Shares = float | tuple[float, ...]
-"""Reward of a step's only sub-action, or a tuple with one per sub-action."""
+"""Reward of a step's only sub-action, or a tuple with one reward per sub-action."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class Transition:
         message: pb.Transition | None,
         actions: Actions = (),
     ) -> None:
-        """Make a transition from a row of columns (`message` is None) or a message (the `row_` fields are empty)."""
+        """Make a transition from a row of columns (`message` is None), or from a message (`row_` arguments are empty)."""
         self.row_text = row_text
         self.reward = reward
         self.row_flags = row_flags

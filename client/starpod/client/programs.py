@@ -16,13 +16,13 @@ from starpod.client.transport import Backoff
 
 STOP_SECONDS = 10.0
 _PAUSE_SECONDS = (0.1, 5.0)
-"""First and longest pause before a program is restarted. The pauses begin anew once it has run for a minute."""
+"""First and longest pause before a program is restarted. After a minute of running, the first pause applies again."""
 
 logger = logging.getLogger(__name__)
 
 
 class ServiceFailed(Exception):
-    """A program did not start. The message contains its command line and `said`, its standard error."""
+    """A program did not start. The message contains the command line and `said`, the program's standard error."""
 
     def __init__(self, message: str, said: str) -> None:
         super().__init__(message)

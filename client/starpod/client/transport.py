@@ -23,7 +23,7 @@ FORKED = (
     "AsyncVectorEnv(..., context='spawn'); and make a fleet in each."
 )
 _GRPC_THREADS = frozenset(("event_engine", "grpc_global_tim", "lifeguard"))
-"""Names of the threads that gRPC runs while there is any channel or server. A fork does not copy them."""
+"""Names of the threads that gRPC runs while it has a channel or server. A forked process lacks these threads."""
 _SETTLE_SECONDS = 5.0
 """Maximum wait for gRPC's threads to end after the last fleet was closed. They usually take a few milliseconds."""
 _open_fleets: set[int] = set()
@@ -32,7 +32,7 @@ _forks_grpc = _forked = False
 
 
 def note_fleet(fleet: object, *, is_open: bool) -> None:
-    """Note that a fleet was opened or closed, because a fork waits for gRPC to end after the last one was closed."""
+    """Note that a fleet was opened or closed, because a fork of this process waits until gRPC has ended."""
     global _settled_by
     if is_open:
         _open_fleets.add(id(fleet))
@@ -68,7 +68,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
 def expect_own_grpc() -> None:
-    """Raise RuntimeError in a process that was forked from one that was using gRPC."""
+    """Raise RuntimeError if this process was forked from a process that was using gRPC."""
     if _forked:
         raise RuntimeError(FORKED)
 

@@ -66,11 +66,11 @@ class HTTP:
     """Configuration of JSON over HTTP."""
 
     port: int
-    """Port, which differs from gRPC's; 0: any free port."""
+    """Port for HTTP, which differs from gRPC's port; 0 means any free port."""
     endpoints: tuple[str, ...] = ()
     """HTTP addresses, host:port, of all workers including this one; empty if there is only one worker."""
     hosts: tuple[str, ...] = ()
-    """Host names by which callers may reach it, besides localhost and IP addresses."""
+    """Host names by which callers may reach the server, besides localhost and IP addresses."""
     mcp: bool = False
     """Whether MCP is served at /mcp."""
     ors: bool = False
@@ -96,22 +96,22 @@ class ServerConfig:
     thread_seconds: float = 600.0
     """Seconds after which a call on a thread counts as hung."""
     metrics_port: int = 0
-    """Port for Prometheus metrics; 0: none."""
+    """Port for Prometheus metrics; 0 means none."""
     health_port: int = 0
-    """Port that also serves grpc.health.v1, without TLS; 0: none."""
+    """Additional port for grpc.health.v1, without TLS; 0 means none."""
     handshake_seconds: float = 20.0
     """Timeout for establishing a connection, including TLS."""
     token_file: Path | None = None
-    """File with bearer tokens, one per line. None: callers need no token."""
+    """File with bearer tokens, one per line. If None, callers need no token."""
     quota: Quota = UNLIMITED
-    """Default quota of a token in the file."""
+    """Quota of each token for which the file sets none."""
     snapshot_key_file: Path | None = None
     """File with keys that seal snapshots, one per line. All servers of a fleet need the same file."""
     sandbox: Sandbox = UNTRUSTING
     """Confinement of processes of class `process`."""
     effects: Path | None = None
-    """Folder in which replies to environments' external calls are recorded, shared by all servers of a fleet. None:
-    they are lost with the process, and such environments are not deterministic."""
+    """Folder in which replies to environments' external calls are recorded, shared by all servers of a fleet.
+    If None, the replies are lost with the process, and such environments are not deterministic."""
     tls: TLS | None = None
     http: HTTP | None = None
     otlp_endpoint: str = ""

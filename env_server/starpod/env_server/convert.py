@@ -185,7 +185,7 @@ def part_to(part: Part) -> pb.Part:
 
 
 def fill_observation(message: pb.Observation, observation: Observation) -> None:
-    """Write an observation into an empty message. This takes a third of the time of creating and copying one."""
+    """Write an observation into an empty message. Creating a message and copying it would take three times as long."""
     parts, state_key, extras = observation
     if isinstance(parts, str):
         message.parts.add().text = parts

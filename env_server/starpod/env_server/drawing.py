@@ -21,7 +21,7 @@ _SMALLEST_TEXT = 8
 class Canvas:
     """A picture of `width` x `height` pixels to draw on. All coordinates are pixels of the finished picture.
 
-    It is drawn `smoothing` times larger and reduced at the end, for smooth edges. 1 is enough for straight lines.
+    For smooth edges, it is drawn `smoothing` times larger and reduced at the end. Straight lines need no smoothing (1).
     """
 
     def __init__(self, width: int, height: int, background: Colour, *, smoothing: int = 3) -> None:
@@ -93,7 +93,7 @@ def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 
 
 def read_sprites(package: str, file: str, names: Sequence[str]) -> dict[str, Image.Image]:
-    """Return square pictures by name from a package's PNG file that holds them side by side in the order of `names`."""
+    """Return square pictures by name. The package's PNG file holds them side by side, in the order of `names`."""
     strip = Image.open(io.BytesIO(resources.files(package).joinpath(file).read_bytes()))
     size = strip.height
     return {name: strip.crop((index * size, 0, (index + 1) * size, size)) for index, name in enumerate(names)}

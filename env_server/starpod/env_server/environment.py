@@ -171,7 +171,7 @@ class EnvironmentSpec:
     slow_reset: bool = False
     """True if `reset` must run on a thread although steps are inline, for example because it searches for a start."""
     slow_render: bool = False
-    """True if `render`, and `observe` if it draws, must run on a thread. A turn is undone if they raise Busy."""
+    """True if drawing, by `render` or `observe`, must run on a thread. A turn is undone if these methods raise Busy."""
     step_timeout: float = 60.0
     """Seconds after which a step in a process counts as hung and its session as lost."""
     effects: bool = False

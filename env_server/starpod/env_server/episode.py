@@ -295,7 +295,7 @@ class Episode:
         )
 
     def fork(self, dynamics_seed: int | None) -> Episode:
-        """Return an independent copy. If `dynamics_seed` is set, it gets a new random stream for its transitions."""
+        """Return an independent copy. `dynamics_seed`, if not None, reseeds the random transitions of the copy."""
         environment = self.environment.copy()
         if dynamics_seed is not None:
             environment.dynamics_seed = dynamics_seed

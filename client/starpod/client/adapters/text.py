@@ -92,9 +92,10 @@ class Setting:
         """Return the arguments of Fleet.open for a row of a data set.
 
         Args:
-            row: a mapping with the keys `seed` (of the start; equal for the members of a group, as they share the row),
-                `dynamics_seed` (of the random transitions; optional) and `options` (a mapping or its JSON text;
-                optional). Options that are None are ignored, because data sets fill in missing keys with None.
+            row: a mapping. Its key `seed` determines the start, which the members of a group have in common, because
+                they share the row. `dynamics_seed` (optional) determines the random transitions. `options` (optional)
+                is a mapping or its JSON text. Options that are None are ignored, because data sets fill in missing
+                keys with None.
 
         Raises:
             ValueError: the row has no seed.

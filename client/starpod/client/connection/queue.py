@@ -43,7 +43,7 @@ class StepReceiver(Protocol):
 
 
 class SentMessage(NamedTuple):
-    """A message without any reply yet: the range of its call ids, and the loop time at which it was collected."""
+    """A message in flight of which no call has a reply yet, with its call ids and the loop time of its collection."""
 
     first_id: int
     last_id: int

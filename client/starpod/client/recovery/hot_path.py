@@ -105,7 +105,7 @@ def deliver(batch: StepBatch, settle: Callable[[SessionState, Transition, Reply]
 
     Args:
         batch: the replies of one message.
-        settle: does the same for a session that takes checkpoints or has further calls waiting.
+        settle: called instead for a session that takes checkpoints or has further calls waiting.
     """
     steps, texts, rewards, keys, flags, shares, ended_rows = batch
     ends: Iterable[End] = repeat(ONGOING)

@@ -127,7 +127,7 @@ class Recovery:
     async def close_sessions(self, states: Iterable[SessionState], seconds: float) -> None:
         """End sessions within `seconds`, with one call per server.
 
-        Sessions on an unreachable server are closed once it is back, busy sessions once their call is over.
+        Sessions on an unreachable server are closed once it is back. Busy sessions are closed once their call is over.
         """
         by_replica: defaultdict[Replica, list[str]] = defaultdict(list)
         until = _now() + seconds

@@ -88,7 +88,7 @@ def host(text: str, probed: str = "") -> type[Hosted]:
 
 
 def _most_steps(first: gymnasium.Env[Any, Any]) -> int:
-    """Return the maximum length of an episode, from a time limit or the environment itself (MiniGrid); 0: unknown."""
+    """Return the maximum number of steps of an episode, set by a time limit or by the environment; 0 if unknown."""
     time_limit = first.spec and first.spec.max_episode_steps
     max_steps = time_limit or getattr(first.unwrapped, "max_steps", 0)
     return max_steps if isinstance(max_steps, int) else 0

@@ -36,7 +36,7 @@ MAX_REPLAYED_ACTIONS = 20_000
 """Maximum number of actions in a saved episode, because restoring it replays them all."""
 
 MOST_TURNS = 1000
-"""Maximum number of turns if the package sets none. A package's own limit counts actions, and a turn may have none."""
+"""Maximum number of turns if the package sets none. A package's limit counts actions, but turns may have no actions."""
 
 _WORD_BORDER = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _PLACED = random.Random(0)

@@ -40,7 +40,7 @@ def fork_context() -> ForkServerContext:
 
 
 def preload(*modules: str) -> None:
-    """Let the fork server import these modules, too, so that children need not. No effect once the server runs."""
+    """Let the fork server import these modules, too, so that children need not. Call this before the server starts."""
     _preloaded.extend(name for name in modules if name not in _preloaded)
 
 

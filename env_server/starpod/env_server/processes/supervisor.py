@@ -153,8 +153,8 @@ def _pass_on(number: int, processes: Sequence[subprocess.Popen[str]], seconds: f
 def _ports(host: str, port: int, workers: int) -> Iterator[list[int]]:
     """Yield consecutive ports, beginning with `port` or, if it is 0, with a free one.
 
-    Free ports stay reserved while workers are down: a socket that does not listen holds each of them, and because it
-    allows reuse, gRPC can listen on the port.
+    Free ports stay reserved while workers are down, because a socket that does not listen holds each port. The socket
+    allows reuse, so that gRPC can listen on the same port.
     """
     if port:
         yield list(range(port, port + workers))

@@ -1,8 +1,8 @@
 """Rights that a process of class `process` gives up before it plays: files, network, processes, memory, privileges.
 
 The environment is loaded and prepared first, with the server's rights. Everything it runs later, above all a model's
-code, is confined. The report names every measure that the system lacks. `best-effort` continues without it, `require`
-does not start.
+code, is confined. The report names every measure that the system lacks. In mode `best-effort`, the process starts
+without these measures; in mode `require`, it does not start.
 """
 
 from __future__ import annotations

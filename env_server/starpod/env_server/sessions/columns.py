@@ -28,7 +28,7 @@ class Rows:
     """The columns of a request as lists of equal length.
 
     Attributes:
-        long: whether a row may hold actions that are longer than a session keeps.
+        long: whether a row may hold actions that are longer than a session keeps as text.
 
     Raises:
         CallError: BAD_ARGUMENT if the columns differ in length, so that rows cannot be identified.

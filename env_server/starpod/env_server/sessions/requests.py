@@ -26,7 +26,7 @@ from starpod.v1 import environment_pb2 as pb
 M = TypeVar("M", bound=Message)
 
 MAX_FIELDS = 2**18
-"""Maximum number of fields of a request, including nested messages. Eight bytes of packed numbers count as one."""
+"""Maximum number of fields of a request and its nested messages. Eight bytes of packed numbers count as a field."""
 LARGE_BYTES = 65_536
 """Requests above this many bytes fragment the heap."""
 OTHER_BYTES = 65_536

@@ -1,4 +1,4 @@
-"""A server process: the state that its calls share, the admission and end of sessions, and the errors of failures."""
+"""A server process: the state that its calls share, the start and end of sessions, and the errors that callers get."""
 
 from __future__ import annotations
 

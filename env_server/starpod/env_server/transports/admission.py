@@ -170,7 +170,7 @@ class ContractAdmission(grpc.GenericRpcHandler):
 class OpenAdmission(grpc.GenericRpcHandler):
     """Limits on calls that need no token: health, reflection, and pages and refusals over HTTP.
 
-    `limit` is the maximum number of open calls that wait (Watch, reflection), and also of immediate calls (Check).
+    At most `limit` calls that wait (Watch, reflection) and `limit` calls that return at once (Check) may be open.
     One address may have a quarter of them and one connection 16, so that a single caller cannot lock out the others.
     """
 
@@ -238,7 +238,7 @@ class OpenAdmission(grpc.GenericRpcHandler):
 
 
 class _Requests:
-    """The requests of one call. A few per address are read at once, because gRPC accepts requests of any size."""
+    """The requests of one call. Only a few per address are read at a time, because gRPC does not limit their size."""
 
     def __init__(self, kind: type[Message], context: Context, slot: asyncio.Semaphore) -> None:
         self._kind = kind

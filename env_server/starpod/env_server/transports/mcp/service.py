@@ -71,7 +71,7 @@ class _Played:
     forked: tuple[pb.ForkRequest, pb.ForkResponse] | None = None
     """Fork that created the session, and its reply."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Admits one call at a time, in the order of arrival."""
+    """Lock that admits one call at a time, in the order of arrival."""
 
     def stands_at(self, session: pb.Session) -> bool:
         return (self.session_id, self.epoch, self.step_index) == (session.session_id, session.epoch, session.step_index)
