@@ -176,7 +176,7 @@ class Transition:
         message: pb.Transition | None,
         actions: Actions = (),
     ) -> None:
-        """Make a transition from a row of columns (`message` is None), or from a message (`row_` arguments are empty)."""
+        """Make a transition from a row of columns (`message` is None) or a message (`row_` arguments are empty)."""
         self.row_text = row_text
         self.reward = reward
         self.row_flags = row_flags

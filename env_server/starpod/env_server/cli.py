@@ -102,7 +102,7 @@ def serve(
 
 
 def _registry(environments: tuple[str, ...], wanted: Wanted) -> Registry:
-    """Return the environments to host, prepared. Raises RegistryError."""
+    """Prepare and return the environments to host. Raises RegistryError."""
     selects_all = "*" in environments
     names = () if selects_all else environments
     only_installed = not wanted.modules and not wanted.hosted

@@ -115,4 +115,4 @@ class ServerConfig:
     tls: TLS | None = None
     http: HTTP | None = None
     otlp_endpoint: str = ""
-    """Address, host:port, of the collector for OpenTelemetry spans; empty: no tracing."""
+    """Address, host:port, of the collector for OpenTelemetry spans; empty means no tracing."""

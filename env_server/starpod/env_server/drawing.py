@@ -67,7 +67,7 @@ class Canvas:
             text: the line.
             fill: colour.
             size: font size in pixels. It is reduced until the line fits `width`.
-            width: maximum width in pixels; None: no maximum.
+            width: maximum width in pixels; None means no maximum.
             bold: whether strokes are thicker.
             left: whether the text begins at `x`.
         """

@@ -28,7 +28,7 @@ BYTES_OF_A_CALL = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """Limits of one tenant on one worker; 0 means no limit but the worker's own."""
+    """Limits of one tenant on one worker. If a limit is 0, only the worker's own limit applies."""
 
     sessions: int = 0
     """Maximum number of live sessions."""

@@ -52,7 +52,7 @@ class Wanted:
     modules: tuple[str, ...]
     """Modules, Python files and folders of packages that define environments."""
     hosted: tuple[str, ...]
-    """Environments of other packages, `FAMILY:NAME` each."""
+    """Environments of other packages, each in the form `FAMILY:NAME`."""
     stores: tuple[str, ...]
     """Values of --store: data for environments that use stores."""
 

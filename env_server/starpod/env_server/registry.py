@@ -49,8 +49,8 @@ def _means(name: str, id: str) -> bool:
 class _UncachedLoader(SourceFileLoader):
     """Loader that compiles a user's file each time it is loaded.
 
-    Python's cache compares a file's size and its time in whole seconds, so it misses an
-    edit within a second that leaves the size unchanged.
+    Python's cache compares a file's size and its time in whole seconds, so it misses an edit within a second that
+    leaves the size unchanged.
     """
 
     def get_code(self, fullname: str) -> CodeType:

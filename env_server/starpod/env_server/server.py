@@ -332,7 +332,7 @@ def _connection_options(config: ServerConfig) -> list[tuple[str, int]]:
 
 
 def _check_port(host: str, port: int, option: str) -> None:
-    """Bind the port and release it. gRPC would write the cause of a failure to standard error instead of raising it.
+    """Check that a port can be bound. gRPC would write the cause of a failure to standard error instead of raising it.
 
     Raises:
         ServerError: the port cannot be used.

@@ -17,7 +17,7 @@ from starpod.v1 import environment_pb2 as pb
 from starpod.v1.values import EndReason
 
 End = tuple[EndReason, bool | None]
-"""Reason for which an episode ended, and whether the task was solved (None: unknown)."""
+"""Reason for which an episode ended, and whether the task was solved; None means unknown."""
 
 _actions = attrgetter("actions")
 _SUCCESS = (None, False, True)

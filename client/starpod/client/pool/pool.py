@@ -26,7 +26,7 @@ logger = logging.getLogger("starpod.client")
 
 
 class ServerPool:
-    """The servers of a fleet: those at the given addresses and names, and the siblings that they list.
+    """The servers of a fleet. They have the given addresses and names, or are siblings that such a server lists.
 
     The arguments are the same as for `Fleet`.
     """

@@ -62,7 +62,7 @@ class GameFactory:
     taken: frozenset[str]
     """Names of the constructor's parameters."""
     configuration: Any
-    """The constructor's env_config."""
+    """Value for the constructor's argument `env_config`."""
 
     def begin(self, seed: int) -> SkyRLGame:
         """Start the game of the row that the seed picks. Raises HostingError if it cannot be created."""
@@ -101,7 +101,7 @@ class SkyRLEnvironment(Hosted):
 
 
 class SkyRLGame(Game):
-    """A live conversation. `said` holds all its messages, `new` those after the agent's latest one."""
+    """A live conversation. `said` holds all its messages. `new` holds the messages after the agent's latest message."""
 
     def __init__(self, environment: Any, prompt: list[dict[str, str]], success_at: float | None) -> None:
         super().__init__(success_at)

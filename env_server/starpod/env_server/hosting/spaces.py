@@ -23,9 +23,9 @@ _COLOURS = ("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white"
 _ESCAPE = re.compile(r"\x1b\[([0-9;]*)m")
 
 Reader = Callable[[Any], Any]
-"""Convert a JSON value to an element of the space. Raises ValueError."""
+"""Function that converts a JSON value to an element of a space. Raises ValueError."""
 Writer = Callable[[Any, list[Image]], Any]
-"""Convert an element to a JSON value. A picture is appended to the list and replaced by its number there."""
+"""Function that converts an element to a JSON value. It appends pictures to the list and writes their indices."""
 
 
 class UnsupportedSpace(Exception):

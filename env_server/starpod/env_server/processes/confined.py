@@ -1,8 +1,8 @@
 """Run untrusted code, such as a model's, in a process that has first given up all its rights.
 
 The process is forked from the server's fork server, loads a runner (a trusted Python file), and confines itself with
-sandbox.py, without any file or network. Then it passes the work to the runner. Its reply may be any bytes, and must not
-be trusted. Expected answers of tests therefore have to stay outside the process.
+sandbox.py, without any file or network. Then it passes the work to the runner. The reply may be any bytes, and must
+not be trusted. Expected answers of tests therefore have to stay outside the process.
 """
 
 from __future__ import annotations

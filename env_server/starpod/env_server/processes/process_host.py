@@ -340,7 +340,7 @@ def _send(stream: Any, reply: bytes) -> None:
 def _answer(
     environment: type[Environment], episode: Episode | None, verb: str, arguments: list[Any]
 ) -> tuple[Episode | None, Any]:
-    """Return the episode after the call, and the call's result."""
+    """Execute a call, and return the episode after it and its result."""
     match verb, arguments:
         case "reset", [options, limits, seed, dynamics_seed, want]:
             wanted = Want(*want)

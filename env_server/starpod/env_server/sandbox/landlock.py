@@ -1,4 +1,4 @@
-"""Landlock: a process gives up access to all files except those it names. It needs no rights. Linux 5.13 or later."""
+"""Landlock, with which a process of any user gives up access to all but some files. It requires Linux 5.13 or later."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def own_user_namespace() -> str:
     """Move this process into a user namespace with its user id unchanged. The process must have only one thread.
 
     Returns:
-        The reason if it failed, else "".
+        "" if it succeeded, otherwise the reason why not.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     user, group = os.geteuid(), os.getegid()
@@ -55,7 +55,7 @@ def own_root(paths: Iterable[str]) -> str:
     The process needs CAP_SYS_ADMIN in its user namespace.
 
     Returns:
-        The reason if it failed, else "".
+        "" if it succeeded, otherwise the reason why not.
     """
     if platform.machine() not in _PIVOT_ROOT:
         return f"not on {platform.machine()}"

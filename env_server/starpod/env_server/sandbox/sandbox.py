@@ -42,8 +42,8 @@ class Sandbox:
     """Confinement of a process of class `process`."""
 
     mode: Literal["require", "best-effort", "off"] = "best-effort"
-    """Whether missing measures prevent the start (`require`), are reported (`best-effort`), or nothing is confined
-    (`off`)."""
+    """With `require`, the process does not start if a measure is missing. With `best-effort`, missing measures are only
+    reported. With `off`, nothing is confined."""
     memory_bytes: int = 4096 * MEBIBYTE
     """Maximum address space, in addition to what the environment takes to start."""
     cpu_seconds: int = 3600
@@ -65,7 +65,7 @@ OPTIONAL = frozenset({"names of files"})
 
 @dataclass(slots=True)
 class Report:
-    """The measures that were applied."""
+    """Report of the measures that were applied and those that are missing."""
 
     applied: list[str] = field(default_factory=list)
     """Names of the applied measures."""

@@ -176,7 +176,7 @@ def confine() -> str:
     """Install the filter permanently in all threads of this process. PR_SET_NO_NEW_PRIVS must be set.
 
     Returns:
-        The reason if it failed, else "".
+        "" if it succeeded, otherwise the reason why not.
     """
     machine = platform.machine()
     if machine not in _ARCHITECTURES:

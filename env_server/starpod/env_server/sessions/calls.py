@@ -30,7 +30,7 @@ from starpod.v1 import environment_pb2 as pb
 
 R = TypeVar("R")
 Make = Callable[[int, list[Session]], Awaitable[pb.Observation]]
-"""Create a member's session, append it to the list and return its first observation."""
+"""Function that creates a member's session, appends it to the list and returns its first observation."""
 
 
 class Calls:

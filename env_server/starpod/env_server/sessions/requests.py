@@ -43,8 +43,8 @@ _CHUNK = 2**14
 _SLICE = 2**14
 """Number of fields that are scanned before the event loop serves other calls."""
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
-"""Match a JSON string. An unterminated string extends to the end of the text. Otherwise each later quotation mark would
-start another scan."""
+"""Pattern of a JSON string. An unterminated string matches up to the end of the text, because otherwise each later
+quotation mark would start another scan."""
 
 
 def check_size(kind: type[Message], size: int, limits: ServerLimits) -> None:

@@ -23,7 +23,7 @@ _REMEMBERED_BYTES = 256 * 2**20
 """Maximum bytes of replies stored for one tenant's keys. Nothing else bounds them, because keys outlive their sessions
 by a lease."""
 _RESERVATION_BYTES = 1024
-"""Approximate bytes of a key besides its reply."""
+"""Approximate memory of a stored key in bytes, without its reply."""
 
 
 @dataclass(slots=True)

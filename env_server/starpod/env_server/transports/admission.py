@@ -64,7 +64,7 @@ class CallsInFlight:
         self._all = 0
 
     def begin(self, metadata: Iterable[tuple[str, Any]] | None) -> Tenant:
-        """Admit a call until `end`, and return its tenant. Raises UNAUTHENTICATED or OVERLOADED."""
+        """Admit a call until `end` is called, and return its tenant. Raises UNAUTHENTICATED or OVERLOADED."""
         tenant = self._authenticator.identify(metadata).tenant
         limit = self._limit if self._alone else self._limit // 2
         if self._all >= self._limit or self._open[tenant.id] >= limit:

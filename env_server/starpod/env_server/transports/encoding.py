@@ -1,4 +1,4 @@
-"""Requests and replies as JSON (ProtoJSON). Requests that mean too much work are refused before they are parsed."""
+"""Requests and replies as JSON (ProtoJSON). Requests that would take too long to parse are refused first."""
 
 from __future__ import annotations
 

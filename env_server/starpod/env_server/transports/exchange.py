@@ -74,7 +74,7 @@ class Exchange(Request):
     # --- the request -----------------------------------------------------------------------------------------------
 
     def check_body(self, most: int) -> None:
-        """Refuse, by its headers, a body that is not JSON, lacks a length or exceeds `most` bytes (0: no limit)."""
+        """Refuse a body if its headers do not say that it is JSON of at most `most` bytes (0 means no limit)."""
         media_type = self.header("content-type").partition(";")[0].strip().lower()
         if media_type != JSON:
             error = bad_argument("content-type", f"is {media_type[:80]!r}; send JSON, with content-type: {JSON}")

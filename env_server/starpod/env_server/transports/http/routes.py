@@ -27,7 +27,7 @@ class Route:
     method: MethodDescriptor
     verb: str
     path: str
-    """Path, with the name of the field it contains in braces."""
+    """Path. If it contains a field of the request, the field's name is in braces."""
     field: str = ""
     """Name of the field that the path contains; empty if there is none."""
 

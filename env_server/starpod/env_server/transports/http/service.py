@@ -67,7 +67,7 @@ class HTTPService:
         await self._app(scope, receive, send)
 
     def _routes(self, carried: Sequence[Carried]) -> Iterator[routing.BaseRoute]:
-        """Yield the routes in the order in which they are tried: those of sessions first, as most calls are steps."""
+        """Yield the routes in the order in which they are tried. Those for sessions come first: most calls are steps."""
         for route in sorted(ROUTES, key=lambda route: route.field != "session_id"):
             call = self._stream if route.method.server_streaming else functools.partial(self._unary, route)
             # An empty id matches too: the call is refused for its token before its session is looked up.
@@ -234,7 +234,7 @@ def _no_such(what: str, value: str) -> CallError:
 
 
 class _Endpoint:
-    """ASGI application that calls a function with some arguments and the exchange."""
+    """ASGI application that calls `function` with fixed arguments, followed by the exchange."""
 
     def __init__(self, function: Callable[..., Awaitable[None]], *arguments: Any) -> None:
         self._answer = functools.partial(function, *arguments)

@@ -220,7 +220,7 @@ class MCPService(Carried):
         return reply, result_of(reply.transition.observation, facts, reply.transition)
 
     def _read(self, kind: type[M], played: _Played, fields: Fields) -> M:
-        """Return a request on the session. Raises BAD_ARGUMENT."""
+        """Return a request for the session with the given fields. Raises BAD_ARGUMENT if a field is wrong."""
         return read_json(kind, json.dumps({**fields, "session_id": played.session_id}).encode(), self._worker.limits)
 
     async def _reset(

@@ -55,7 +55,9 @@ def list_tools(spec: pb.EnvironmentSpec) -> list[Tool]:
 def result_of(
     observation: pb.Observation | None, facts: dict[str, Any], message: Message | None = None, text: str = ""
 ) -> CallToolResult:
-    """Return a call's result: observation parts as content, facts as a line of JSON and as structured content.
+    """Return the result of a tool call, with the observation's parts as content.
+
+    The facts are added both as a line of JSON and as structured content.
 
     If `message` is a Transition, its fields other than the observation are added to the facts.
     """
