@@ -198,7 +198,7 @@ class SessionState(Step):
             raise
 
     def release(self) -> None:
-        """Pass the session to the call that has waited longest. The session stays busy, so no later call can overtake."""
+        """Pass the session to the call that has waited longest. The session stays busy, so no later call overtakes."""
         while self.waiting:
             ticket = self.waiting.popleft()
             if not ticket.done():

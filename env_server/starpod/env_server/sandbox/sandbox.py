@@ -65,7 +65,7 @@ OPTIONAL = frozenset({"names of files"})
 
 @dataclass(slots=True)
 class Report:
-    """Report of the measures that were applied and those that are missing."""
+    """The applied and the missing measures of a confined process."""
 
     applied: list[str] = field(default_factory=list)
     """Names of the applied measures."""

@@ -67,7 +67,7 @@ class HTTPService:
         await self._app(scope, receive, send)
 
     def _routes(self, carried: Sequence[Carried]) -> Iterator[routing.BaseRoute]:
-        """Yield the routes in the order in which they are tried. Those for sessions come first: most calls are steps."""
+        """Yield the routes in the order in which they are tried. Session routes come first: most calls are steps."""
         for route in sorted(ROUTES, key=lambda route: route.field != "session_id"):
             call = self._stream if route.method.server_streaming else functools.partial(self._unary, route)
             # An empty id matches too: the call is refused for its token before its session is looked up.
