@@ -40,8 +40,8 @@ MOST = 50
 AXES = {"step": "iterations", "seconds": "training time", "env_steps": "environment steps", "tokens": "sampled tokens"}
 """Quantities that the x axis can show."""
 SMOOTHING = {"light": 30, "none": 0, "medium": 10, "strong": 4}
-"""Divisors of moving averages: an average spans the curve's number of points divided by this; 0: no average. The first
-entry is the default."""
+"""Divisors for smoothing. The moving average spans a curve's number of points divided by this number; 0: no average.
+The first entry is the default."""
 METRICS = ("collect/success", "policy/entropy", "collect/own_std_in_group", "collect/response_diversity")
 """Metrics that are drawn by default, below the curve of evaluations."""
 SEEDS = 200
@@ -211,7 +211,7 @@ def _run(site: Site, summary: dict[str, Any], metrics: Sequence[str]) -> RunCurv
 
 @lru_cache(maxsize=256)
 def _config(path: Path, stamp: tuple[int, int, int]) -> dict[str, str]:
-    """Return a configuration's values by dotted key. It is cached: parsing one takes as long as drawing a chart."""
+    """Return a configuration's values by dotted key. It is cached, because parsing takes as long as drawing a chart."""
     return _flat(mapping(path, []))
 
 

@@ -183,7 +183,7 @@ def _without(members: Sequence[Member], left_out: Sequence[Member]) -> list[Memb
 
 
 def _named(members: Sequence[Member], but: Member | None = None) -> str:
-    """Return, for example, "member 3", "members 1, 3" or "9 others"."""
+    """Return the members in words, such as "member 3", "members 1, 3" or "9 others"."""
     numbers = [member.number for member in members if member is not but]
     if len(numbers) > NAMED:
         return f"{len(numbers)} others"

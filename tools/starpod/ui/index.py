@@ -1,6 +1,6 @@
 """SQLite index of runs and episodes: its tables, and the queries of the pages.
 
-It can be deleted at any time: everything in it comes from the files of the runs, and it is built again from them.
+It can be deleted at any time, because it is built from the files of the runs and can be built again.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Curve:
 
 
 class Index:
-    """The database of a folder of runs. Any thread may use it: each call opens its own connection.
+    """The database of a folder of runs. Any thread may use it, because each call opens a new connection.
 
     If its file cannot be written, the index is kept in memory and `problem` says so.
 

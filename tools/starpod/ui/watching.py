@@ -39,7 +39,7 @@ class Look:
 
 
 async def round_trips(fleet: Fleet) -> dict[str, float]:
-    """Return the median duration of a call that does nothing, in seconds, for each server by its address."""
+    """Return each server's median round-trip time in seconds, by address. The measured calls do nothing."""
 
     async def probe(replica: Replica) -> float:
         seconds = []

@@ -7,7 +7,7 @@ from collections import deque
 from .room import Board
 
 MAX_SOLVER_STATES = 20_000
-"""Maximum number of states that a search visits before it gives up: less than a tenth of a second."""
+"""Maximum number of states that a search visits before it gives up, after less than a tenth of a second."""
 
 
 class Unsolvable:

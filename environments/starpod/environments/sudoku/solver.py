@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from .grid import Grid, units
 
 SOLVE_NODES = 10_000
-"""Maximum number of steps of a search for the solution of an explicit puzzle: some tenths of a second."""
+"""Maximum number of steps of a search for the solution of an explicit puzzle, which take some tenths of a second."""
 PATIENCE = 8
 """Number of steps per row after which a search also looks for digits with one possible cell, which is slow."""
 

@@ -127,7 +127,8 @@ class TicTacToe(Environment):
     def _keeps_result(self) -> bool:
         """Return whether the result of perfect play (win, draw or loss) is no worse for the caller than at the start.
 
-        If the caller plays both sides, the result must be equal: a better one for one side is worse for the other.
+        If the caller plays both sides, the result must be equal, because a better result for one side is worse for the
+        other.
         """
         result = _sign(value(self.board)) * (1 if to_move(self.board) == self.first else -1)
         return result == self.worth or bool(self.side and result > self.worth)

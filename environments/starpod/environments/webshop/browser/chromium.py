@@ -28,7 +28,7 @@ from .config import BrowserConfig
 logger = logging.getLogger(__name__)
 
 BROKEN = (WebDriverException, HTTPError, OSError)
-"""Exceptions of an operation if the browser or its driver crashed, hangs or was killed."""
+"""Exceptions that an operation raises if the browser or its driver crashed, hangs or was killed."""
 
 # A separate process that starts the driver in a new process group and waits until its standard input closes, which also
 # happens if this process is killed. Then it kills the group, including the browser, and removes the folder.

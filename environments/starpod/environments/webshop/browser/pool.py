@@ -128,7 +128,7 @@ class Pool:
 
 
 def once_per_process(make: Callable[[int], Result]) -> Callable[[], Result]:
-    """Cache the result of `make(process_id)` per process, because a fork must not use its parent's object."""
+    """Cache the result of `make(process_id)` per process, because a forked process must not use its parent's."""
     cached_make, lock = functools.cache(make), threading.Lock()
 
     def shared() -> Result:

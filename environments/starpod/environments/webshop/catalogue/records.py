@@ -99,7 +99,7 @@ def _numbered(
 
 
 class _ByAsin:
-    """The entries of a file by asin. They are kept on disk: a dict of 1.2 million entries takes almost a gigabyte."""
+    """The entries of a file by asin. They are on disk, because 1.2 million entries in a dict take almost a gigabyte."""
 
     def __init__(self, path: Path, clean: Callable[[Any], Any], on_malformed: Callable[[Malformed], None]) -> None:
         self._table = sqlite3.connect("")  # a temporary file, which is deleted with the connection

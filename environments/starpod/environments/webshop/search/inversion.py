@@ -156,7 +156,7 @@ def _sort_postings(
     posting_documents: NDArray[np.uint32],
     posting_frequencies: NDArray[Any],
 ) -> None:
-    """Sort the counts by term with a counting sort, into the last three arrays.
+    """Sort the counts by term, with a counting sort. Write the result into the last three arrays.
 
     Args:
         order: the documents, sorted by asin.

@@ -1,4 +1,4 @@
-"""Matching of options and attributes with the goal's: by colour, then by words as in thefuzz 0.19."""
+"""Comparison of options and attributes with those of the goal: by colour, then by words as in thefuzz 0.19."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ class Shop:
     ratio: Ratio = field(default="difflib", kw_only=True)
     """Similarity by which options and attributes are compared."""
     stream: Callable[[], random.Random] = field(default=random.Random, kw_only=True)
-    """Returns the random state for `search[<r>]`."""
+    """Function that returns the random state for `search[<r>]`."""
     _item: Item | None = field(default=None, init=False)
     _appraised: tuple[Any, Grade] | None = field(default=None, init=False)
 

@@ -31,7 +31,7 @@ def generate(count: int, seed: int = 0, *, plain: bool = False) -> Iterator[Reco
 def write_files(
     folder: Path, count: int, seed: int = 0, *, plain: bool = False, progress: Callable[[int], None] = lambda _: None
 ) -> None:
-    """Write FILES into an existing folder, one record per line. `progress` is called with the current count."""
+    """Write FILES into an existing folder, one record per line. `progress` receives the number of products so far."""
     products, attributes, human = (folder / name for name in FILES)
     with (
         products.open("w", encoding="utf-8") as product_file,

@@ -237,7 +237,7 @@ class Maker:
         return ", ".join([" ".join(parts), *details])
 
     def _description(self, kind: Kind, wording: Wording, line: Line, model: str) -> str:
-        """Write a description: "" for 30 % of the products, else sentences of the kind and a few unique ones."""
+        """Write a description: "" for 30 % of the products, else sentences about the kind and a few unique ones."""
         random = self._random
         if random() < 0.3:
             return ""

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from .vocabulary import COMMON, split
 
 Random = Callable[[], float]
-"""Returns a uniform number in [0, 1). Only this function of `random` is the same in every version of Python."""
+"""A function that returns a uniform number in [0, 1), such as `random.Random.random`. Other functions of `random` can
+give different numbers in different versions of Python."""
 
 _STARTS, _MIDDLES, _ENDS = (split(COMMON["syllables"][place]) for place in ("starts", "middles", "ends"))
 _LETTERS = "ABCDEFGHJKLMNPRSTVWXYZ"
