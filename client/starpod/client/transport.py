@@ -91,7 +91,7 @@ class TLS:
             raise ValueError("A client certificate and its key come together: give both or neither.")
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """Read the files.
+        """Read the files, and return credentials for gRPC channels.
 
         Raises:
             OSError: a file cannot be read.

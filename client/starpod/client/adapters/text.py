@@ -189,7 +189,7 @@ class Episode:
 
 
 def converse(messages: Sequence[Mapping[str, Any]], text: str) -> list[dict[str, Any]]:
-    """Return copies of the messages that end with the text.
+    """Return copies of the messages, with the text added at the end.
 
     The text is appended to the last message if that is a user message. Otherwise it becomes a new user message.
     """

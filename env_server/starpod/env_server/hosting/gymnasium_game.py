@@ -42,7 +42,7 @@ class Plan:
     names: tuple[str, ...]
     """Names of the actions, if there are at most 256."""
     by_name: Mapping[str, Any]
-    """Element of the action space by name."""
+    """Elements of the action space, keyed by the action's name."""
     read: Reader
     write: Writer
     observation: str

@@ -97,7 +97,7 @@ class GameFactory:
 
 
 class ORSEnvironment(Hosted):
-    """Environment that opens a session on the ORS server for each of its own, with the task that the seed selects."""
+    """Environment with one session of the ORS server per session. The seed selects the task."""
 
     factory: ClassVar[GameFactory]
 

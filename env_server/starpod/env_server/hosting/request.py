@@ -33,7 +33,7 @@ class HostingRequest:
     """A request to host an environment, `NAME?argument=value&...#setting=value&...`."""
 
     text: str
-    """The whole request, for other processes."""
+    """The whole request as text, which other processes parse again."""
     name: str
     """Name of the environment in its package."""
     arguments: Mapping[str, Any]

@@ -25,7 +25,8 @@ _ESCAPE = re.compile(r"\x1b\[([0-9;]*)m")
 Reader = Callable[[Any], Any]
 """Function that converts a JSON value to an element of a space. Raises ValueError."""
 Writer = Callable[[Any, list[Image]], Any]
-"""Function that converts an element to a JSON value. It appends pictures to the list and writes their indices."""
+"""Function that converts an element to a JSON value. A picture is appended to the list and replaced by its number
+there, counted from 1."""
 
 
 class UnsupportedSpace(Exception):
