@@ -1,6 +1,7 @@
 """A stand-in for the package vllm: the classes that the engine in process uses, with their signatures."""
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator
 from enum import Enum
@@ -48,6 +49,7 @@ class AsyncLLM:
     def __init__(self, arguments: SimpleNamespace) -> None:
         self.arguments = arguments
         self.program = EngineCoreProc.run_engine_core
+        self.sockets = os.environ.get("VLLM_RPC_BASE_PATH", "")
         self.core = FakeCore(Path(arguments.model))
         self.shut_down = False
         self.output_handler: asyncio.Task[None] | None = None

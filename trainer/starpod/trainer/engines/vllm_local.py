@@ -25,7 +25,7 @@ from starpod.trainer.engines.base import EngineError, EngineLost, Request
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.served import Piece, ServedEngine, sampling_parameters
 from starpod.trainer.engines.vllm_images import ARGUMENTS, image_prompt, pretrained_view, write_processor
-from starpod.trainer.engines.vllm_worker import gpu_of, only_gpu, own_session, sent_by_handles
+from starpod.trainer.engines.vllm_worker import environment_variable, gpu_of, only_gpu, own_session, sent_by_handles
 from starpod.trainer.engines.watch import Watch
 from starpod.trainer.engines.weights import device_of, gather, make_folder, weights_of, write_weights
 from starpod.trainer.models.policy import Policy
@@ -190,11 +190,14 @@ class LocalVllm(ServedEngine):
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        # By default, vLLM's sockets are in the folder of all temporary files, and stay there if a process is killed.
-        if len(os.fsencode(self._sockets)) < MOST_SOCKET_BYTES:
-            os.environ["VLLM_RPC_BASE_PATH"] = str(self._sockets)
-        has_several_gpus = self._parallel.world > 1 and self._parallel.device.type == "cuda"
-        with own_session(), only_gpu(self._parallel.device) if has_several_gpus else contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(own_session())
+            if self._parallel.world > 1 and self._parallel.device.type == "cuda":
+                stack.enter_context(only_gpu(self._parallel.device))
+            # By default, vLLM's sockets are in the folder of all temporary files, and stay there if a process is
+            # killed. Processes that are started later must not look for them here, because the folder goes away.
+            if len(os.fsencode(self._sockets)) < MOST_SOCKET_BYTES:
+                stack.enter_context(environment_variable("VLLM_RPC_BASE_PATH", str(self._sockets)))
             self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(folder), **self._arguments))
 
     def _remove(self, folder: Path) -> None:

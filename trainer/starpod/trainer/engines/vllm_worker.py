@@ -95,15 +95,23 @@ def only_gpu(device: torch.device) -> Iterator[None]:
     Several ranks on a machine each have a core, and a core takes the first GPU that it sees. This process has already
     initialized CUDA, so the variable does not change what it sees itself.
     """
-    before = os.environ.get(_VISIBLE)
-    visible_gpus = before.split(",") if before else [str(number) for number in range(torch.cuda.device_count())]
-    os.environ[_VISIBLE] = visible_gpus[device.index or 0]
+    visible = os.environ.get(_VISIBLE)
+    visible_gpus = visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count())]
+    with environment_variable(_VISIBLE, visible_gpus[device.index or 0]):
+        yield
+
+
+@contextlib.contextmanager
+def environment_variable(name: str, value: str) -> Iterator[None]:
+    """Set a variable of the environment inside this context, and restore it afterwards."""
+    before = os.environ.get(name)
+    os.environ[name] = value
     try:
         yield
     finally:
-        del os.environ[_VISIBLE]
+        del os.environ[name]
         if before is not None:
-            os.environ[_VISIBLE] = before
+            os.environ[name] = before
 
 
 # --- weights ----------------------------------------------------------------------------------------------------------
