@@ -79,7 +79,7 @@ class Result:
         yield part
         part.cpu = time.process_time() - cpu
         gc.collect()
-        part.bytes = (resident_bytes(os.getpid()) - memory) / items
+        part.bytes = (resident_bytes(os.getpid()) - memory) / max(1, items)
         self.parts.append(part)
 
 
