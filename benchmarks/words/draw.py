@@ -35,9 +35,11 @@ def sentences() -> Iterator[tuple[str, str]]:
         paragraphs = (" ".join(part.split()) for part in re.split(r"\n\s*\n|\n(?=[-*] )", prose))
         for paragraph in paragraphs:
             if not paragraph.startswith(("#", "|", "!", "<")):
-                for sentence in re.split(r"(?<=[.:?]) (?=[A-Z`*])", paragraph):
+                # Code and names such as Dr. GRPO are no ends of sentences.
+                whole = re.sub(r"`[^`]*`|\bDr\. ", lambda match: match[0].replace(" ", "\0"), paragraph)
+                for sentence in re.split(r"(?<=[.:?]) (?=[A-Z`*])", whole):
                     if len(sentence.split()) > 3:
-                        yield str(page.relative_to(ROOT)), sentence
+                        yield str(page.relative_to(ROOT)), sentence.replace("\0", " ")
 
 
 def main() -> None:

@@ -27,7 +27,10 @@ def split_objects(text: str) -> list[str]:
 
 
 def find_mark(text: str, mark: str, start: int = 0) -> int:
-    """Return the index of the first mark outside JSON objects. If all are inside, return the first one; if none, -1."""
+    """Return the index of the first mark outside JSON objects.
+
+    If every mark is inside an object, return the index of the first one. If there is no mark, return -1.
+    """
     position = start
     for number, piece in enumerate(split_objects(text[start:])):
         if number % 2 == 0 and (offset := piece.find(mark)) >= 0:

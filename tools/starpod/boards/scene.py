@@ -40,7 +40,7 @@ _MEANINGS = {
     "box on target": "box target",
     "player on target": "player target",
 }
-"""Kinds in a cell, by phrases of the instructions that are not kinds themselves."""
+"""Kinds in a cell, keyed by the phrase that the instructions use for the cell if the phrase itself is not a kind."""
 
 _LEGEND = re.compile(r"[Ss]ymbols: ")
 _ENTRY = re.compile(r"(\S) ([a-z]+(?: [a-z]+)*)(?:, |\.)")

@@ -25,7 +25,7 @@ EMPTY_TURNS, ACTING_TURNS = 2, 5
 MIDDLE = 3
 """Number of the script's turns that are played before a fork or a snapshot: two empty ones and one with an action."""
 ATTEMPTS = 3
-"""Maximum number of attempts to find turns for the script that do not end the episode early."""
+"""Maximum number of attempts to find a script whose turns do not end the episode early."""
 PLAYS = 3
 """Number of times that the script must give the same result before the environment counts as deterministic."""
 NONSENSE = "\u2620 no such action \u2620"

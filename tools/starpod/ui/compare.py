@@ -51,7 +51,7 @@ MARKS, WARNINGS = 200, 20
 INTERVAL_SEEDS = 3
 """Minimum number of runs for a confidence interval of their mean. With two runs, it would be too wide to be useful."""
 POINTS = 200
-"""Maximum number of points of a mean over seeds."""
+"""Maximum number of points of a curve of the mean over seeds."""
 
 
 @dataclass(slots=True)

@@ -77,7 +77,7 @@ class Policies:
     ) -> AsyncIterator[Callable[[Session, Episode], Agent]]:
         """Yield a function that makes the agent of a session. The agent knows the turns played before.
 
-        Raises NotPossible if the policy cannot be used, or if an agent refuses within the context.
+        Raises NotPossible if the policy cannot be used, or if an agent refuses to act inside the `with` block.
         """
         names = tuple(spec.action_space.names)
 

@@ -473,7 +473,7 @@ def _names(model: nn.Module) -> dict[int, str]:
 
 
 def _in_order(optimizer: torch.optim.Optimizer) -> Iterator[tuple[nn.Parameter, dict[str, Any]]]:
-    """Yield parameters with a state, in an order that is the same on all ranks."""
+    """Yield each parameter that has optimizer state, and this state, in the same order on all ranks."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if parameter in optimizer.state:

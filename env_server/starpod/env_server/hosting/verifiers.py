@@ -43,7 +43,7 @@ _DEFAULT_HARNESS = "bash"
 def host(text: str, probed: str = "") -> type[Hosted]:
     """Return the environment class for `TASKSET?field=value#setting=value`. Raises HostingError.
 
-    `probed` is unused, because episodes run in the server's own process, where they serve tools.
+    `probed` is unused: these episodes serve tools, so they always run in the server's own process.
     """
     request = HostingRequest.parse(text, ("tasks",))
     request.choice("concurrency", Concurrency.THREAD.value)

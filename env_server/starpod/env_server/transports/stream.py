@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 VERBS = ("open", "reset", "step", "render", "fork", "snapshot", "restore", "renew", "close")
 CALLS_AT_ONCE = 65_536
-"""Maximum number of calls and rows in one message. A row may take only six bytes, and each gets a reply."""
+"""Maximum number of calls and rows in one message. Its size is no limit: a row can be as small as six bytes."""
 _MESSAGE_BYTES = 512 * 1024
 """Approximate maximum bytes of a message of many rows. Larger buffers cost more than they save."""
 _UNSENT_BYTES = 8 * 2**20

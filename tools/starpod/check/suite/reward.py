@@ -251,7 +251,7 @@ async def _play_starts(
 ) -> PolicyResults:
     """Play every start with one action per turn, and return the results.
 
-    An episode has as many turns as the environment's limits allow actions, and at most TURNS.
+    An episode ends after TURNS turns at the latest, or at the environment's limit on actions if that is lower.
 
     first: actions that every episode begins with, before the policy takes over.
     until_unsolved: stop after the first start that stays unsolved.

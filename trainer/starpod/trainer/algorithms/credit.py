@@ -257,8 +257,9 @@ def _of_criteria(term: CreditTerm, rollout: RolloutBatch) -> Tensor:
     """Return the advantages of CM2, which gives separate credit for each criterion of a checklist: [B, T].
 
     In an attempt, a criterion is open from the turn that first reports it until it is met, or until the attempt ends.
-    Its score is compared with its scores in the same attempt of the group's other episodes. The result, times the
-    criterion's weight, is credited to the turns of the agents that report the criterion while it is open.
+    The criterion's score is compared with its scores in the other episodes of the group, attempt by attempt. The
+    difference, times the criterion's weight, is credited to every turn of the agents that report the criterion, as long
+    as it is open.
     """
     table = turn_table(rollout.mask_BT, rollout.turns_BT)
     peers: defaultdict[tuple[int, int, str], int] = defaultdict(lambda: len(peers))

@@ -103,7 +103,7 @@ _REFERENCE = {
     "return_high": None,
     "turns_mean": 0.0,
 }
-"""Metrics of reference policies, with their values if there are no episodes."""
+"""Metrics of reference policies, and the value of each if there are no episodes."""
 _HELD_OUT: dict[str, Any] = {"episodes": 0, "failed": 0, **_REFERENCE, "format_rate": 0.0}
 
 

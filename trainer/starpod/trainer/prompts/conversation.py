@@ -252,7 +252,10 @@ class Template:
         return _SYSTEM in text
 
     def _find_end(self) -> tuple[str, int]:
-        """Return the token that closes a reply, as text and id: the tokenizer's first added token after the reply."""
+        """Return the token that closes a reply, as text and id.
+
+        It is the first special token that the chat template writes after a reply.
+        """
         text = self._after_reply([_user(_QUESTION)])
         if _REPLY not in text:
             raise ValueError("the chat template does not show an assistant's reply")
