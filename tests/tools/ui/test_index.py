@@ -112,6 +112,10 @@ def test_a_run_elsewhere_that_is_quiet_for_long_is_interrupted(
     (folder / "calm" / "config.yaml").write_text("stop: {iterations: 151}")
     indexer.update()
     assert only(index)["status"] == "running" and only(index)["left"] is None  # it is evaluated now
+    # Minutes count from the first iteration, and not from the start of the services and the warm start.
+    (folder / "calm" / "config.yaml").write_text("stop: {minutes: 1000}")
+    indexer.update()
+    assert only(index)["left"] == pytest.approx(60_000 - only(index)["seconds"])
     monkeypatch.setattr(reading, "QUIET_SECONDS", 0.0)
     indexer.update()
     assert only(index)["status"] == "interrupted" and only(index)["left"] is None

@@ -411,7 +411,7 @@ def _summarise(database: sqlite3.Connection, run: int, folder: Path, place: _Pla
         "step": points[-1]["step"] if points else 0,
         "iterations": _number(stop.get("iterations")),
         "seconds": seconds,
-        "left": _left(facts, stop, points, written) if state == "running" else None,
+        "left": _left(stop, points) if state == "running" else None,
         "evaluation": {
             name: _number(evaluation.get(name))
             for name in ("step", "success", "success_low", "success_high", "return_mean", "episodes")
@@ -436,16 +436,16 @@ def _number(value: Any) -> float | None:
     return value if isinstance(value, int | float) and _fits(value) else None
 
 
-def _left(facts: Mapping[str, Any], stop: Mapping[str, Any], points: list[sqlite3.Row], written: float) -> float | None:
+def _left(stop: Mapping[str, Any], points: list[sqlite3.Row]) -> float | None:
     """Return the seconds until the run reaches `iterations` or `minutes`, at the pace of the latest tenth of its curve.
 
-    Return None if there is no limit, or if one is reached, because the final evaluation's duration is not known.
+    Return None without a limit, before the first iteration, when `minutes` begin to count, and once a limit is reached,
+    because the final evaluation's duration is not known.
     """
     limits = []
     steps, minutes = stop.get("iterations"), stop.get("minutes")
-    starts = facts.get("resumed") or [facts]
-    if isinstance(minutes, int | float) and isinstance(began := starts[-1].get("time"), int | float):
-        limits.append(60 * minutes - (written - began))
+    if isinstance(minutes, int | float) and points:
+        limits.append(60 * minutes - points[-1]["seconds"])
     if isinstance(steps, int) and len(points) > 1:
         window = points[-max(len(points) // 10, 2) :]
         pace = (window[-1]["time"] - window[0]["time"]) / max(window[-1]["step"] - window[0]["step"], 1)

@@ -75,8 +75,11 @@ class Job:
         ends, forecast = [f"until {stop.success:.0%} are solved"] if stop.success is not None else [], []
         if stop.minutes is not None:
             ends = [f"for {stop.minutes:g} minutes", *ends]
-            count = int(60 * stop.minutes / (self.seconds * collect.groups * collect.group_size))
-            forecast = [f"on an idle core about {min(count, stop.iterations)} of them take {stop.minutes:g} minutes"]
+            seconds = self.seconds * collect.groups * collect.group_size
+            if seconds * stop.iterations > 60 * stop.minutes:
+                forecast = [
+                    f"on an idle core about {int(60 * stop.minutes / seconds)} of them take {stop.minutes:g} minutes"
+                ]
         return [
             f"{spec.id} {spec.version} of {self.path.name}, with the model {model_title(config.model.name)}",
             f"episodes of at most {max_turns} turns: {player} took {min(self.lengths)} to {max(self.lengths)}, and "
