@@ -31,6 +31,9 @@ def test_what_names_a_file(tmp_path: Path) -> None:
     assert [*map(names_environment_file, names)] == [True, True, False, False]
     with pytest.raises(ConfigError, match=r"no such file: .*missing.py"):
         load_config(str(tmp_path / "missing.py"))
+    (tmp_path / "dungeon.py").touch()
+    with pytest.raises(ConfigError, match=r"no such file: .*dungon\.py; did you mean .*dungeon\.py\?"):
+        load_config(str(tmp_path / "dungon.py"))
 
 
 def test_sizes_come_from_the_environment(tmp_path: Path) -> None:

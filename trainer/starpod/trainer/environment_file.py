@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from starpod.client import Fleet, Limits, StarpodError
 from starpod.client.nearest import unknown_environment
 from starpod.client.programs import ServiceFailed, ServiceRefused, started
+from starpod.client.spelling import near
 from starpod.trainer.agents.base import Task
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.models.config import TinyConfig, model_title
@@ -129,7 +130,9 @@ def choose_job(source: str, context: str | None = None) -> Job:
     file, _, name = source.partition(":")
     path = Path(file).resolve()
     if not path.is_file():
-        raise ConfigError(f"no such file: {file}")
+        close = near(path.name, [other.name for other in path.parent.glob("*.py")])
+        hint = f"; did you mean {' or '.join(str(Path(file).with_name(name)) for name in close)}?" if close else ""
+        raise ConfigError(f"no such file: {file}{hint}")
     try:
         with started("the environment service", "serve", "--environment-module", str(path), "--port", "0") as address:
             return asyncio.run(_explore(path, name, address, context))
