@@ -237,12 +237,12 @@ class AlgorithmConfig(Section):
 
     @property
     def estimator(self) -> Estimator:
-        """The estimator named by `advantage`, with its keys."""
+        """The estimator that the key `advantage` selects, with its settings."""
         return self._estimator
 
     @property
     def objective(self) -> Objective:
-        """The loss named by `loss`, with its keys."""
+        """The loss that the key `loss` selects, with its settings."""
         return self._objective
 
     # --- requirements ------------------------------------------------------------------------------------------------

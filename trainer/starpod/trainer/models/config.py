@@ -128,7 +128,7 @@ class ModelConfig(Section):
     )
 
     def in_dtype(self, dtype: Literal["float32", "bfloat16"]) -> ModelConfig:
-        """Return a copy in which `auto` is replaced by `dtype`. Options that require bfloat16 are reset in float32."""
+        """Return a copy in which `auto` is replaced by `dtype`. In float32, options that require bfloat16 are off."""
         if self.dtype != "auto":
             return self
         changes = {} if dtype == "bfloat16" else {"base_dtype": "float32", "float32_logits": False}

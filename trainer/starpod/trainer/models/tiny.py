@@ -48,8 +48,8 @@ _ALWAYS = (SEPARATOR, *"0123456789")
 """Entries of every vocabulary, with and without a preceding space."""
 
 _WORDS = r" ?\|\|| ?\p{Lu}?\p{Ll}+| ?\S|\s"
-"""The action separator, a word, or one other character. Only a word's first letter may be a capital, so that the rows
-of a map are split into characters."""
+"""Pattern of a token: the action separator, a word, or any other character. Only the first letter of a word may be a
+capital, so a row of a map such as SFFH is no word, and is split into characters."""
 
 _SEVERAL_LETTERS = re.compile(r"[^\W\d_]{2}")
 _MOST_WORDS = 200_000

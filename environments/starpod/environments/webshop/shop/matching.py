@@ -71,10 +71,10 @@ def _words(text: str) -> frozenset[str]:
 
 
 def _pairs(purchased: str, goal: str) -> list[tuple[str, str]]:
-    """Return the pairs of texts to compare.
+    """Return the pairs among three texts, without pairs that have an empty text.
 
-    There are three texts: the common words, the purchased side's words and the goal's words. Each side's text begins
-    with the common words. Pairs with an empty text are left out.
+    The texts are the common words alone, the common words followed by the purchase's other words, and the common words
+    followed by the goal's other words.
     """
     ours, theirs = _words(purchased), _words(goal)
     if not ours or not theirs:
