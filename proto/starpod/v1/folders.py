@@ -10,18 +10,23 @@ import tempfile
 import time
 from pathlib import Path
 
+VLLM_PREFIX = "starpod-vllm-"
+"""Beginning of the names of folders that belong to vLLM engines and servers."""
+MOST_SOCKET_BYTES = 70
+"""Maximum length of the path of the folder for vLLM's sockets. A socket's path may have 107 bytes, and its name has
+36."""
 LOCKED_WITHIN_SECONDS = 60.0
 """A younger folder without a lock may belong to a process that is about to lock it."""
 
 
-def make_locked_folder(prefix: str, parent: Path) -> Path:
+def make_locked_folder(prefix: str, parent: Path, *, survives_exec: bool = False) -> Path:
     """Create a folder in `parent` that is locked until this process ends, and remove those of killed processes.
 
-    Forked children share the lock.
+    Forked children share the lock. survives_exec: keep it if this process runs another program.
     """
     remove_left_over(prefix, parent)
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-    _lock(folder)
+    os.set_inheritable(_lock(folder), survives_exec)
     return folder
 
 

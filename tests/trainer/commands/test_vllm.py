@@ -4,7 +4,8 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from starpod.trainer.commands.vllm import vllm
+from starpod.v1.folders import remove_left_over
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="vLLM is for Linux")
 
@@ -21,7 +23,7 @@ class Started(Exception):
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, Any]]:
     """The words and the environment of the vLLM that the command starts; a package without contents is in its place."""
     told: dict[str, Any] = {}
 
@@ -41,7 +43,9 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Any]:
     for name in [name for name in os.environ if name.startswith(("VLLM_", "OMP_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    return told
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:  # a path that is short enough for sockets
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield told
 
 
 def option(words: Sequence[str], name: str) -> str:
@@ -70,6 +74,11 @@ def test_a_server_on_cores_can_be_driven_and_uses_them_all(started: dict[str, An
     assert {"--enable-scale-out", "--no-enable-chunked-prefill"} <= set(words)
     assert "--enable-prompt-tokens-details" in words, "else nobody learns of prompt tokens that were in the cache"
     assert environment["VLLM_SERVER_DEV_MODE"] == "1"
+    # Its sockets are in a folder that is locked as long as it runs, and that a later server removes.
+    folder = Path(environment["VLLM_RPC_BASE_PATH"])
+    os.utime(folder, (0, 0))
+    remove_left_over("starpod-vllm-", folder.parent)
+    assert folder.is_dir()
     cores = {int(core) for core in environment["VLLM_CPU_OMP_THREADS_BIND"].split(",")}
     assert cores == os.sched_getaffinity(0)
 

@@ -32,6 +32,7 @@ from starpod.trainer.models.policy import Policy
 from starpod.trainer.models.precision import compute_dtype
 from starpod.trainer.models.trunk import unwrapped
 from starpod.trainer.parallel import Parallel, RankFailed
+from starpod.v1.folders import MOST_SOCKET_BYTES
 
 MISSING = "engine vllm needs the package vllm; from a clone of the repository: pip install '.[vllm]'"
 WORKER_EXTENSION = "starpod.trainer.engines.vllm_worker.WeightReceiver"
@@ -39,9 +40,6 @@ LOOK_SECONDS = 1.0
 """Interval in seconds at which a pending call checks that the engine core is alive."""
 WORKING_SHARE = 0.05
 """Share of one CPU core's time above which an engine core counts as computing."""
-MOST_SOCKET_BYTES = 70
-"""Maximum length of the path of the folder for vLLM's sockets. A socket's path may have 107 bytes, and its name has
-36."""
 STOPPED = "stopped"
 """psutil's status of a process after SIGSTOP."""
 SHUTDOWN_SECONDS = 60.0

@@ -19,10 +19,9 @@ from transformers.core_model_loading import revert_weight_conversion
 from starpod.trainer.models.precision import compute_dtype
 from starpod.trainer.models.trunk import unwrapped
 from starpod.trainer.parallel import reshard, whole
-from starpod.v1.folders import make_locked_folder
+from starpod.v1.folders import VLLM_PREFIX, make_locked_folder
 
 SHARD_BYTES = 4 * 1024**3
-PREFIX = "starpod-vllm-"
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -75,8 +74,8 @@ def make_folder(parent: str) -> Path:
     removed, because they contain gibibytes.
     """
     if not parent:
-        return make_locked_folder(PREFIX, Path(tempfile.gettempdir()))
-    folder = Path(parent).resolve() / f"{PREFIX}{uuid4().hex[:12]}"
+        return make_locked_folder(VLLM_PREFIX, Path(tempfile.gettempdir()))
+    folder = Path(parent).resolve() / f"{VLLM_PREFIX}{uuid4().hex[:12]}"
     folder.mkdir(parents=True)
     return folder
 
