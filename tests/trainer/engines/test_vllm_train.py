@@ -109,7 +109,7 @@ def test_a_server_that_is_lost_for_good_costs_no_iteration(tmp_path: Path) -> No
         run = start(folder, *SMALL, *words)
         wait_for_a_step(run, folder, 1)
         server.kill()
-        assert_saved(run, folder, server.url)
+        assert_saved(ended(run, 1), folder, server.url)
 
 
 def metrics(folder: Path, count: int) -> list[dict[str, float]]:
