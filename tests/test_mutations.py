@@ -41,8 +41,8 @@ MUTATIONS: dict[str, tuple[str, str, str, str]] = {
     ),
     "GAE: no discount of what comes later": (
         f"{TRAINER}/algorithms/gae.py",
-        "delta_B + gamma * lam * carried_B",
-        "delta_B + lam * carried_B",
+        "delta_B + gamma * lam * advantage_B",
+        "delta_B + lam * advantage_B",
         "tests/trainer/algorithms/test_gae.py::test_gae_steps_over_what_lies_between_sampled_tokens",
     ),
     "PPO: the same bound below and above": (
@@ -65,8 +65,8 @@ MUTATIONS: dict[str, tuple[str, str, str, str]] = {
     ),
     "several environments: one filter for all": (
         f"{TRAINER}/algorithms/filters.py",
-        "for alike in by_kind(groups).values() for group in",
-        "for alike in [list(groups)] for group in",
+        "for peers in by_kind(groups).values() for group in",
+        "for peers in [list(groups)] for group in",
         "tests/trainer/test_mixture.py::test_each_environment_has_a_quota_of_the_filter",
     ),
     "several policies: each learns from the turns of all agents": (
@@ -179,8 +179,8 @@ MUTATIONS: dict[str, tuple[str, str, str, str]] = {
     ),
     "replay: another state is the same episode": (
         f"{CLIENT}/history.py",
-        "if key and found_key and key != found_key:",
-        "if key and found_key and not key:",
+        "if key and replayed_key and key != replayed_key:",
+        "if key and replayed_key and not key:",
         "tests/client/test_history.py::test_the_check_accepts_what_was_recorded_and_nothing_else",
     ),
     "waits: they grow without bound": (
@@ -197,8 +197,8 @@ MUTATIONS: dict[str, tuple[str, str, str, str]] = {
     ),
     "pool: the fullest server takes the next session": (
         f"{CLIENT}/pool/placement.py",
-        "return min(accepting, key",
-        "return max(accepting, key",
+        "return min(accepting_hosts, key",
+        "return max(accepting_hosts, key",
         "tests/client/test_placement.py::test_small_fleets_are_filled_evenly",
     ),
     "gateway: every reply begins a sample": (
@@ -209,8 +209,8 @@ MUTATIONS: dict[str, tuple[str, str, str, str]] = {
     ),
     "gateway: a reply goes on after its stop text": (
         f"{GATEWAY}/session.py",
-        "return raw[:place], _count_tokens_up_to(template, tokens, raw[: place + len(stop)]), stop",
-        "return raw[:place], len(tokens), stop",
+        "return raw[:index], _count_tokens_up_to(template, tokens, raw[: index + len(stop)]), stop",
+        "return raw[:index], len(tokens), stop",
         "tests/tools/gateway/test_lineage.py::test_a_stop_text_cuts_the_reply_where_it_ends",
     ),
     "gateway: all sessions have one random stream": (
@@ -257,8 +257,8 @@ MUTATIONS: dict[str, tuple[str, str, str, str]] = {
     ),
     "lake: slips to one side only": (
         f"{ENVIRONMENTS}/frozen_lake/environment.py",
-        "else ways[2]",
-        "else ways[0]",
+        "else targets[2]",
+        "else targets[0]",
         "tests/environments/frozen_lake/test_frozen_lake.py::test_transitions_are_gymnasiums",
     ),
     "Sokoban: a box off its target costs nothing": (
@@ -275,14 +275,14 @@ MUTATIONS: dict[str, tuple[str, str, str, str]] = {
     ),
     "Sudoku: a cell is paid again": (
         f"{ENVIRONMENTS}/sudoku/environment.py",
-        "return worth if paid is None else max(worth - paid, 0.0)",
-        "return worth",
+        "return reward if old_reward is None else max(reward - old_reward, 0.0)",
+        "return reward",
         "tests/environments/sudoku/test_sudoku.py::test_a_digit_pays_once_its_clash_is_cleared",
     ),
     "2048: the target is paid again and again": (
         f"{ENVIRONMENTS}/game_2048/environment.py",
-        "reward = float(reached and not before)",
-        "reward = float(reached)",
+        "reward = float(has_reached and not had_reached)",
+        "reward = float(has_reached)",
         "tests/environments/game_2048/test_game_2048.py::test_the_target_is_paid_once_where_it_alone_is_paid",
     ),
     "tic-tac-toe: a lost game costs nothing": (
