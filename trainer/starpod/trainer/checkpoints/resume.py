@@ -109,8 +109,8 @@ def _guarded(config: Config, key: str) -> Any:
 
 def check_model(config: Config, loaded: Loaded) -> None:
     """Raise ConfigError if the configuration describes a different model than the checkpoint's."""
-    # A run of an earlier version has fewer keys.
-    new, old = config.model.to_dict(), ModelConfig().to_dict() | loaded.state["config"]["model"]
+    # Validation adds the keys that a run of an earlier version lacks, at any depth.
+    new, old = config.model.to_dict(), ModelConfig.model_validate(loaded.state["config"]["model"]).to_dict()
     changed_keys = [key for key in new if key not in RUN_TIME and new[key] != old[key]]
     if changed_keys:
         key = changed_keys[0]

@@ -1,0 +1,21 @@
+"""A run is resumed with the model that it has, also one that an earlier version saved."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from starpod.trainer.checkpoints.resume import check_model
+from starpod.trainer.config import ConfigError, load_config
+
+
+def test_keys_that_an_earlier_version_lacked_have_their_defaults_at_any_depth() -> None:
+    def saved(**changes: Any) -> Any:
+        model = load_config("frozen_lake").to_dict()["model"] | changes
+        del model["chat_template"], model["tiny"]["phrases"]
+        return cast(Any, SimpleNamespace(state={"config": {"model": model}}, tensors={"policy": {}}))
+
+    config = load_config("frozen_lake")
+    check_model(config, saved())
+    with pytest.raises(ConfigError, match=r"model\.critic is .*, but the run that is resumed has"):
+        check_model(config, saved(critic="separate"))
