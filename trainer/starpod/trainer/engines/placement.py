@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 Server = TypeVar("Server")
@@ -17,6 +18,25 @@ MOST_BLOCKS = 2**16
 """Number of blocks that are remembered for each server: a million tokens, about the size of a GPU's cache."""
 
 
+@dataclass(slots=True)
+class _State:
+    load: int = 0
+    """Number of requests in flight."""
+    cached: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    """Blocks that the server should have in its cache, the most recently used last."""
+
+    def remember(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self.cached[block] = None
+            self.cached.move_to_end(block)
+        while len(self.cached) > MOST_BLOCKS:
+            self.cached.popitem(last=False)
+
+    def count_cached(self, blocks: Sequence[int]) -> int:
+        """Return the number of blocks before the first one that is not cached."""
+        return next((index for index, block in enumerate(blocks) if block not in self.cached), len(blocks))
+
+
 class Placement(Generic[Server]):
     """Sends each request to the server that has the longest prefix of its prompt in the cache.
 
@@ -24,18 +44,19 @@ class Placement(Generic[Server]):
     requests go to the same server. If that server has too large a share of the requests in flight, the request goes to
     the next best one, which then caches the prefix as well. Servers that have the same prefix are chosen by load.
 
-    Attributes:
-        servers: The servers in use.
-
     Args:
         first: Index of the server that is chosen first if all are alike. Clients that share the servers pass different
             ones.
     """
 
     def __init__(self, servers: Sequence[Server], *, first: int = 0) -> None:
-        self.servers = list(servers[first % len(servers) :]) + list(servers[: first % len(servers)])
-        self._loads = [0] * len(self.servers)
-        self._cached = [OrderedDict[int, None]() for _ in self.servers]
+        rotated = [*servers[first % len(servers) :], *servers[: first % len(servers)]]
+        self._states = {server: _State() for server in rotated}
+
+    @property
+    def servers(self) -> list[Server]:
+        """The servers in use."""
+        return list(self._states)
 
     @contextlib.contextmanager
     def place(self, prompt: Sequence[int], salt: str) -> Iterator[Server]:
@@ -43,41 +64,28 @@ class Placement(Generic[Server]):
 
         salt: prompts with another salt share no cache.
         """
-        index = self._choose(_blocks(prompt, salt))
-        server = self.servers[index]
-        self.remember(server, prompt, salt)
-        self._loads[index] += 1
+        blocks = _blocks(prompt, salt)
+        server, state = self._choose(blocks)
+        state.remember(blocks)
+        state.load += 1
         try:
             yield server
         finally:
-            if server in self.servers:
-                self._loads[self.servers.index(server)] -= 1
+            state.load -= 1
 
     def remember(self, server: Server, tokens: Sequence[int], salt: str) -> None:
         """Note that the server has these tokens in its cache. A dropped server is ignored."""
-        if server not in self.servers:
-            return
-        cached_blocks = self._cached[self.servers.index(server)]
-        for block in _blocks(tokens, salt):
-            cached_blocks[block] = None
-            cached_blocks.move_to_end(block)
-        while len(cached_blocks) > MOST_BLOCKS:
-            cached_blocks.popitem(last=False)
+        if state := self._states.get(server):
+            state.remember(_blocks(tokens, salt))
 
-    def _choose(self, blocks: Sequence[int]) -> int:
-        max_load = LARGEST_SHARE * sum(self._loads) / len(self._loads)
-
-        def worth(index: int) -> tuple[int, int]:
-            count = next((place for place, block in enumerate(blocks) if block not in self._cached[index]), len(blocks))
-            return count, -self._loads[index]
-
-        return max((index for index, load in enumerate(self._loads) if load <= max_load), key=worth)
+    def _choose(self, blocks: Sequence[int]) -> tuple[Server, _State]:
+        max_load = LARGEST_SHARE * sum(state.load for state in self._states.values()) / len(self._states)
+        candidates = (item for item in self._states.items() if item[1].load <= max_load)
+        return max(candidates, key=lambda item: (item[1].count_cached(blocks), -item[1].load))
 
     def drop(self, server: Server) -> None:
         """Use a server no more. It must not be the last one."""
-        index = self.servers.index(server)
-        for items in (self.servers, self._loads, self._cached):
-            del items[index]
+        del self._states[server]
 
 
 def _blocks(prompt: Sequence[int], salt: str) -> list[int]:

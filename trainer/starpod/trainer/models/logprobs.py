@@ -28,6 +28,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits_NV: Tensor, tokens_N: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None]:
+        ctx.set_materialize_grads(False)  # the gradient of an unused entropy is None, and costs nothing
         log_p = torch.log_softmax(logits_NV, -1)
         logprobs_N = log_p.gather(-1, tokens_N[:, None])[:, 0]
         entropy_N = (log_p.exp() * log_p).sum(-1).neg_() if entropy else None
@@ -69,6 +70,7 @@ class _SlicedLogprobs(torch.autograd.Function):
         entropy: bool,
         width: int,
     ) -> tuple[Tensor, Tensor | None]:
+        ctx.set_materialize_grads(False)
         ctx.temperature, ctx.width = temperature, width
         count = len(tokens_N)
         peak_N = torch.full((count,), -torch.inf, device=hidden_NH.device)
@@ -95,10 +97,8 @@ class _SlicedLogprobs(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden_NH, weight_VH, bias_V, tokens_N, normaliser_N, entropy_N = ctx.saved_tensors
         chosen_gradient, entropy_gradient = gradients
-        zero_N = torch.zeros_like(normaliser_N)
-        g_N = zero_N if chosen_gradient is None else chosen_gradient
-        gh_N = zero_N if entropy_gradient is None or entropy_N is None else entropy_gradient
-        scale_N = -g_N if entropy_N is None else -g_N - gh_N * entropy_N
+        g_N = torch.zeros_like(normaliser_N) if chosen_gradient is None else chosen_gradient
+        scale_N = -g_N if entropy_gradient is None else -g_N - entropy_gradient * entropy_N
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         hidden_gradient = torch.zeros_like(hidden_NH, dtype=torch.float32) if needs_hidden else None
         weight_gradient = torch.empty_like(weight_VH) if needs_weight else None
@@ -106,9 +106,12 @@ class _SlicedLogprobs(torch.autograd.Function):
         for start, logits in _slices(hidden_NH, weight_VH, bias_V, ctx.temperature, ctx.width):
             entries = slice(start, start + logits.shape[1])
             log_p = logits.sub_(normaliser_N[:, None])
-            p = log_p.exp()
-            logits_gradient = log_p.mul_(-gh_N[:, None]).add_(scale_N[:, None]).mul_(p)
-            del p
+            if entropy_gradient is None:
+                logits_gradient = log_p.exp_().mul_(scale_N[:, None])
+            else:
+                p = log_p.exp()
+                logits_gradient = log_p.mul_(-entropy_gradient[:, None]).add_(scale_N[:, None]).mul_(p)
+                del p
             _add(logits_gradient, tokens_N - start, g_N)
             logits_gradient = logits_gradient.div_(ctx.temperature).to(hidden_NH.dtype)
             if hidden_gradient is not None:
