@@ -160,11 +160,15 @@ def configured(model: Path, iterations: int, folder: Path, size: Size = SIZE) ->
         "ITERATIONS": iterations,
         "MODEL": model,
     }
-    text = CONFIG
-    for name, value in values.items():
-        text = text.replace(name, str(value))
-    config.write_text(text)
+    config.write_text(filled(CONFIG, values))
     return config
+
+
+def filled(template: str, values: Mapping[str, object]) -> str:
+    """Return the template with each name replaced by its value, in this order."""
+    for name, value in values.items():
+        template = template.replace(name, str(value))
+    return template
 
 
 def train(
@@ -259,7 +263,7 @@ def train_trl(
             "user": prompter.user(1, "{observation}", actions_left=session.limits.max_actions),
             "opening": prompt.opening,
             "seeds": SeedCursor(SeedsConfig().train, SEED).take(size.groups * iterations),
-            "weights": str(weights),
+            "weights": str(weights) if evaluated else "",
         }
         settings.write_text(json.dumps(values))
         peak = peak_gib([python, "-m", "benchmarks.training.trl_run", str(settings), str(report)])

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import importlib.util
 import json
 import random
@@ -42,6 +43,7 @@ from starpod.trainer.engines.base import Engine, Request
 from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.models.tiny import build_tiny, train_tokenizer
 
+WITHOUT_VLLM = "not measured: vllm is not installed"
 ROOT = Path(__file__).resolve().parents[2]
 WIDTHS = ("hidden", "intermediate", "layers", "heads", "key_value_heads", "vocabulary")
 SHAPES = {
@@ -142,19 +144,16 @@ async def measure_run(shape: str, work: Path, parameters: int, peak: float, argu
     """Measure a run: its opening, iterations, sampling and update."""
     gpu = torch.cuda.is_available()
     values = {
-        "MODEL": work / "model",
         "DTYPE": "bfloat16" if gpu else "float32",
         "ENGINE": engine_name(),
         "REPLY": arguments.reply,
         "GROUPS": arguments.groups,
         "SIZE": arguments.group_size,
         "ITERATIONS": arguments.iterations,
+        "MODEL": work / "model",
     }
-    text = CONFIG
-    for name, value in values.items():
-        text = text.replace(name, str(value))
     config = work / "run.yaml"
-    config.write_text(text)
+    config.write_text(beside_trl.filled(CONFIG, values))
     steps: list[dict[str, float]] = []
     memory = 0
     start = perf_counter()
@@ -187,13 +186,12 @@ async def measure_run(shape: str, work: Path, parameters: int, peak: float, argu
         Row(shape, "update, 6ND as a share of the peak", arithmetic / peak, ""),
         Row(shape, "memory of the update" if gpu else "memory of the process", memory / 2**30, "GiB"),
     ]
-    if engine_name() != "vllm":
-        return [
-            *rows,
-            Row(shape, "sampling, share of vLLM's LLM.generate", None, "not measured: vllm is not installed"),
-        ]
-    offline = in_vllm(work, rounds)
-    return [*rows, Row(shape, "sampling, share of vLLM's LLM.generate", rate * offline / token_count, "")]
+    label = "sampling, share of vLLM's LLM.generate"
+    if engine_name() == "vllm":
+        rows.append(Row(shape, label, rate * in_vllm(work, rounds) / token_count, ""))
+    else:
+        rows.append(Row(shape, label, None, WITHOUT_VLLM))
+    return rows
 
 
 def engine_name() -> str:
@@ -265,7 +263,7 @@ def beside_others(shape: str, work: Path, arguments: argparse.Namespace) -> list
         calls = [(list(request.prompt), request.max_tokens) for request in requests]
         rows.append(Row(shape, label, 256 * 128 / in_vllm(work, [calls]), "tokens/s"))
     else:
-        rows.append(Row(shape, label, None, "not measured: vllm is not installed"))
+        rows.append(Row(shape, label, None, WITHOUT_VLLM))
     label = "iteration on the bandit, share of TRL's"
     if not has_trl(arguments.trl):
         return [*rows, Row(shape, label, None, f"not measured: {arguments.trl} has no TRL")]
@@ -283,6 +281,7 @@ def beside_others(shape: str, work: Path, arguments: argparse.Namespace) -> list
     ]
 
 
+@functools.cache
 def has_trl(python: str) -> bool:
     """Return whether this Python can import TRL."""
     try:

@@ -49,9 +49,9 @@ class SamePrompt(Rollouts):
 
 
 class Clock(TrainerCallback):
-    """Callback that measures each iteration, and then saves the weights with the tokenizer to a separate folder."""
+    """Callback that measures each iteration, and then saves weights and tokenizer below `weights`, if it is given."""
 
-    def __init__(self, model: Path, weights: Path) -> None:
+    def __init__(self, model: Path, weights: Path | None) -> None:
         self.model = model
         self.weights = weights
         self.seconds: list[float] = []
@@ -62,9 +62,10 @@ class Clock(TrainerCallback):
 
     def on_step_end(self, *_: Any, model: Any, **__: Any) -> None:
         self.seconds.append(perf_counter() - self.began)
-        folder = self.weights / str(len(self.seconds))
-        shutil.copytree(self.model, folder, ignore=shutil.ignore_patterns("*.safetensors"))
-        model.save_pretrained(folder)
+        if self.weights is not None:
+            folder = self.weights / str(len(self.seconds))
+            shutil.copytree(self.model, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+            model.save_pretrained(folder)
         self.began = perf_counter()
 
 
@@ -79,7 +80,7 @@ def main() -> None:
         for seed in settings["seeds"]
     ]
     rollouts = SamePrompt(Setting(settings["address"], "bandit-v1", reader=Reader(separator=None)), settings["user"])
-    clock = Clock(Path(settings["model"]), Path(settings["weights"]))
+    clock = Clock(Path(settings["model"]), Path(settings["weights"]) if settings["weights"] else None)
     size = settings["groups"] * settings["group_size"]
     vllm = settings["engine"] == "vllm"
     liger = vllm and importlib.util.find_spec("liger_kernel") is not None

@@ -10,11 +10,6 @@ import tempfile
 import time
 from pathlib import Path
 
-VLLM_PREFIX = "starpod-vllm-"
-"""Beginning of the names of folders that belong to vLLM engines and servers."""
-MOST_SOCKET_BYTES = 70
-"""Maximum length of the path of the folder for vLLM's sockets. A socket's path may have 107 bytes, and its name has
-36."""
 LOCKED_WITHIN_SECONDS = 60.0
 """A younger folder without a lock may belong to a process that is about to lock it."""
 

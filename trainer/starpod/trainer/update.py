@@ -386,7 +386,7 @@ class PolicyTrainer:
         value_weights_BT[list(rows)] = scale * token_weights(
             advantages.value_mask_BT[list(rows)], "token-mean", max_length=1
         )
-        turn_weights_BT, returns_BT = batch.weights_BT(), advantages.returns_BT
+        turn_weights_BT, returns_BT = batch.weights_BT, advantages.returns_BT
         sampler_BT = rollout.sampler_logprobs_BT
         correction_BT = correction_weights(algorithm.correction, rollout.old_logprobs_BT, sampler_BT, rollout.mask_BT)
         proximal_BT = proximal_logprobs(algorithm.correction, rollout)

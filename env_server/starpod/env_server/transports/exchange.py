@@ -135,9 +135,8 @@ class Carried(ABC):
     name: ClassVar[str]
     """Name in metrics and traces."""
     paths: ClassVar[Sequence[str]] = ()
-    """Paths of the protocol, in Starlette's syntax. If empty, it gets all paths that no other route matches."""
-    verb: ClassVar[str] = "POST"
-    """HTTP method of these paths."""
+    """Paths of the protocol's POST requests, in Starlette's syntax. If empty, it gets all paths that no other route
+    matches."""
 
     def admit(self, exchange: Exchange) -> None:  # noqa: B027 - most protocols have nothing to do
         """Prepare a request before its caller is identified."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from starpod.trainer.algorithms.gae import gae
 from starpod.trainer.algorithms.terms import CreditTerm
-from starpod.trainer.algorithms.turns import Units, turn_table
+from starpod.trainer.algorithms.turns import Units, on_tokens, turn_table
 from starpod.trainer.data.batch import RolloutBatch
 from starpod.trainer.data.episode import Episode, paid_turns, part_sums, payees_of
 from starpod.trainer.prompts.grammar import BLOCKS, Block
@@ -134,7 +134,7 @@ def agent_units(rollout: RolloutBatch) -> tuple[Units, list[str]]:
     """Return a unit per agent of an episode, with all of the agent's tokens, and the agents' names in this order."""
     names: dict[str, int] = {}
     agents = [[names.setdefault(turn.agent_id, len(names)) for turn in episode.turns] for episode in rollout.episodes]
-    return Units.of(rollout.mask_BT, _on_tokens(agents, rollout.mask_BT, rollout.turns_BT).long()), list(names)
+    return Units.of(rollout.mask_BT, on_tokens(agents, rollout.mask_BT, rollout.turns_BT).long()), list(names)
 
 
 def _scores(term: CreditTerm, units: Units, rewards_BT: Tensor, inherited_B: Tensor) -> Tensor:
@@ -235,19 +235,12 @@ def _state(rollout: RolloutBatch, row: int, turn: int) -> bytes:
     return key
 
 
-def _on_tokens(items: Sequence[Sequence[float]], mask_BT: Tensor, turns_BT: Tensor) -> Tensor:
-    """Spread one item per turn over the turn's sampled tokens: [B, T], float64. Other positions are arbitrary."""
-    width = max(map(len, items))
-    table = torch.tensor([[*row, *[0.0] * (width - len(row))] for row in items], dtype=torch.float64)
-    return table.to(turns_BT.device).gather(1, torch.where(mask_BT, turns_BT, 0))
-
-
 def _rewards_of(parts: Sequence[str], rollout: RolloutBatch) -> Tensor:
     """Return for each turn the sum of these reward parts, at the turn's last sampled token: [B, T], float64."""
     table = turn_table(rollout.mask_BT, rollout.turns_BT)
     episode_parts = _received_parts(rollout.episodes)
     sums = [[sum(turn_parts.get(name, 0.0) for name in parts) for turn_parts in turns] for turns in episode_parts]
-    return torch.where(table.last_BT, _on_tokens(sums, rollout.mask_BT, rollout.turns_BT), 0.0)
+    return torch.where(table.last_BT, on_tokens(sums, rollout.mask_BT, rollout.turns_BT), 0.0)
 
 
 # --- checklists -------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from starpod.trainer.algorithms.turns import turn_table
+from starpod.trainer.algorithms.turns import on_tokens, turn_table
 from starpod.trainer.data.episode import Episode, lines_of
 from starpod.trainer.prompts.grammar import BLOCKS
 
@@ -36,12 +36,11 @@ def subgoal_begins(episodes: Sequence[Episode], mask_BT: Tensor, turns_BT: Tenso
 
     These are the turns that switch to another subgoal, and the first turn of each line (see `lines_of`).
     """
-    marks_BT = torch.zeros_like(mask_BT)
-    for row, episode in enumerate(episodes):
+    marks = []
+    for episode in episodes:
         first_ids = {id(line[0]) for line in lines_of(episode.turns)}
-        indices = [index for index, turn in enumerate(episode.turns) if turn.switches or id(turn) in first_ids]
-        marks_BT[row] = torch.isin(turns_BT[row], torch.tensor(indices, device=mask_BT.device))
-    return marks_BT & mask_BT
+        marks.append([turn.switches or id(turn) in first_ids for turn in episode.turns])
+    return mask_BT & on_tokens(marks, mask_BT, turns_BT).bool()
 
 
 def stages(blocks_BT: Tensor) -> Tensor:

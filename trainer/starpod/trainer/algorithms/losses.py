@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from starpod.trainer.algorithms.sections import CorrectionConfig, KLConfig, TurnClipConfig
-from starpod.trainer.algorithms.turns import turn_table
+from starpod.trainer.algorithms.turns import on_tokens, turn_table
 from starpod.trainer.data.batch import RolloutBatch
 
 # --- averages ---------------------------------------------------------------------------------------------------------
@@ -75,9 +75,7 @@ def kl_coefficients(config: KLConfig, rollout: RolloutBatch) -> Tensor | float:
     coefficients = [
         [config.agents.get(turn.agent_id, config.coefficient) for turn in episode.turns] for episode in rollout.episodes
     ]
-    width = max(map(len, coefficients))
-    table = torch.tensor([[*row, *[0.0] * (width - len(row))] for row in coefficients], device=rollout.mask_BT.device)
-    return table.gather(1, torch.where(rollout.mask_BT, rollout.turns_BT, 0))
+    return on_tokens(coefficients, rollout.mask_BT, rollout.turns_BT).float()
 
 
 # --- the critic -------------------------------------------------------------------------------------------------------

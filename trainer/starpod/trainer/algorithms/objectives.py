@@ -5,12 +5,11 @@ The keys of a loss belong to the configuration's `algorithm`, and are refused wi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 
-from starpod.trainer.algorithms.sections import TurnClipConfig
+from starpod.trainer.algorithms.sections import TurnClipConfig, fill_defaults
 from starpod.trainer.section import Section
 from starpod.trainer.user_file import load
 
@@ -137,10 +136,10 @@ class DPPO(Objective):
 
     @model_validator(mode="before")
     @classmethod
-    def _bounds(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+    def _bounds(cls, values: Any) -> Any:
         # Both are among the bounds that the paper's appendix F.4 compares.
-        bound = 0.05 if values.get("divergence") == "kl" else 0.15
-        return {"divergence_low": bound, "divergence_high": bound, **values}
+        bounds = {"kl": {"divergence_low": 0.05, "divergence_high": 0.05}}
+        return fill_defaults(values, "divergence", "tv", bounds)
 
     def per_token(self, source: str, inputs: LossInputs) -> PolicyLoss:
         from starpod.trainer.algorithms.losses import binary_divergence, divergence_loss, masked_log_ratio

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from starpod.trainer.section import Section
 
 
-def _fill(values: Any, kind: str, default: str, defaults: Mapping[str, Mapping[str, Any]]) -> Any:
+def fill_defaults(values: Any, kind: str, default: str, defaults: Mapping[str, Mapping[str, Any]]) -> Any:
     """Return the values with the defaults of their kind filled in. A single word is the kind."""
     if isinstance(values, str):
         values = {kind: values}
@@ -46,7 +46,7 @@ class KLConfig(Section):
             "reward": {"estimator": "k1", "coefficient": 0.001},
             "loss": {"estimator": "k3", "coefficient": 0.001},
         }
-        return _fill(values, "where", "off", defaults)
+        return fill_defaults(values, "where", "off", defaults)
 
     @model_validator(mode="after")
     def _fits_together(self) -> KLConfig:
@@ -92,7 +92,7 @@ class TurnClipConfig(Section):
     @classmethod
     def _defaults(cls, values: Any) -> Any:
         listed = isinstance(values, Mapping) and (values.get("low") is not None or values.get("high") is not None)
-        return values if listed else _fill(values, "kind", "off", {"decay": {"decay": 0.9}})
+        return values if listed else fill_defaults(values, "kind", "off", {"decay": {"decay": 0.9}})
 
     @model_validator(mode="after")
     def _fits_together(self) -> TurnClipConfig:
@@ -121,7 +121,7 @@ class FilterConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _defaults(cls, values: Any) -> Any:
-        return _fill(values, "strategy", "none", {"top_fraction": {"value": 0.25}, "top_p": {"value": 0.9}})
+        return fill_defaults(values, "strategy", "none", {"top_fraction": {"value": 0.25}, "top_p": {"value": 0.9}})
 
     @model_validator(mode="after")
     def _fits_together(self) -> FilterConfig:
@@ -201,7 +201,7 @@ class CorrectionConfig(Section):
             "icepop": {"cap": 5.0, "low": 0.5},
             "geometric": {"level": "sequence", "cap": 1.01, "low": 0.99},
         }
-        return _fill(values, "mode", "tis", defaults)
+        return fill_defaults(values, "mode", "tis", defaults)
 
     @model_validator(mode="after")
     def _fits_together(self) -> CorrectionConfig:

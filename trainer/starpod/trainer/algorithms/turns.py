@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -86,3 +87,10 @@ def turn_table(mask_BT: Tensor, turns_BT: Tensor) -> TurnTable:
     counts_BT = mask_BT.long().cumsum(1)
     last_BT = mask_BT & (counts_BT == tokens_BK.cumsum(1).gather(1, index_BT))
     return TurnTable(mask_BT, index_BT, tokens_BK > 0, first_BT, last_BT)
+
+
+def on_tokens(items: Sequence[Sequence[float]], mask_BT: Tensor, turns_BT: Tensor) -> Tensor:
+    """Spread one item per turn over the turn's sampled tokens: [B, T], float64. Other positions are arbitrary."""
+    width = max(map(len, items))
+    table = torch.tensor([[*row, *[0.0] * (width - len(row))] for row in items], dtype=torch.float64)
+    return table.to(turns_BT.device).gather(1, torch.where(mask_BT, turns_BT, 0))

@@ -237,15 +237,15 @@ def _ending(path: Path, config: Config, reason: StopReason, screen: Screen) -> d
     except FileNotFoundError:  # stopped before there was anything to report
         return {"outcome": reason.text, "next": _next(path, config)}
     folder = RunFolder(path)
-    best_step, final_result = folder.best_step, folder.read_final()
+    best_step, final_result, evaluations = folder.best_step, folder.read_final(), folder.read_evaluations()
     lines = {"outcome": reason.text}
     lines |= {} if final_result is None else {"final": final_line(final_result)}
-    if last_result := after_the_best(final_result, folder.read_evaluations()):
+    if last_result := after_the_best(final_result, evaluations):
         lines["last"] = f"success {with_interval(last_result)} at step {last_result['step']}, on the selection seeds"
     lines |= {} if best_step is None else {"best": f"the checkpoint of step {best_step}"}
     command_lines = commands(path, config.to_dict())
     command_lines["go on"] += (advice := further(config.stop, reason.limit))
-    if not has_risen(folder.read_evaluations()):
+    if not has_risen(evaluations):
         prefix = "train longer, or " * bool(advice)
         lines["success did not rise"] = f"{prefix}give the environment {remedies(config.warm_start)}"
     return {**lines, "report": str(report), **command_lines}

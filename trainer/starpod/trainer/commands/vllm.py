@@ -11,8 +11,9 @@ from pathlib import Path
 import click
 
 from starpod.trainer.agents.config import SamplingConfig
+from starpod.trainer.engines.config import VLLM_PREFIX, vllm_sockets
 from starpod.trainer.models.config import PACKAGED, ModelError
-from starpod.v1.folders import MOST_SOCKET_BYTES, VLLM_PREFIX, make_locked_folder
+from starpod.v1.folders import make_locked_folder
 
 LEAST_BATCH = 4096
 """Minimum tokens per step of a CPU server. The batch must also hold the longest context, because prompts are not
@@ -46,8 +47,7 @@ def vllm(model: str, arguments: tuple[str, ...], context: int) -> None:
         words.append("--enable-scale-out")
     # vLLM leaves its sockets behind. The next engine or server removes them with their folder.
     folder = make_locked_folder(VLLM_PREFIX, Path(tempfile.gettempdir()), survives_exec=True)
-    sockets = {"VLLM_RPC_BASE_PATH": str(folder)} if len(os.fsencode(folder)) < MOST_SOCKET_BYTES else {}
-    environment = {"VLLM_SERVER_DEV_MODE": "1", **sockets, **os.environ}
+    environment = {"VLLM_SERVER_DEV_MODE": "1", **vllm_sockets(folder), **os.environ}
     if not torch.cuda.is_available():
         # Chunked prefill makes the worker rewind its random generator, which CPU generators do not support.
         batch = max(context, LEAST_BATCH)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
@@ -199,8 +199,9 @@ class Batch:
             rows.append(row)
         return self.rows(rows, -1, torch.int64)
 
+    @cached_property
     def weights_BT(self) -> Tensor | None:
-        """Return `Turn.weight` on the turn's tokens; None if all are 1."""
+        """`Turn.weight` on the turn's tokens; None if all are 1."""
         weights = [[turn.weight for turn in episode.turns] for episode in self.episodes]
         return self.per_turn(weights, 1.0) if any(weight != 1 for row in weights for weight in row) else None
 

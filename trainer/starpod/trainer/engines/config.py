@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -9,6 +11,16 @@ from pydantic import Field, model_validator
 from starpod.trainer.section import Section
 
 Handover = Literal["auto", "ipc", "disk", "nccl"]
+
+VLLM_PREFIX = "starpod-vllm-"
+"""Beginning of the names of folders that belong to vLLM engines and servers."""
+_SOCKET_FOLDER_BYTES = 70
+"""A folder for sockets has a shorter path than this. A socket's path may have 107 bytes, and its name has 36."""
+
+
+def vllm_sockets(folder: Path) -> dict[str, str]:
+    """Return the environment variables that put vLLM's sockets into the folder; none if its path is too long."""
+    return {"VLLM_RPC_BASE_PATH": str(folder)} if len(os.fsencode(folder)) < _SOCKET_FOLDER_BYTES else {}
 
 
 class EngineConfig(Section):

@@ -166,11 +166,11 @@ class ServedEngine(ABC):
 
     async def load(self, version: int, model: torch.nn.Module) -> None:
         """Hand over the weights. Raises EngineError if that fails; the server's weights are unknown then."""
-        if self._open.is_set():
-            raise RuntimeError("load is called between pause and resume")
         await self._parallel.all_done(self._load(version, model))
 
     async def _load(self, version: int, model: torch.nn.Module) -> None:
+        if self._open.is_set():
+            raise RuntimeError("load is called between pause and resume")
         self._loads += 1
         await self._control(lambda: self._hand_over(version, model))
         self._version = version

@@ -22,8 +22,9 @@ from typing import Any, TypeVar
 import torch
 
 from starpod.trainer.engines.base import EngineError, EngineLost, Request
-from starpod.trainer.engines.config import EngineConfig
+from starpod.trainer.engines.config import EngineConfig, vllm_sockets
 from starpod.trainer.engines.served import Piece, ServedEngine, sampling_parameters
+from starpod.trainer.engines.slot_cache import cache_shape
 from starpod.trainer.engines.vllm_images import ARGUMENTS, image_prompt, pretrained_view, write_processor
 from starpod.trainer.engines.vllm_worker import environment_variable, gpu_of, only_gpu, own_session, sent_by_handles
 from starpod.trainer.engines.watch import Watch
@@ -32,7 +33,6 @@ from starpod.trainer.models.policy import Policy
 from starpod.trainer.models.precision import compute_dtype
 from starpod.trainer.models.trunk import unwrapped
 from starpod.trainer.parallel import Parallel, RankFailed
-from starpod.v1.folders import MOST_SOCKET_BYTES
 
 MISSING = "engine vllm needs the package vllm; from a clone of the repository: pip install '.[vllm]'"
 WORKER_EXTENSION = "starpod.trainer.engines.vllm_worker.WeightReceiver"
@@ -194,8 +194,8 @@ class LocalVllm(ServedEngine):
                 stack.enter_context(only_gpu(self._parallel.device))
             # By default, vLLM's sockets are in the folder of all temporary files, and stay there if a process is
             # killed. Processes that are started later must not look for them here, because the folder goes away.
-            if len(os.fsencode(self._sockets)) < MOST_SOCKET_BYTES:
-                stack.enter_context(environment_variable("VLLM_RPC_BASE_PATH", str(self._sockets)))
+            for name, value in vllm_sockets(self._sockets).items():
+                stack.enter_context(environment_variable(name, value))
             self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(folder), **self._arguments))
 
     def _remove(self, folder: Path) -> None:
@@ -375,7 +375,7 @@ def _check_cpu_kernels(model: torch.nn.Module) -> None:
     if any(".experts." in name for name, _ in model.named_parameters()):
         # vLLM 0.32 repacks the experts' weights for its CPU kernels only when it starts.
         raise EngineError("vLLM on a CPU reads new weights of a mixture of experts wrongly: use engine=torch, or a GPU")
-    _, size = _attention(model)
+    *_, size = cache_shape(unwrapped(model).config, 0, 1)
     if size % 32:
         raise EngineError(
             f"vLLM on a CPU takes attention heads of 32, 64, 96, ... and the model's have {size}: choose another model "
@@ -383,17 +383,10 @@ def _check_cpu_kernels(model: torch.nn.Module) -> None:
         )
 
 
-def _attention(model: torch.nn.Module) -> tuple[Any, int]:
-    """Return the configuration of the language model and the size of its attention heads."""
-    config: Any = unwrapped(model).config.get_text_config()
-    return config, getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-
-
 def _cache_gibibytes(model: torch.nn.Module, tokens: int, ranks: int) -> int:
     """Return the GiB of keys and values of `tokens` tokens, rounded up; at most a quarter of a rank's memory."""
-    config, size = _attention(model)
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    cache_bytes: int = tokens * config.num_hidden_layers * 2 * heads * size * next(model.parameters()).element_size()
+    layers, two, _, heads, _, size = cache_shape(unwrapped(model).config, 0, 1)
+    cache_bytes = tokens * layers * two * heads * size * next(model.parameters()).element_size()
     machine: int = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return max(1, min(math.ceil(cache_bytes / 2**30), machine // ranks // 2**32))
 

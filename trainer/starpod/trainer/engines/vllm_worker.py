@@ -61,10 +61,10 @@ def own_session() -> Iterator[None]:
 def run_core(*arguments: Any, **named: Any) -> None:
     """Run the engine core's program in its own session and kill it when the trainer ends for any reason."""
     os.setsid()
-    # Ignoring a signal discards pending signals, which were meant for the trainer.
     # torchrun's variables are for the trainer. vLLM's own process group would look for torchrun's store.
     for name in [name for name in os.environ if name in _TORCHRUN or name.startswith("TORCHELASTIC_")]:
         del os.environ[name]
+    # Ignoring a signal discards pending signals, which were meant for the trainer.
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)

@@ -77,7 +77,7 @@ class HTTPService:
             yield self._route(path, "GET", functools.partial(self._answer_anyone, answer))
         for protocol in carried:
             for path in protocol.paths:
-                yield self._route(path, protocol.verb, functools.partial(self._call_carried, protocol))
+                yield self._route(path, "POST", functools.partial(self._call_carried, protocol))
 
     def _route(self, path: str, verb: str, answer: Answer) -> routing.Route:
         return routing.Route(path, _Endpoint(self._expect, verb, answer))

@@ -40,7 +40,7 @@ from starpod.v1 import environment_pb2 as pb
 PATH = "/mcp"
 _NAME_CHARACTERS = 128
 _CALLER = "starpod.caller"
-_MCP_SESSION = b"mcp-session-id"
+_MCP_SESSION = "mcp-session-id"
 _TOOL_CALL, _INITIALIZE = b'"tools/call"', b'"initialize"'
 _REQUEST = "starpod.v1/request"
 """Key in `_meta` of further fields of the contract's request."""
@@ -124,8 +124,8 @@ class MCPService(Carried):
             self._worker.count_received(tenant, len(body))
             tenant.take_calls(1, len(body))
         check_values(body.decode(errors="replace"))
-        environment, _, name = scope["path"].removeprefix(PATH).strip("/").partition("/")
-        mcp_session = dict(scope["headers"]).get(_MCP_SESSION, b"").decode("latin-1")
+        environment, _, name = exchange.path.removeprefix(PATH).strip("/").partition("/")
+        mcp_session = exchange.header(_MCP_SESSION)
         name = name or mcp_session
         if len(name) > _NAME_CHARACTERS:
             raise bad_argument("name", f"has {len(name)} characters; use at most {_NAME_CHARACTERS}")
@@ -144,7 +144,7 @@ class MCPService(Carried):
 
         async def send_named(message: Sent) -> None:
             if message["type"] == "http.response.start":
-                message["headers"] = [*message["headers"], (_MCP_SESSION, uuid.uuid4().hex.encode())]
+                message["headers"] = [*message["headers"], (_MCP_SESSION.encode(), uuid.uuid4().hex.encode())]
             await send(message)
 
         # A client of the older protocol gets a session id at the start and sends it with later requests. The id serves
