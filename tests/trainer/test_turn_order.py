@@ -13,7 +13,7 @@ from starpod.trainer.algorithms.credit import group_statistics
 from starpod.trainer.data.batch import Advantages, Batch, samples_of
 from starpod.trainer.data.episode import Group
 from starpod.trainer.data.updates import UpdateRecord
-from starpod.trainer.turn_order import carried, normalised, turn_alone, turn_steps
+from starpod.trainer.turn_order import next_carry, normalise_turn, turn_as_episode, turn_steps
 from starpod.trainer.update import PolicyTrainer, Stream
 from tests.trainer.tiny_learner import VERSION, built, group_of, learner_of, make_trainer
 
@@ -24,30 +24,30 @@ def centred(*groups: list[float]) -> torch.Tensor:
 
 
 def test_advantages_are_normalised_over_all_rows_and_not_by_the_group() -> None:
-    found = normalised(centred([1, 0], [1, 1]))
+    found = normalise_turn(centred([1, 0], [1, 1]))
     assert found.tolist() == pytest.approx([1.224745, -1.224745, 0, 0], abs=1e-6)
     alike = [[1.0] * 8] * 3
-    found = normalised(centred([1.0] + [0.0] * 7, *alike))
+    found = normalise_turn(centred([1.0] + [0.0] * 7, *alike))
     assert found[:2].tolist() == pytest.approx([3, -0.744024], abs=1e-6)
-    assert normalised(centred([1, 1], [0, 0])).tolist() == [0, 0, 0, 0]
+    assert normalise_turn(centred([1, 1], [0, 0])).tolist() == [0, 0, 0, 0]
 
 
 def test_the_carry_follows_what_each_turn_moved() -> None:
-    carry = carried(torch.ones(4), torch.tensor([0.1, -0.3, 0.0, 0.05]))
+    carry = next_carry(torch.ones(4), torch.tensor([0.1, -0.3, 0.0, 0.05]))
     assert carry.tolist() == pytest.approx([1.105171, 0.8, 1, 1.051271], abs=1e-6)
-    advantages = normalised(centred([1, 0], [1, 1])) * carry
+    advantages = normalise_turn(centred([1, 0], [1, 1])) * carry
     assert advantages.tolist() == pytest.approx([1.353553, -0.979796, 0, 0], abs=1e-6)
-    twice = carried(carried(torch.ones(1), torch.tensor([0.1])), torch.tensor([0.15]))
+    twice = next_carry(next_carry(torch.ones(1), torch.tensor([0.1])), torch.tensor([0.15]))
     assert twice.item() == pytest.approx(1.2)
 
 
 @given(st.lists(st.floats(-50, 50), min_size=1, max_size=12), st.lists(st.floats(-5, 5), min_size=1, max_size=12))
 def test_nothing_leaves_its_bounds(values: list[float], moves: list[float]) -> None:
-    found = normalised(torch.tensor(values, dtype=torch.float64))
+    found = normalise_turn(torch.tensor(values, dtype=torch.float64))
     assert bool((found.abs() <= 3).all())
     carry = torch.ones(1)
     for move in moves:
-        carry = carried(carry, torch.tensor([move]))
+        carry = next_carry(carry, torch.tensor([move]))
         assert 0.8 - 1e-6 <= carry.item() <= 1.2 + 1e-6
 
 
@@ -65,7 +65,7 @@ def test_a_turn_alone_has_its_whole_past_as_its_prompt() -> None:
         for episode in group.episodes:
             whole = [(sample.tokens, sample.sampled) for sample in samples_of(episode)]
             for number, turn in enumerate(episode.turns):
-                alone = turn_alone(episode, number)
+                alone = turn_as_episode(episode, number)
                 (sample,) = samples_of(alone)
                 assert sum(sample.sampled) == len(turn.reply) and sample.sampled[-len(turn.reply) :] == [True] * len(
                     turn.reply
@@ -81,7 +81,7 @@ def test_with_one_turn_it_is_gspo_on_normalised_advantages() -> None:
     learner_of(trainer).learn(groups, version=VERSION)
     batch = Batch([episode for group in groups for episode in group.episodes])
     rollout, _ = other.prepare(batch, VERSION)
-    advantages_B = normalised(centred(*(group.returns for group in groups)))
+    advantages_B = normalise_turn(centred(*(group.returns for group in groups)))
     advantages_BT = torch.where(batch.mask_BT, advantages_B.unsqueeze(1), 0.0).float()
     other.optimizer.zero_grad()
     stream = Stream(batch, rollout, Advantages(advantages_BT, None, batch.mask_BT))
@@ -112,7 +112,7 @@ def test_each_turn_has_a_step_in_its_order_with_the_carry_of_those_before(order:
         assert metrics["update/turns"] == 3
         assert metrics["update/carry_mean"] == pytest.approx(carry_B.mean().item())
         moved_B = (trainer.score(batch).logprobs_BT - old_BT).sum(1) / batch.mask_BT.sum(1)
-        carry |= dict(zip(places, carried(carry_B, moved_B).tolist(), strict=True))
+        carry |= dict(zip(places, next_carry(carry_B, moved_B).tolist(), strict=True))
         assert carry[1, 0] > 1 > carry[1, 1]
     assert [len(each) for each in seen] == ([3, 3, 4] if order == "reverse_turns" else [4, 3, 3])
     # What is recorded of each token is of the step that its turn had.

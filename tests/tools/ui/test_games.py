@@ -176,7 +176,7 @@ def test_sessions_of_a_run_are_watched_while_it_trains(
     screen.phase("imitation 20/80")
     with folder.lock():
         wait_until(lambda: visitor.get(page) == 200 and "it has only begun" in visitor.text)
-        assert folder.watched.exists()
+        assert folder.watch_mark.exists()
 
         async def tell() -> None:
             async with telling(folder, [others.fleet.fleet], screen):

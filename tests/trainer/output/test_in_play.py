@@ -27,22 +27,22 @@ async def test_sessions_are_told_while_somebody_looks(server: ServerProcess, tmp
     async with Fleet(server.address) as fleet:
         group = await fleet.open("bandit-v1", seed=3, count=2)
         async with telling(folder, [fleet], screen):
-            await eventually(folder.live.exists)
-            told = json.loads(folder.live.read_text())
+            await eventually(folder.live_status.exists)
+            told = json.loads(folder.live_status.read_text())
             assert told["servers"] == [server.address] and told["sessions"] is None
             screen.phase("collecting")
-            await eventually(lambda: json.loads(folder.live.read_text())["doing"] == "collecting")
-            folder.watched.touch()
-            await eventually(lambda: json.loads(folder.live.read_text())["sessions"] is not None)
-            sessions = json.loads(folder.live.read_text())["sessions"]
+            await eventually(lambda: json.loads(folder.live_status.read_text())["doing"] == "collecting")
+            folder.watch_mark.touch()
+            await eventually(lambda: json.loads(folder.live_status.read_text())["sessions"] is not None)
+            sessions = json.loads(folder.live_status.read_text())["sessions"]
             assert [(each["id"], each["member"], each["turn"]) for each in sessions] == [
                 (session.id, session.member, 0) for session in group
             ]
             hour_ago = time.time() - 3600
-            os.utime(folder.watched, (hour_ago, hour_ago))
+            os.utime(folder.watch_mark, (hour_ago, hour_ago))
             await fleet.close_sessions(group)
             assert fleet.sessions == []
-        assert not folder.live.exists()
+        assert not folder.live_status.exists()
 
 
 async def test_a_folder_that_cannot_be_written_ends_no_run(server: ServerProcess, tmp_path: Path) -> None:
@@ -51,9 +51,9 @@ async def test_a_folder_that_cannot_be_written_ends_no_run(server: ServerProcess
     async with Fleet(server.address) as fleet:
         async with telling(folder, [fleet], screen):
             await fleet.open("bandit-v1", seed=3)
-            assert not folder.live.exists()
+            assert not folder.live_status.exists()
             folder.path.unlink()
-            await eventually(folder.live.exists)  # it has gone on trying
-        folder.live.mkdir()
+            await eventually(folder.live_status.exists)  # it has gone on trying
+        folder.live_status.mkdir()
         async with telling(folder, [fleet], screen):
             await fleet.open("bandit-v1", seed=4)

@@ -15,7 +15,7 @@ from rich.console import Console
 from starpod.report.figures import duration, show
 from starpod.trainer.output.live import SHARE, LiveScreen, View, make_screen
 from starpod.trainer.output.screen import PlainScreen, Screen, client_events, evaluation_line, step_line
-from starpod.trainer.output.words import final_line, metric, sparkline, standing, trend, withdrawal
+from starpod.trainer.output.words import final_line, metric, sparkline, standing_warnings, trend, withdrawal
 from tests.trainer.diagnostics.synthetic import LADDER, episode, metrics_at
 
 EVALUATION = {"success": 0.72, "success_low": 0.66, "success_high": 0.77, "episodes": 256, "reference": LADDER}
@@ -258,9 +258,9 @@ def test_sparklines_take_any_values(values: list[float], width: int) -> None:
 def test_a_warning_stands_until_it_is_withdrawn() -> None:
     why = "it is over"
     told = ["entropy has fallen", "Echo Trap: 2 of 4 signals", withdrawal("an Echo Trap", why), "entropy rose"]
-    assert standing(enumerate(told)) == [(0, told[0]), (3, told[3])]
-    assert standing(enumerate([*told, withdrawal("entropy", why)])) == [(0, told[0])]
-    assert standing([(9, withdrawal("entropy", why))]) == []
+    assert standing_warnings(enumerate(told)) == [(0, told[0]), (3, told[3])]
+    assert standing_warnings(enumerate([*told, withdrawal("entropy", why)])) == [(0, told[0])]
+    assert standing_warnings([(9, withdrawal("entropy", why))]) == []
 
 
 def test_trends() -> None:

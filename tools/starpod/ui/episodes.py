@@ -193,20 +193,20 @@ def _call(runs: Path, folder: Path, episode: Episode) -> str:
     return f"starpod ui {shlex.quote(str(runs))} {server}"
 
 
-def _update(path: Path, grp: int, learnt: TokenRecord | None) -> str:
+def _update(path: Path, grp: int, record: TokenRecord | None) -> str:
     """Say whether a training episode was part of its step's update; empty if unknown."""
-    if learnt is not None:
+    if record is not None:
         return "trained on"
     verdict = read_verdicts(update_file(path)).get(grp)
     return "" if verdict is None or verdict.kept else "left out of the update"
 
 
-def _tokens(turn: Turn, before: int, tokenizer: Any, learnt: TokenRecord | None) -> list[dict[str, Any]]:
+def _tokens(turn: Turn, before: int, tokenizer: Any, record: TokenRecord | None) -> list[dict[str, Any]]:
     """Describe the sampled tokens of a turn.
 
     Args:
         before: number of tokens in earlier turns of the episode.
-        learnt: advantages and ratios that the update computed for the episode; None if unknown.
+        record: advantages and ratios that the update computed for the episode; None if unknown.
     """
     tokens = []
     for index, (token, logprob, version) in enumerate(zip(turn.reply, turn.logprobs, turn.versions, strict=False)):
@@ -217,11 +217,11 @@ def _tokens(turn: Turn, before: int, tokenizer: Any, learnt: TokenRecord | None)
             "version": version,
             "clipped": "",
         }
-        if learnt is not None and before + index < len(learnt.marks):
-            marks = int(learnt.marks[before + index])
+        if record is not None and before + index < len(record.marks):
+            marks = int(record.marks[before + index])
             fields |= {
-                "advantage": float(learnt.advantages[before + index]),
-                "ratio": float(learnt.ratios[before + index]),
+                "advantage": float(record.advantages[before + index]),
+                "ratio": float(record.ratios[before + index]),
                 "clipped": "below" if marks & BELOW else "above" if marks & ABOVE else "",
                 "trained": bool(marks & TRAINED),
             }

@@ -19,7 +19,7 @@ from typing import Any
 from starpod.report.charts import smooth
 from starpod.trainer.data.untrusted import open_regular, read_json
 from starpod.trainer.diagnostics.metrics import spent_in
-from starpod.trainer.output.words import after_the_best, standing
+from starpod.trainer.output.words import evaluation_after_best, standing_warnings
 from starpod.ui.index import MOST_PARTS, POINTS, Index, episode_id, run_word, spread
 from starpod.ui.reading import (
     DAMAGED,
@@ -383,7 +383,7 @@ def _summarise(database: sqlite3.Connection, run: int, folder: Path, place: _Pla
     points = database.execute(
         "SELECT count, step, time, seconds, metrics FROM points WHERE run = ? ORDER BY bucket", (run,)
     ).fetchall()
-    warnings = standing(database.execute("SELECT step, text FROM warnings WHERE run = ?", (run,)).fetchall())
+    warnings = standing_warnings(database.execute("SELECT step, text FROM warnings WHERE run = ?", (run,)).fetchall())
     success = [
         (row["step"], mean)
         for row in points
@@ -395,7 +395,7 @@ def _summarise(database: sqlite3.Connection, run: int, folder: Path, place: _Pla
     environment, stop = _part(config, "environment"), _part(config, "stop")
     environments = ", ".join(str(_part(tasks, name).get("id") or name) for name in tasks)
     evaluation = final or (evaluations[-1] if evaluations else {})
-    last = after_the_best(final, evaluations)
+    last = evaluation_after_best(final, evaluations)
     state = status(folder, facts, locks, written)
     seconds = points[-1]["seconds"] if points else 0.0
     return {

@@ -214,10 +214,10 @@ def in_play(run: Path) -> dict[str, Any] | None:
     """
     folder = RunFolder(run)
     with contextlib.suppress(OSError):  # in a read-only folder the run cannot be asked
-        folder.watched.touch()
+        folder.watch_mark.touch()
     if not servers_of(run):
         return None
-    info = mapping(folder.live, [])
+    info = mapping(folder.live_status, [])
     is_fresh = time.time() - float(info.get("time", 0.0)) < _FRESH_SECONDS
     return {
         "servers": info.get("servers") or [],
@@ -228,12 +228,12 @@ def in_play(run: Path) -> dict[str, Any] | None:
 
 def servers_of(run: Path) -> str:
     """Return the addresses of the servers of a run that is training, joined by commas; empty if it reports none."""
-    return ",".join(mapping(RunFolder(run).live, []).get("servers") or [])
+    return ",".join(mapping(RunFolder(run).live_status, []).get("servers") or [])
 
 
 def doing_of(run: Path) -> str:
     """Return a description of what a run is doing, such as sampling; empty if it reports nothing."""
-    return str(mapping(RunFolder(run).live, []).get("doing") or "")
+    return str(mapping(RunFolder(run).live_status, []).get("doing") or "")
 
 
 def last_metrics(folder: Path) -> dict[str, Any]:

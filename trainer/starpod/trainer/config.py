@@ -519,10 +519,10 @@ def _read(source: str, explore: Explore | None, seen: tuple[str, ...] = ()) -> d
     return _merge(_read(str(base), explore, (*seen, source)), values)
 
 
-def _merge(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `above` merged over `below`, section by section."""
-    merged = dict(below)
-    for key, value in above.items():
+def _merge(base: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `values` merged over `base`, section by section."""
+    merged = dict(base)
+    for key, value in values.items():
         if key in SHORTHANDS and isinstance(value, str):
             value = {SHORTHANDS[key]: value}
         old = merged.get(key)

@@ -86,7 +86,7 @@ class Learner:
         results: defaultdict[str, list[dict[str, float]]] = defaultdict(list)
         for step in plan(self.by_agent, groups, version, record):
             results[step.agent].append(self.by_agent[step.agent].take(step, version=version, scale=scale))
-        _first_of(self.by_agent).parallel.sum(record.found_2BT)
+        _first_of(self.by_agent).parallel.sum(record.ratios_and_marks_2BT)
         metrics = {agent: _combine(steps) | {"update/learning_rate": rates[agent]} for agent, steps in results.items()}
         named = {f"agents/{agent}/{name}": value[name] for agent, value in metrics.items() if agent for name in value}
         return named | _combine(metrics.values())
@@ -190,7 +190,7 @@ def batch_steps(
                 yield Step(agent, list(zip((stream for _, stream in pairs), rows_of, strict=True)), metrics, finds)
                 metrics, finds = {}, False
         if stream.record is not None:
-            record.place(stream.record, share.inside_BT)
+            record.copy_part(stream.record, share.inside_BT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,11 +237,11 @@ def _share_out(
     Raises LogprobGap, and ConfigError for an agent without a policy.
     """
 
-    def share(agent: str, said: Batch, rows: Sequence[int], inside_BT: Tensor) -> _Share:
+    def share(agent: str, agent_batch: Batch, rows: Sequence[int], inside_BT: Tensor) -> _Share:
         trainer = trainers[agent]
         skips = unscored.setdefault(agent, not trainer.algorithm.scores_first(len(rows)))
-        rollout, metrics = (trainer.unscored(said), {}) if skips else trainer.prepare(said, version)
-        return _Share(trainer, rows, inside_BT, said, rollout, metrics, skips)
+        rollout, metrics = (trainer.unscored(agent_batch), {}) if skips else trainer.prepare(agent_batch, version)
+        return _Share(trainer, rows, inside_BT, agent_batch, rollout, metrics, skips)
 
     if "" in trainers:
         only_share = share("", batch, range(len(batch)), batch.mask_BT)
@@ -274,10 +274,10 @@ def _first_of(trainers: Mapping[str, PolicyTrainer]) -> PolicyTrainer:
     return next(iter(trainers.values()))
 
 
-def _combine(several: Iterable[Mapping[str, float]]) -> dict[str, float]:
+def _combine(reports: Iterable[Mapping[str, float]]) -> dict[str, float]:
     """Return the mean of each metric, or its maximum if its name ends in `_max`."""
     lists: defaultdict[str, list[float]] = defaultdict(list)
-    for metrics in several:
+    for metrics in reports:
         for name, value in metrics.items():
             lists[name].append(value)
     return {name: max(values) if name.endswith("_max") else sum(values) / len(values) for name, values in lists.items()}

@@ -26,7 +26,7 @@ SMALLEST_STD = 1e-6
 """Advantages are normalised only if their standard deviation is above this."""
 
 
-def normalised(advantages_B: Tensor) -> Tensor:
+def normalise_turn(advantages_B: Tensor) -> Tensor:
     """Normalise one turn's advantages over all episodes to mean 0 and standard deviation 1 (ddof=1).
 
     Groups are not normalised separately. Results are clamped to [-LARGEST, LARGEST].
@@ -38,13 +38,13 @@ def normalised(advantages_B: Tensor) -> Tensor:
     return advantages_B.clamp(-LARGEST, LARGEST)
 
 
-def carried(carry_B: Tensor, log_ratio_B: Tensor) -> Tensor:
+def next_carry(carry_B: Tensor, log_ratio_B: Tensor) -> Tensor:
     """Return the carry after a step that changed each row's mean log-probability per token by `log_ratio_B`."""
     factor_B = log_ratio_B.exp().clamp(1 - MOVE, 1 + MOVE)
     return (carry_B * factor_B).clamp(1 - MOVE, 1 + MOVE)
 
 
-def turn_alone(episode: Episode, turn: int) -> Episode:
+def turn_as_episode(episode: Episode, turn: int) -> Episode:
     """Return one turn as an episode. Everything before it is its prompt, and its reward is the whole episode's."""
     context: list[int] = []
     for past_turn in episode.turns[:turn]:
@@ -71,7 +71,7 @@ def turn_steps(
     carry: dict[tuple[int, int], float] = {}
     for turn in turns:
         members = [episode for episode in episodes if len(episode.turns) > turn and episode.turns[turn].reply]
-        batch = Batch([turn_alone(episode, turn) for episode in members], full_batch.device)
+        batch = Batch([turn_as_episode(episode, turn) for episode in members], full_batch.device)
         # Only the first step starts from the policy that sampled.
         rollout, metrics = trainer.prepare(batch, version if turn == turns[0] else -1)
         # Use the exact returns of the whole episodes, because summing parts in another order changes the last digit.
@@ -80,7 +80,7 @@ def turn_steps(
         keys = [(episode.group, episode.member) for episode in members]
         carry_B = torch.tensor([carry.get(key, 1.0) for key in keys], device=batch.device)
         advantages_BT = advantages_by_kind(trainer.algorithm, rollout).advantages_BT
-        advantages_B = normalised(advantages_BT[:, 0]) * carry_B
+        advantages_B = normalise_turn(advantages_BT[:, 0]) * carry_B
         advantages_BT = torch.where(batch.mask_BT, advantages_B.unsqueeze(1), 0.0)
         part = UpdateRecord()
         part.begin(batch, advantages_BT)
@@ -89,5 +89,5 @@ def turn_steps(
         yield Step(agent, [(stream, range(len(batch)))], metrics)
         change_BT = trainer.score(batch).logprobs_BT - rollout.old_logprobs_BT
         change_B = Units.of(batch.mask_BT, torch.zeros_like(rollout.turns_BT)).mean(change_BT)[:, 0]
-        carry |= dict(zip(keys, carried(carry_B, change_B).tolist(), strict=True))
-        record.place(part, turns_BT == turn)
+        carry |= dict(zip(keys, next_carry(carry_B, change_B).tolist(), strict=True))
+        record.copy_part(part, turns_BT == turn)

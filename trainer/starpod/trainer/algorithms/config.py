@@ -458,12 +458,12 @@ def _nearest_preset(name: str) -> str:
     return f"; did you mean {' or '.join(presets)}?" if presets and name else nearest(name, list(PRESETS))
 
 
-def _overlay(preset: Mapping[str, Any], key: str, given: Any) -> Any:
+def _overlay(preset: Mapping[str, Any], key: str, value: Any) -> Any:
     """Return the value given for a key. If it and the preset's are mappings of the same kind, they are merged."""
     preset_value = preset.get(key)
-    if not isinstance(preset_value, Mapping) or not isinstance(given, Mapping):
-        return given
+    if not isinstance(preset_value, Mapping) or not isinstance(value, Mapping):
+        return value
     kind = KINDS.get(key)
-    if kind is not None and kind in given and given[kind] != preset_value.get(kind):
-        return given
-    return {**preset_value, **given}
+    if kind is not None and kind in value and value[kind] != preset_value.get(kind):
+        return value
+    return {**preset_value, **value}

@@ -98,15 +98,15 @@ def hierarchical_gae(
     return Hierarchical(*(torch.stack(items[::-1], dim=1) for items in zip(*columns, strict=True)))
 
 
-def whiten_units(items_BK: Tensor, there_BK: Tensor, least: int = LEAST) -> Tensor:
+def whiten_units(items_BK: Tensor, mask_BK: Tensor, least: int = LEAST) -> Tensor:
     """Return the items normalised to mean 0 and standard deviation 1 (ddof=0) over the existing units.
 
     If fewer than `least` units exist, the items are returned unchanged.
     """
-    items_N = items_BK[there_BK]
+    items_N = items_BK[mask_BK]
     if items_N.numel() < least:
         return items_BK
-    return torch.where(there_BK, (items_BK - items_N.mean()) / (items_N.std(correction=0) + 1e-8), 0.0)
+    return torch.where(mask_BK, (items_BK - items_N.mean()) / (items_N.std(correction=0) + 1e-8), 0.0)
 
 
 def hae(

@@ -80,7 +80,7 @@ def resolve_run(
     return config, True
 
 
-def check_changes(then: Config, now: Config, *, allowed: Collection[str] = ()) -> None:
+def check_changes(old: Config, new: Config, *, allowed: Collection[str] = ()) -> None:
     """Raise ConfigError if a key of GUARDED differs from the run's saved configuration and is not in `allowed`.
 
     An allowed section, such as `environment`, allows all its keys.
@@ -89,11 +89,11 @@ def check_changes(then: Config, now: Config, *, allowed: Collection[str] = ()) -
     if unknown:
         raise ConfigError(f"--change {unknown[0]}: only {', '.join(GUARDED)} are guarded; give other keys as KEY=VALUE")
     for guarded in GUARDED:
-        old, new = (_guarded(config, guarded) for config in (then, now))
-        if old != new and not any(f"{guarded}.".startswith(f"{key}.") for key in allowed):
+        old_value, new_value = (_guarded(config, guarded) for config in (old, new))
+        if old_value != new_value and not any(f"{guarded}.".startswith(f"{key}.") for key in allowed):
             raise ConfigError(
-                f"{guarded} is {new!r}, but the run that is resumed has {old!r}: leave CONFIG and that key out to go "
-                f"on as it was, begin another run with another --run-dir, or say it twice: --change {guarded}"
+                f"{guarded} is {new_value!r}, but the run that is resumed has {old_value!r}: leave CONFIG and that key "
+                f"out to go on as it was, begin another run with another --run-dir, or say it twice: --change {guarded}"
             )
 
 

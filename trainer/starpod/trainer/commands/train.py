@@ -188,11 +188,11 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
         except Exception as error:
             if isinstance(error, input_errors) and (run is None or not run.progress.step):
                 raise click.UsageError(str(error)) from error
-            if run is None or run.persistence.rescued is None:
+            if run is None or run.persistence.rescued_step is None:
                 raise
             command = commands(path, config.to_dict())["go on"]
             raise click.ClickException(
-                f"{error}; the run is saved as of step {run.persistence.rescued}, go on with: {command}"
+                f"{error}; the run is saved as of step {run.persistence.rescued_step}, go on with: {command}"
             ) from error
 
     parallel, site = Parallel.start(config.device), ""
@@ -229,7 +229,7 @@ def _ending(path: Path, config: Config, reason: StopReason, screen: Screen) -> d
     from starpod.trainer.environment_file import remedies
     from starpod.trainer.output.report import write_report
     from starpod.trainer.output.run_folder import RunFolder
-    from starpod.trainer.output.words import after_the_best, final_line, with_interval
+    from starpod.trainer.output.words import evaluation_after_best, final_line, with_interval
 
     screen.phase("writing the report")
     try:
@@ -240,7 +240,7 @@ def _ending(path: Path, config: Config, reason: StopReason, screen: Screen) -> d
     best_step, final_result, evaluations = folder.best_step, folder.read_final(), folder.read_evaluations()
     lines = {"outcome": reason.text}
     lines |= {} if final_result is None else {"final": final_line(final_result)}
-    if last_result := after_the_best(final_result, evaluations):
+    if last_result := evaluation_after_best(final_result, evaluations):
         lines["last"] = f"success {with_interval(last_result)} at step {last_result['step']}, on the selection seeds"
     lines |= {} if best_step is None else {"best": f"the checkpoint of step {best_step}"}
     command_lines = commands(path, config.to_dict())

@@ -75,38 +75,41 @@ class UpdateRecord:
     def __init__(self) -> None:
         self._batch: Batch | None = None
         self._advantages_BT: Tensor
-        self.found_2BT: Tensor
+        self.ratios_and_marks_2BT: Tensor
         """Ratios and marks, to be summed over ranks."""
 
     def begin(self, batch: Batch, advantages_BT: Tensor) -> None:
         """Set the batch and its advantages. Call this before the first pass."""
         self._batch = batch
         self._advantages_BT = advantages_BT
-        self.found_2BT = advantages_BT.new_zeros(2, *advantages_BT.shape)
+        self.ratios_and_marks_2BT = advantages_BT.new_zeros(2, *advantages_BT.shape)
 
-    def place(self, part: UpdateRecord, inside_BT: Tensor) -> None:
-        """Copy the record of a part of the update. inside_BT: mask of the part's tokens in this batch."""
+    def copy_part(self, part: UpdateRecord, part_mask_BT: Tensor) -> None:
+        """Copy the record of a part of the update. part_mask_BT: mask of the part's tokens in this batch."""
         assert part._batch is not None
         own_BT = part._batch.mask_BT
-        self._advantages_BT[inside_BT] = part._advantages_BT[own_BT]
-        self.found_2BT[:, inside_BT] = part.found_2BT[:, own_BT]
+        self._advantages_BT[part_mask_BT] = part._advantages_BT[own_BT]
+        self.ratios_and_marks_2BT[:, part_mask_BT] = part.ratios_and_marks_2BT[:, own_BT]
 
     def forget(self, rows: Sequence[int]) -> None:
         """Clear these rows. Call this before another pass over them."""
-        self.found_2BT[:, list(rows)] = 0.0
+        self.ratios_and_marks_2BT[:, list(rows)] = 0.0
 
-    def add(self, rows: Sequence[int], inside_RT: Tensor, loss: PolicyLoss, trained_RT: Tensor) -> None:
+    def add(self, rows: Sequence[int], mask_RT: Tensor, loss: PolicyLoss, trained_RT: Tensor) -> None:
         """Record the tokens of a block. trained_RT: whether a token has a weight in the loss (bool)."""
         marks_RT = TRAINED * trained_RT + BELOW * loss.clipped_low_BT + ABOVE * loss.clipped_high_BT
-        self.found_2BT[0, list(rows)] += loss.ratio_BT * inside_RT
-        self.found_2BT[1, list(rows)] += marks_RT * inside_RT
+        self.ratios_and_marks_2BT[0, list(rows)] += loss.ratio_BT * mask_RT
+        self.ratios_and_marks_2BT[1, list(rows)] += marks_RT * mask_RT
 
     def tokens(self) -> Iterator[tuple[Episode, TokenRecord]]:
         """Yield each episode of the update and its record."""
         if self._batch is None:
             return
         advantages_BT = self._advantages_BT.half().cpu().numpy()
-        ratios_BT, marks_BT = self.found_2BT[0].half().cpu().numpy(), self.found_2BT[1].byte().cpu().numpy()
+        ratios_BT, marks_BT = (
+            self.ratios_and_marks_2BT[0].half().cpu().numpy(),
+            self.ratios_and_marks_2BT[1].byte().cpu().numpy(),
+        )
         for row, (episode, count) in enumerate(zip(self._batch.episodes, self._batch.row_tokens, strict=True)):
             # Pad with zeros for the turns shared with a parent, which are trained there.
             shared = sum(len(turn.reply) for turn in episode.turns[: episode.shared])
@@ -119,7 +122,7 @@ def update_file(rollouts: Path) -> Path:
     return rollouts.with_name(f"{rollouts.name.partition('.')[0]}.update.gz")
 
 
-def write_update(path: Path, verdicts: Mapping[int, Verdict], learnt: Iterable[tuple[Episode, TokenRecord]]) -> None:
+def write_update(path: Path, verdicts: Mapping[int, Verdict], records: Iterable[tuple[Episode, TokenRecord]]) -> None:
     """Write the verdicts on groups, and the records of episodes that were trained on.
 
     The file only appears under its name once it is complete. Raises OSError.
@@ -129,7 +132,7 @@ def write_update(path: Path, verdicts: Mapping[int, Verdict], learnt: Iterable[t
     try:
         with gzip.open(temporary, "wt", compresslevel=LEVEL, encoding="utf-8") as file:
             file.write(json.dumps({"groups": groups}) + "\n")
-            for episode, tokens in learnt:
+            for episode, tokens in records:
                 keys = {"group": episode.group, "member": episode.member}
                 file.write(json.dumps({**keys, **tokens.to_json()}) + "\n")
         temporary.replace(path)

@@ -98,7 +98,7 @@ class _Track:
     latest: list[float] = field(default_factory=list)
     """Latest values after the first ones."""
     firing: bool = False
-    told: bool = False
+    warned: bool = False
     """Whether the user was warned since the signal began to fire."""
 
 
@@ -226,16 +226,16 @@ class EchoTrap:
         # If the task is solved, all members succeed alike, which is no trap.
         excused = self._success.solved and not signal.rises
         if track.firing and (recovered or excused):
-            warned, track.firing, track.told = track.told, False, False
+            warned, track.firing, track.warned = track.warned, False, False
             reason = "the task is solved" if excused else f"it is at {_share(signal, ratio)} again"
             return EchoWarning(step, signal.name, ratio, withdrawal(signal.words, reason)) if warned else None
         success = self._success
         # Large updates that improve a policy are not unstable. Updates with NaN are skipped, so they still warn.
         harmless = signal.rises and success.holds and math.isfinite(ratio)
         track.firing = track.firing or (beyond(ratio) and not excused and not harmless)
-        if not track.firing or track.told or (success.healthy and not signal.rises):
+        if not track.firing or track.warned or (success.healthy and not signal.rises):
             return None
-        track.told = True
+        track.warned = True
         start, now, best = (show(value, "share") for value in (success.start, success.now, success.best))
         if success.holds and not signal.rises:
             course = f"rose from {start} to {now}" if success.risen else f"holds at {now}"
@@ -257,7 +257,7 @@ class EchoTrap:
         steps, track.start = len(track.start), []
         if signal.name != "reward_std" or track.firing:
             return None
-        track.firing = track.told = True
+        track.firing = track.warned = True
         return EchoWarning(
             step,
             signal.name,
@@ -297,7 +297,7 @@ class EchoTrap:
                 # JSON has no infinity.
                 "latest": [value if math.isfinite(value) else None for value in track.latest],
                 "firing": track.firing,
-                "told": track.told,
+                "told": track.warned,
             }
             for name, track in self._tracks.items()
         }

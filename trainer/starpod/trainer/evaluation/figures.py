@@ -133,17 +133,17 @@ def overall(figures: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     return summary | {"environments": dict(figures)}
 
 
-def _mean_figures(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _mean_figures(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the sums of counts, the means of other metrics, and the intervals of these means."""
     mean: dict[str, Any] = {}
     for name in _HELD_OUT:
-        if name in each[0]:
-            values = [figures[name] for figures in each]
+        if name in evaluations[0]:
+            values = [figures[name] for figures in evaluations]
             mean[name] = sum(values) if name in ("episodes", "failed") else None if None in values else fmean(values)
     for figure, name in (("success", "success"), ("return", "return_mean")):
         low, high = f"{figure}_low", f"{figure}_high"
         if mean[low] is not None:
-            mean[low], mean[high] = interval_of_mean([(item[name], item[low], item[high]) for item in each])
+            mean[low], mean[high] = interval_of_mean([(item[name], item[low], item[high]) for item in evaluations])
     return mean
 
 

@@ -257,17 +257,19 @@ def build_shape(config: ModelConfig) -> nn.Module:
         return hf.add_adapters(model, config.lora, 0) if config.lora.rank else model
 
 
-def load_policy(folder: Path, given: ModelConfig | None = None) -> Policy:
+def load_policy(folder: Path, run_config: ModelConfig | None = None) -> Policy:
     """Load a folder written by `Policy.save`, or one with any model of transformers (then without a critic).
 
-    The RUN_TIME keys of `given` replace the saved keys. Raises ModelError.
+    The RUN_TIME keys of `run_config` replace the saved keys. Raises ModelError.
     """
     config, critic, heads = ModelConfig(name=str(folder)), "none", 1
     if (folder / _VALUES).exists():
         values = json.loads((folder / _VALUES).read_text(encoding="utf-8"))
         # The folder holds complete weights with merged adapters.
         saved_values = values["config"] | {"name": str(folder), "lora": {}, "base_dtype": "float32", "revision": "main"}
-        config = ModelConfig.model_validate(saved_values | {key: getattr(given, key) for key in RUN_TIME if given})
+        config = ModelConfig.model_validate(
+            saved_values | {key: getattr(run_config, key) for key in RUN_TIME if run_config}
+        )
         critic, heads = values["critic"], values.get("heads", 1)
     policy = build_policy(config, texts=None, critic=cast(CriticKind, critic), seed=0, heads=heads)
     if policy.critic is not None:

@@ -24,7 +24,7 @@ MOST_SESSIONS = 200
 
 @contextlib.asynccontextmanager
 async def telling(folder: RunFolder, fleets: Sequence[Fleet], screen: Screen) -> AsyncIterator[None]:
-    """Keep `folder.live` up to date during the context, then remove it. screen: provides the current phase."""
+    """Keep `folder.live_status` up to date during the context, then remove it. screen: provides the current phase."""
     task = asyncio.create_task(_tell(folder, fleets, screen))
     try:
         yield
@@ -33,7 +33,7 @@ async def telling(folder: RunFolder, fleets: Sequence[Fleet], screen: Screen) ->
         with contextlib.suppress(asyncio.CancelledError):
             await task
         with contextlib.suppress(OSError):
-            folder.live.unlink()
+            folder.live_status.unlink()
 
 
 async def _tell(folder: RunFolder, fleets: Sequence[Fleet], screen: Screen) -> None:
@@ -41,11 +41,11 @@ async def _tell(folder: RunFolder, fleets: Sequence[Fleet], screen: Screen) -> N
     while True:
         servers = sorted({replica.address for fleet in fleets for replica in fleet.replicas})
         status = {"servers": servers, "doing": screen.doing}
-        is_watched = _is_watched(folder.watched)
+        is_watched = _is_watched(folder.watch_mark)
         if is_watched or status != last_status:
             values = {"time": time.time(), **status, "sessions": in_play(fleets) if is_watched else None}
             with contextlib.suppress(OSError):  # a failed status file must not end the run
-                await asyncio.to_thread(write_atomic, folder.live, to_json_line(values))
+                await asyncio.to_thread(write_atomic, folder.live_status, to_json_line(values))
                 last_status = status
         await asyncio.sleep(SECONDS)
 

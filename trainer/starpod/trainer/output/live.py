@@ -31,7 +31,7 @@ from starpod.trainer.output.words import (
     metric,
     return_with_interval,
     sparkline,
-    standing,
+    standing_warnings,
     trend,
     with_interval,
 )
@@ -124,7 +124,7 @@ class LiveScreen(Screen):
     def warn(self, text: str) -> None:
         with self._lock:
             if text not in (warning for _, warning in self.view.warnings):
-                self.view.warnings = standing([*self.view.warnings, (self.at, text)])
+                self.view.warnings = standing_warnings([*self.view.warnings, (self.at, text)])
         self._draw()
 
     def log(self, text: str) -> None:

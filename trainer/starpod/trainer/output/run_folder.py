@@ -69,9 +69,9 @@ class RunFolder:
         self.pictures = path / "pictures.zip"
         self.report = path / "report.html"
         self.notes = path / "notes.json"
-        self.live = path / ".live.json"
-        self.watched = path / ".watched"
-        self._made: list[Path] = []
+        self.live_status = path / ".live.json"
+        self.watch_mark = path / ".watched"
+        self._created_folders: list[Path] = []
 
     @classmethod
     def create(cls, path: Path | str, *, resume: bool = False) -> RunFolder:
@@ -93,7 +93,7 @@ class RunFolder:
                 "--run-dir; nothing is overwritten"
             )
         folders = (*reversed(folder.path.parents), folder.path, folder.episodes, folder.checkpoints)
-        folder._made = [directory for directory in folders if not directory.exists()]
+        folder._created_folders = [directory for directory in folders if not directory.exists()]
         try:
             for directory in folders:
                 directory.mkdir(exist_ok=True)
@@ -177,13 +177,13 @@ class RunFolder:
                 self._remove_unused()
 
     def _remove_unused(self) -> None:
-        own_files = {self.path / ".lock", self.config, self.facts, self.watched}
+        own_files = {self.path / ".lock", self.config, self.facts, self.watch_mark}
         files = {path for path in self.path.rglob("*") if not path.is_dir()}
-        if self.path in self._made and files <= own_files:
+        if self.path in self._created_folders and files <= own_files:
             with contextlib.suppress(OSError):  # another process wrote something meanwhile
                 for file in files:
                     file.unlink()
-                for created in reversed(self._made):
+                for created in reversed(self._created_folders):
                     created.rmdir()
 
     @property
@@ -243,7 +243,7 @@ class RunFolder:
         return path.exists()
 
     def write_update(
-        self, step: int, verdicts: Mapping[int, Verdict], learnt: Iterable[tuple[Episode, TokenRecord]], *, most: int
+        self, step: int, verdicts: Mapping[int, Verdict], records: Iterable[tuple[Episode, TokenRecord]], *, most: int
     ) -> None:
         """Write the record of a step's update if the step's rollouts are still kept. Raises CannotWrite.
 
@@ -253,7 +253,7 @@ class RunFolder:
         if not rollouts.exists():
             return
         try:
-            write_update(update_file(rollouts), verdicts, learnt)
+            write_update(update_file(rollouts), verdicts, records)
         except OSError as error:
             raise CannotWrite(update_file(rollouts), error) from error
         self._make_room(most)

@@ -15,9 +15,9 @@ from starpod.trainer.output.words import (
     TASKS,
     WITHDRAWN,
     by_task,
+    format_success,
     is_graded,
     return_with_interval,
-    short,
     with_interval,
 )
 
@@ -208,5 +208,7 @@ def evaluation_line(step: int, summary: Mapping[str, Any]) -> str:
         line += f", return {return_with_interval(summary)}"
     line += by_task(summary)
     if reference:
-        line += "; beside " + ", ".join(f"{name} {short(summary, graded)}" for name, summary in reference.items())
+        line += "; beside " + ", ".join(
+            f"{name} {format_success(summary, graded)}" for name, summary in reference.items()
+        )
     return line

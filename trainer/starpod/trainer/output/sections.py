@@ -20,11 +20,11 @@ from starpod.trainer.output.words import (
     METRICS,
     TASKS,
     Metric,
-    after_the_best,
+    evaluation_after_best,
     is_graded,
     metric,
     return_with_interval,
-    standing,
+    standing_warnings,
     with_interval,
 )
 
@@ -82,7 +82,7 @@ def headline(
         before, after = evaluations[0], final or evaluations[-1]
         is_compared = final is not None or len(evaluations) > 1
         label = "final" if final else "latest" if is_compared else "success"
-        last_summary = after_the_best(final, evaluations)
+        last_summary = evaluation_after_best(final, evaluations)
         last_html = f"<div>{_score(last_summary, 'last')}</div>" if last_summary else ""
         tiles.append(
             f'<div class="tile main"><div>{_score(before, "before")}</div><div class="arrow" aria-hidden="true">→</div>'
@@ -94,7 +94,7 @@ def headline(
     if measured_lines:
         tiles.append(_tile(duration(wall_seconds(facts, measured_lines)), "wall time"))
         tiles.append(_tile(f"{measured_lines[-1]['step']:,}", "steps"))
-        warning_count = len(standing(_warned(lines)))
+        warning_count = len(standing_warnings(_warned(lines)))
         tiles.append(_tile(str(warning_count), "warning" if warning_count == 1 else "warnings"))
     outcome = facts.get("ended", {}).get("outcome")
     status_text = " · ".join(text for text in (facts.get("model"), outcome) if text)

@@ -31,10 +31,10 @@ def withdrawal(subject: str, why: str) -> str:
     return f"{WITHDRAWN}{subject}; {why}."
 
 
-def standing(warned: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
+def standing_warnings(warnings: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
     """Return the (step, text) warnings that were not withdrawn, without the withdrawals."""
     active_warnings: list[tuple[int, str]] = []
-    for step, text in warned:
+    for step, text in warnings:
         if not text.startswith(WITHDRAWN):
             active_warnings.append((step, text))
             continue
@@ -181,11 +181,13 @@ def final_line(final: Mapping[str, Any]) -> str:
     line += f", return {return_with_interval(final)}" if graded else ""
     line += by_task(final)
     line += f", by the checkpoint of step {final['step']}"
-    line += f"; greedy {short(final['greedy'], graded)}" if final.get("greedy") else ""
-    return line + (f"; best of several replies {short(final['best_of'], graded)}" if final.get("best_of") else "")
+    line += f"; greedy {format_success(final['greedy'], graded)}" if final.get("greedy") else ""
+    return line + (
+        f"; best of several replies {format_success(final['best_of'], graded)}" if final.get("best_of") else ""
+    )
 
 
-def after_the_best(
+def evaluation_after_best(
     final: Mapping[str, Any] | None, evaluations: Sequence[Mapping[str, Any]]
 ) -> Mapping[str, Any] | None:
     """Return the latest evaluation if the run continued after the checkpoint of the final evaluation, else None.
@@ -201,7 +203,7 @@ def after_the_best(
     return None
 
 
-def short(summary: Mapping[str, Any], graded: bool) -> str:
+def format_success(summary: Mapping[str, Any], graded: bool) -> str:
     """Return the success, such as `75 %`, followed by the return if graded: `75 % (0.91)`."""
     text = show(summary.get("success"), "share")
     return f"{text} ({show(summary.get('return_mean'))})" if graded else text

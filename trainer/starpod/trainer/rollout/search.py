@@ -205,14 +205,14 @@ class Beams:
         return lines
 
     async def _choose(
-        self, brancher: Brancher, going: Sequence[Line], places: int
+        self, brancher: Brancher, open_lines: Sequence[Line], places: int
     ) -> list[tuple[Line, Sequence[Turn | None]]]:
         """Return the best replies, grouped by the line that they continue.
 
         If scores are equal, distinct actions come before duplicates. Two lines with the same actions and the same
         state would stay identical to the end.
         """
-        tries = await _all(self._try(brancher, line) for line in going)
+        tries = await _all(self._try(brancher, line) for line in open_lines)
         for replies in tries if self.config.correction == "weight" else ():
             if replies:
                 weigh(replies)
@@ -227,7 +227,7 @@ class Beams:
         choices: dict[int, list[Turn | None]] = {index: [None] for index, replies in enumerate(tries) if not replies}
         for *_, index, reply in ranking[: max(places - len(choices), 0)]:
             choices.setdefault(index, []).append(reply)
-        return [(going[index], choices[index]) for index in sorted(choices)]
+        return [(open_lines[index], choices[index]) for index in sorted(choices)]
 
     async def _try(self, brancher: Brancher, line: Line) -> list[tuple[float, Turn]]:
         """Return sampled replies to a line's state with their scores, which are means over `draws` dynamics seeds."""
@@ -245,26 +245,28 @@ class Beams:
         return [result for result in results if result is not None]
 
     async def _score(
-        self, brancher: Brancher, line: Line, others: Sequence[Line], depth: int
+        self, brancher: Brancher, line: Line, copies: Sequence[Line], depth: int
     ) -> tuple[float, Turn] | None:
         """Sample and play a reply to the line's state. Return (mean score, reply); None if this fails.
 
-        others: copies of the line with different dynamics seeds, which replay the reply. Scores are averaged over all.
+        copies: copies of the line with different dynamics seeds, which replay the reply. Scores are averaged over all.
         """
         index = len(line.episode.turns)
         await brancher.play(line, 1)
         if len(line.episode.turns) == index or line.episode.failed:
             return None
         reply = line.episode.turns[index]
-        await _all(brancher.play(copy, 1, [reply]) for copy in others)
-        scores = await _all(self._worth(brancher, copy, depth) for copy in (line, *others) if not copy.episode.failed)
-        for copy in (line, *others):
+        await _all(brancher.play(copy, 1, [reply]) for copy in copies)
+        scores = await _all(
+            self._state_score(brancher, copy, depth) for copy in (line, *copies) if not copy.episode.failed
+        )
+        for copy in (line, *copies):
             if not copy.over:
                 copy.agent.close()
-        await brancher.close([copy.session for copy in (line, *others) if not copy.over])
+        await brancher.close([copy.session for copy in (line, *copies) if not copy.over])
         return fmean(scores), reply
 
-    async def _worth(self, brancher: Brancher, line: Line, depth: int) -> float:
+    async def _state_score(self, brancher: Brancher, line: Line, depth: int) -> float:
         """Return the score of a line's state; if `depth` > 0, the best score among the states `depth` turns later."""
         episode = line.episode
         if self.config.score == "reward" and (line.over or not depth):

@@ -11,30 +11,30 @@ from collections.abc import Sequence
 from starpod.trainer.data.episode import Turn
 
 
-def chance(mass: float, below: float, tries: int) -> float:
+def chance(mass: float, lower_mass: float, tries: int) -> float:
     """Return the probability that the best of `tries` independent samples has a given score, if one sample has that
-    score with probability `mass` and a lower one with probability `below`."""
-    return (below + mass) ** tries - below**tries
+    score with probability `mass` and a lower one with probability `lower_mass`."""
+    return (lower_mass + mass) ** tries - lower_mass**tries
 
 
-def weight(mass: float, below: float, tries: int) -> float:
+def weight(mass: float, lower_mass: float, tries: int) -> float:
     """Return the importance weight of a score: its probability under the policy divided by that under the search.
 
     All replies with this score have the same weight, because the search does not choose among them.
     """
-    return mass / chance(mass, below, tries)
+    return mass / chance(mass, lower_mass, tries)
 
 
-def weigh(tried: Sequence[tuple[float, Turn]]) -> None:
-    """Set the weight of the best replies among `tried`, a value between 1 / len(tried) and 1.
+def weigh(candidates: Sequence[tuple[float, Turn]]) -> None:
+    """Set the weight of the best replies among `candidates`, a value between 1 / len(tried) and 1.
 
     The probability of the best score is the policy's total probability of the tried replies with that score. Untried
     replies are assumed to have this score as often as the tried ones, so that share of their probability is added.
     """
-    count = len(tried)
-    probabilities = {tuple(reply.reply): math.exp(math.fsum(reply.logprobs)) for _, reply in tried if reply.reply}
-    best_score = max(score for score, _ in tried)
-    best_replies = [reply for score, reply in tried if score == best_score]
+    count = len(candidates)
+    probabilities = {tuple(reply.reply): math.exp(math.fsum(reply.logprobs)) for _, reply in candidates if reply.reply}
+    best_score = max(score for score, _ in candidates)
+    best_replies = [reply for score, reply in candidates if score == best_score]
     remainder = max(0.0, 1.0 - math.fsum(probabilities.values()))
     mass = math.fsum(probabilities[key] for key in {tuple(reply.reply) for reply in best_replies if reply.reply})
     mass = min(1.0, mass + remainder * len(best_replies) / count)

@@ -57,26 +57,26 @@ class Persistence:
     """
 
     def __init__(
-        self, config: Config, held: Persistent, checkpoints: Checkpoints, *, parallel: Parallel, screen: Screen
+        self, config: Config, contents: Persistent, checkpoints: Checkpoints, *, parallel: Parallel, screen: Screen
     ) -> None:
         self.checkpoints = checkpoints
-        self.rescued: int | None = None
+        self.rescued_step: int | None = None
         self._config = config
-        self._held = held
+        self._contents = contents
         self._parallel = parallel
         self._screen = screen
-        self._parts = {**held.parts, **held.collecting.parts}
+        self._parts = {**contents.parts, **contents.collecting.parts}
         # Progress and groups in play at the end of the last finished step, if a later step has begun.
-        self._finished: tuple[dict[str, Any], Sequence[Admitted]] | None = None
+        self._last_step_state: tuple[dict[str, Any], Sequence[Admitted]] | None = None
         self._weights_are_whole = False
-        self._saved = -1
+        self._saved_step = -1
         self._writing: tuple[int, asyncio.Future[Any]] | None = None  # the step, and the thread's work
 
     # --- when weights are whole ---------------------------------------------------------------------------------------
 
     def begin_step(self) -> None:
         """Remember the state of the run, so that a rescue before the step's first gradient loses only this step."""
-        self._finished = self._progress(), self._held.collecting.ahead.admitted
+        self._last_step_state = self._progress(), self._contents.collecting.ahead.admitted
 
     def begin_update(self) -> None:
         """Disable rescues until the step is over, because the weights are now between two versions."""
@@ -84,24 +84,24 @@ class Persistence:
 
     def finish_step(self) -> None:
         """Enable rescues again, because the weights are now those of a finished step."""
-        self._finished, self._weights_are_whole = None, True
+        self._last_step_state, self._weights_are_whole = None, True
 
     # --- saving -------------------------------------------------------------------------------------------------------
 
     async def save(self) -> None:
         """Begin to write a checkpoint. Raises CheckpointError if the previous one could not be written."""
         await self.finish_writing()
-        self._begin_writing(self._progress(), self._held.collecting.ahead.admitted)
+        self._begin_writing(self._progress(), self._contents.collecting.ahead.admitted)
 
     async def finish_writing(self) -> None:
         """Wait until the last checkpoint is on disk. Raises CheckpointError on all ranks if that fails on one."""
         if self._writing is not None:
             (step, work), self._writing = self._writing, None
             await work
-            self._saved = step
+            self._saved_step = step
 
     def _begin_writing(self, progress: Mapping[str, Any], admitted: Sequence[Admitted]) -> None:
-        held, step = self._held, progress["step"]
+        held, step = self._contents, progress["step"]
         optimizer, learner = held.learner.state()
         tensors = {"policy": held.learner.policy_state(), "optimizer": optimizer}
         if reference := held.learner.reference_state():
@@ -139,8 +139,8 @@ class Persistence:
         The replay buffer is not included, because it only takes groups after a collection.
         """
         return {
-            **self._held.progress.state_dict(),
-            **self._held.evaluating.state_dict(),
+            **self._contents.progress.state_dict(),
+            **self._contents.evaluating.state_dict(),
             **{name: copy.deepcopy(part.state_dict()) for name, part in self._parts.items()},
             "rng": capture_rng(),
         }
@@ -154,13 +154,13 @@ class Persistence:
         on_all_ranks = self._parallel.world == 1 or isinstance(error, RankFailed | CollectionFailed | CheckpointError)
         if not (self._weights_are_whole and on_all_ranks):
             return
-        progress, admitted = self._finished or (self._progress(), self._held.collecting.ahead.admitted)
+        progress, admitted = self._last_step_state or (self._progress(), self._contents.collecting.ahead.admitted)
         await self.close()
         try:
-            if self._saved != progress["step"]:
+            if self._saved_step != progress["step"]:
                 self._begin_writing(progress, admitted)
                 await self.finish_writing()
-            self.rescued = progress["step"]
+            self.rescued_step = progress["step"]
         except CheckpointError as problem:
             if isinstance(error, Interrupted):
                 raise  # there is no other error to report
@@ -174,7 +174,7 @@ class Persistence:
         Raises:
             ConfigError: The configuration needs something that the checkpoint does not contain.
         """
-        held, config, state = self._held, self._config, loaded.state
+        held, config, state = self._contents, self._config, loaded.state
         # A checkpoint from the warm start has no reference policy yet.
         needs_reference = config.needs_reference and not state.get("warm_start")
         if needs_reference and "reference" not in loaded.tensors:
@@ -204,4 +204,4 @@ class Persistence:
         restore_rng(state["rng"])
         held.warm_start.load_state(loaded.tensors.get("imitation", {}), state.get("warm_start", {}))
         if held.warm_start.over:
-            self._weights_are_whole, self._saved = True, held.progress.step
+            self._weights_are_whole, self._saved_step = True, held.progress.step
