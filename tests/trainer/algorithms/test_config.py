@@ -42,6 +42,8 @@ def test_a_word_names_a_preset_and_a_written_configuration_reads_back_the_same(n
         ({"preset": "dapo", "advantage": "reinforce_plus_plus"}, {"whiten": True}),
         ({"loss": "gspo"}, {"objective.clip_high": 4e-4, "loss_average": "seq-mean-token-mean"}),
         ({"loss": "gspo", "clip_high": 1e-3}, {"objective.clip_low": 3e-4, "objective.clip_high": 1e-3}),
+        ({"loss": "dppo"}, {"correction.mode": "bypass", "loss_average": "seq-mean-token-sum-norm"}),
+        ({"loss": "dppo", "divergence": "kl", "correction": "tis"}, {"correction.cap": 2.0}),
         ({"preset": "seeupo"}, {"objective.clip_low": 0.2}),
         # What a preset needs.
         ({"preset": "starpo-s"}, {"needs_critic": True, "needs_reference": False, "needs_state_key": False}),
@@ -91,6 +93,7 @@ def test_what_is_not_given_is_filled_in(values: dict[str, Any], expected: dict[s
         ({"correction": {"mode": "off", "cap": 2.0}}, "drop cap"),
         ({"correction": {"mode": "bypass", "level": "sequence"}}, "uses no weights"),
         ({"correction": {"cap": None}}, "needs a cap"),
+        ({"loss": "dppo", "correction": {"cap": 3.0}}, "mode bypass uses no weights"),
         ({"correction": {"mode": "mis", "low": None}}, "needs a lower bound"),
         ({"correction": {"low": 0.5}}, "set mode to mis or icepop"),
         ({"correction": {"mode": "icepop", "level": "sequence"}}, "level of its own"),

@@ -208,7 +208,9 @@ class AlgorithmConfig(Section):
         examples=[*OBJECTIVES, "FILE.py:NAME"],
     )
     loss_average: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = Field(
-        default="token-mean", description="Weights of tokens in the loss; seq-mean-token-mean in gspo."
+        default="token-mean",
+        description="Weights of tokens in the loss; by default seq-mean-token-mean in gspo, seq-mean-token-sum-norm in "
+        "dppo.",
     )
     mask_truncated: bool = Field(
         default=False, description="Leaves replies that a limit on tokens cut out of the policy's loss."
@@ -340,15 +342,16 @@ class AlgorithmConfig(Section):
         preset = values.get("preset", DEFAULT_PRESET)
         if not isinstance(preset, str) or preset not in PRESETS:
             raise ValueError(f"no algorithm preset {preset!r}{_nearest_preset(str(preset))}")
-        preset_values = PRESETS[preset]
-        resolved = {"advantage": "gae", "loss": "ppo", **preset_values}
-        resolved |= {key: _overlay(preset_values, key, value) for key, value in values.items()}
-        for key, methods, noun in (("advantage", ESTIMATORS, "estimator"), ("loss", OBJECTIVES, "loss")):
-            resolved[key] = known_or_located(str(resolved[key]), [*methods], noun)
-        kinds = _chosen(resolved)
-        if resolved["loss"] != preset_values.get("loss", "ppo"):  # the preset's bounds only fit its own ratios
+        preset_values = {"advantage": "gae", "loss": "ppo", **PRESETS[preset]}
+        methods = {key: values.get(key, preset_values[key]) for key in ("advantage", "loss")}
+        for key, known, noun in (("advantage", ESTIMATORS, "estimator"), ("loss", OBJECTIVES, "loss")):
+            methods[key] = known_or_located(str(methods[key]), [*known], noun)
+        kinds = _chosen(methods)
+        if methods["loss"] != preset_values["loss"]:  # the preset's bounds only fit its own ratios
             bounds = {*ClippedObjective.model_fields, *PPO.model_fields, "loss_average"}
-            resolved = {key: value for key, value in resolved.items() if key in values or key not in bounds}
+            preset_values = {key: value for key, value in preset_values.items() if key not in bounds}
+        preset_values = {**kinds[1].defaults, **preset_values}
+        resolved = {**preset_values, **{key: _overlay(preset_values, key, values[key]) for key in values}, **methods}
         sections = [{key: value for key, value in resolved.items() if key in kind.model_fields} for kind in kinds]
         common = {key: value for key, value in resolved.items() if key not in sections[0] and key not in sections[1]}
         for key in sorted(OWNERS.keys() & common.keys()):
@@ -356,7 +359,7 @@ class AlgorithmConfig(Section):
                 raise ValueError(_belongs(key, resolved))
             del common[key]
         estimator, objective = kinds[0].model_validate(sections[0]), kinds[1].model_validate(sections[1])
-        config = handler({"whiten": estimator.whitening[0], "loss_average": objective.loss_average, **common})
+        config = handler({"whiten": estimator.whitening[0], **common})
         config._estimator, config._objective = estimator, objective
         for wrong, sentence in config._contradictions():
             if wrong:

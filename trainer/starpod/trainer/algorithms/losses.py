@@ -85,8 +85,8 @@ def value_loss(values_BT: Tensor, old_values_BT: Tensor, returns_BT: Tensor, val
     """Return half the squared error at each position.
 
     With value_clip, a second error is computed for the value clipped to within value_clip of the old value, and the
-    larger error counts. Moving further in one update then gains nothing (the clip of arXiv 1707.06347, for values). Old
-    values and returns are detached.
+    larger error counts. Moving further in one update then gains nothing. It is a part of PPO's code (arXiv 1811.02553,
+    section 4.1). Old values and returns are detached.
     """
     old_values_BT, returns_BT = old_values_BT.detach(), returns_BT.detach()
     error_BT = (values_BT - returns_BT).square()
@@ -103,8 +103,8 @@ def stretch_log_ratio(log_ratio_BT: Tensor, mask_BT: Tensor, stretches_BT: Tenso
     """Return for each token the mean log-ratio of its stretch: [B, T], 0 where the mask is False.
 
     A stretch is an episode or a turn. Its tokens share the mean as their value, but the gradient flows through each
-    token's own log-ratio (the token-level form of GSPO). If all tokens of a stretch have the same advantage and weight,
-    the gradient equals that of the stretch's ratio.
+    token's own log-ratio (GSPO-token, arXiv 2507.18071, equation 14). If all tokens of a stretch have the same
+    advantage and weight, the gradient equals that of the stretch's ratio.
 
     stretches_BT: index of each token's stretch: 0 for whole episodes, or the token's turn.
     """
@@ -154,7 +154,7 @@ class PolicyLoss:
 
 
 def episode_log_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return for each token the mean log-ratio of its episode (GSPO, arXiv 2507.18071): [B, T]."""
+    """Return for each token the mean log-ratio of its episode (GSPO, arXiv 2507.18071, equation 7): [B, T]."""
     log_ratio_BT = masked_log_ratio(logprobs_BT, old_logprobs_BT, mask_BT)
     return stretch_log_ratio(log_ratio_BT, mask_BT, torch.zeros_like(mask_BT, dtype=torch.int64))
 
@@ -173,9 +173,9 @@ def clipped_loss(
     high: Tensor | float,
     dual_clip: float | None,
 ) -> PolicyLoss:
-    """Return the clipped loss -min(rho A, clip(rho, 1 - low, 1 + high) A) at each token.
+    """Return PPO's loss -min(rho A, clip(rho, 1 - low, 1 + high) A) at each token (arXiv 1707.06347, equation 7).
 
-    For A < 0 it is at most dual_clip |A| (arXiv 1912.09729). low, high: one number each, or tensors [B, T].
+    For A < 0 it is at most dual_clip |A| (arXiv 1912.09729, equation 5). low, high: numbers, or tensors [B, T].
     """
     ratio_BT = log_ratio_BT.exp()
     low, high = (bound if isinstance(bound, Tensor) else ratio_BT.new_tensor(bound) for bound in (low, high))
@@ -193,7 +193,7 @@ def clipped_loss(
 def weighted_loss(
     logprobs_BT: Tensor, log_ratio_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor, *, high: float
 ) -> PolicyLoss:
-    """Return CISPO's loss -sg(min(rho, 1 + high)) A log p at each token (arXiv 2506.13585).
+    """Return CISPO's loss -sg(min(rho, 1 + high)) A log p at each token (arXiv 2506.13585, equations 4 and 5).
 
     PPO's clip takes the gradient away from tokens whose ratio has moved too far. Here the ratio is only a bounded
     weight, so that every token keeps its gradient.
@@ -208,7 +208,7 @@ def binary_divergence(kind: Literal["tv", "kl"], logprobs_BT: Tensor, old_logpro
     """Return the divergence at each token between old and new policy, reduced to "this token or any other".
 
     With the token's probabilities q (old) and p (new), `tv` is |p - q|, and `kl` is
-    q log(q / p) + (1 - q) log((1 - q) / (1 - p)).
+    q log(q / p) + (1 - q) log((1 - q) / (1 - p)) (DPPO, arXiv 2602.04879, equations 13 and 14).
     """
     p, q = logprobs_BT.exp(), old_logprobs_BT.exp()
     if kind == "tv":
@@ -227,7 +227,7 @@ def divergence_loss(
     low: float,
     high: float,
 ) -> PolicyLoss:
-    """Return DPPO's loss -M rho A at each token (arXiv 2602.04879).
+    """Return DPPO's loss -M rho A at each token (arXiv 2602.04879, equation 12).
 
     M is 0 if the update would move a token's probability further from the old one and the divergence already exceeds a
     bound: `high` for A > 0 and rho > 1, `low` for A < 0 and rho < 1. Otherwise M is 1.
@@ -262,9 +262,11 @@ def correction_weights(
     w is exp(old - sampler) of the token, or for level `sequence` its product over the episode. The weight depends on
     the mode:
 
-    - `tis` (truncated importance sampling): min(w, cap).
-    - `mis` (masked importance sampling) and `icepop` (arXiv 2510.18855): w, but 0 if w is outside [low, cap].
-    - `geometric`: 1, but 0 for episodes whose geometric mean of w is outside [low, cap].
+    - `tis` (truncated importance sampling, fengyao.notion.site/off-policy-rl): min(w, cap).
+    - `mis` (masked importance sampling, richardli.xyz/rl-collapse-3, section 1.2) and `icepop` (arXiv 2510.18855,
+      equations 1 and 2): w, but 0 if w is outside [low, cap].
+    - `geometric` (richardli.xyz/rl-collapse-3, section 3.3): 1, but 0 for episodes whose geometric mean of w is outside
+      [low, cap].
     """
     if config.mode in ("off", "bypass"):
         return torch.ones_like(old_logprobs_BT)

@@ -5,6 +5,7 @@ The keys of a loss belong to the configuration's `algorithm`, and are refused wi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, model_validator
@@ -37,8 +38,8 @@ class LossInputs(NamedTuple):
 class Objective(Section):
     """A loss of the policy."""
 
-    loss_average: ClassVar[str] = "token-mean"
-    """Default of `algorithm.loss_average`."""
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """This loss's defaults of the keys that all losses share. A preset's values override them."""
 
     couples_turns: ClassVar[bool] = True
     """Whether a token's loss depends on the current log-probabilities of other turns of its episode."""
@@ -63,7 +64,10 @@ class ClippedObjective(Objective):
 
 
 class PPO(ClippedObjective):
-    """The `ppo` loss: one ratio per token."""
+    """The `ppo` loss (arXiv 1707.06347, equation 7): one ratio per token.
+
+    The bounds are those of DAPO (arXiv 2503.14476, section 4.1).
+    """
 
     couples_turns: ClassVar[bool] = False
 
@@ -85,9 +89,12 @@ class PPO(ClippedObjective):
 
 
 class GSPO(ClippedObjective):
-    """The `gspo` loss: one ratio per episode, which changes far less than a token's (arXiv 2507.18071, section 5.1)."""
+    """The `gspo` loss (arXiv 2507.18071): one ratio per episode, which changes far less than a token's.
 
-    loss_average: ClassVar[str] = "seq-mean-token-mean"
+    The gradient is that of equation 13, the average that of equation 5, and the bounds are those of section 5.1.
+    """
+
+    defaults: ClassVar[Mapping[str, Any]] = {"loss_average": "seq-mean-token-mean"}
 
     clip_low: float = Field(default=3e-4, ge=0, lt=1, description="Lower bound of ratios: 1 - clip_low.")
     clip_high: float = Field(default=4e-4, ge=0, description="Upper bound of ratios: 1 + clip_high.")
@@ -103,11 +110,12 @@ class GSPO(ClippedObjective):
 
 
 class CISPO(Objective):
-    """The `cispo` loss: the ratio is a bounded weight, and every token keeps its gradient (arXiv 2506.13585)."""
+    """The `cispo` loss (arXiv 2506.13585, equations 4 and 5): the ratio is a bounded weight of a token's gradient."""
 
     couples_turns: ClassVar[bool] = False
 
-    # A weight of at most 5, as in ScaleRL (arXiv 2510.13786).
+    # The paper has no lower bound and does not name the upper one. ScaleRL (arXiv 2510.13786, appendix A.17.2) found no
+    # difference between weights of at most 4, 5 and 8.
     clip_high: float = Field(default=4.0, ge=0, description="Upper bound of ratios: 1 + clip_high.")
 
     def per_token(self, source: str, inputs: LossInputs) -> PolicyLoss:
@@ -120,8 +128,17 @@ class CISPO(Objective):
 
 
 class DPPO(Objective):
-    """The `dppo` loss: bounds apply to the divergence at each token, not to the token's ratio (arXiv 2602.04879)."""
+    """The `dppo` loss (arXiv 2602.04879, equations 12 to 14): bounds apply to the divergence at each token.
 
+    Training collapsed if ratio and divergence referred to recomputed probabilities instead of the sampler's (section
+    5.2), so `correction` is `bypass` by default. The sum over an episode's tokens is divided by a constant, as in the
+    authors' scripts.
+    """
+
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "loss_average": "seq-mean-token-sum-norm",
+        "correction": {"mode": "bypass"},
+    }
     couples_turns: ClassVar[bool] = False
 
     divergence: Literal["tv", "kl"] = Field(
@@ -137,7 +154,7 @@ class DPPO(Objective):
     @model_validator(mode="before")
     @classmethod
     def _bounds(cls, values: Any) -> Any:
-        # Both are among the bounds that the paper's appendix F.4 compares.
+        # Both bounds are those of appendix C.1. Most runs of appendix E have 0.2 for tv.
         bounds = {"kl": {"divergence_low": 0.05, "divergence_high": 0.05}}
         return fill_defaults(values, "divergence", "tv", bounds)
 

@@ -165,11 +165,11 @@ class GiGPOConfig(Section):
 
 
 class CorrectionConfig(Section):
-    """Importance weights for tokens that an older policy sampled."""
+    """Importance weights for tokens that an older policy sampled. docs/algorithms.md names the sources of bounds."""
 
     mode: Literal["off", "tis", "mis", "icepop", "geometric", "bypass"] = Field(
         default="tis",
-        description="See docs/algorithms.md#data-of-another-policy.",
+        description="By default bypass in dppo; see docs/algorithms.md#data-of-another-policy.",
     )
     level: Literal["token", "sequence"] = Field(
         default="token", description="A ratio per token, or their product per episode; by default sequence in mis."
