@@ -157,7 +157,7 @@ class DynamicSamplingConfig(Section):
 
 
 class GiGPOConfig(Section):
-    """Group-in-group advantages (arXiv 2505.10978)."""
+    """Group-in-group advantages (arXiv 2505.10978, equations 3 to 8). The discount is that of the authors' code."""
 
     weight: float = Field(default=1.0, ge=0, description="Weight of the turn's advantage.")
     gamma: float = Field(default=0.95, gt=0, le=1, description="Discount per turn.")
