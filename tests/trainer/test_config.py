@@ -93,7 +93,7 @@ def test_a_resolved_configuration_can_be_given_again(tmp_path: Path) -> None:
         (["algorithm=starpo-x"], "no algorithm preset 'starpo-x'"),
         (["collect.groups=many"], "collect.groups"),
         (["collect.min_group_size=9"], "every group would be dropped"),
-        (["algorithm=starpo-grpo", "collect.group_size=1", "collect.min_group_size=1"], "group_size at least 2"),
+        (["algorithm=starpo-grpo", "collect.group_size=1", "collect.min_group_size=1"], "group_size to at least 2"),
         (
             "algorithm=starpo-s algorithm.filter.strategy=top_p collect.group_size=1 collect.min_group_size=1".split(),
             "every group of one",
@@ -103,7 +103,7 @@ def test_a_resolved_configuration_can_be_given_again(tmp_path: Path) -> None:
         (["sampling.top_p=0.9"], "another distribution"),
         (["sampling.max_reply_tokens=8", "sampling.min_reply_tokens=9"], "than max_reply_tokens 8"),
         (["sampling.max_episode_tokens=8", "sampling.min_reply_tokens=8"], "no token for a prompt"),
-        (["algorithm.advantage=terms"], "there are none: give some"),
+        (["algorithm.advantage=terms"], "which is empty: give some"),
         (["algorithm.terms=[{scale: std}]"], "set algorithm.advantage to terms"),
         (
             ["algorithm.advantage=terms", "algorithm.terms=[{scael: std}]"],
@@ -118,13 +118,13 @@ def test_a_resolved_configuration_can_be_given_again(tmp_path: Path) -> None:
             ["algorithm=dapo", "algorithm.advantage=cm2_turn", "collect.group_size=8"],
             "scores the reward part criteria, which nothing pays",
         ),
-        (["algorithm=dapo", "algorithm.advantage=cm2_step", "collect.group_size=4"], "group_size at least 5"),
-        (["algorithm.advantage=cm2_step", "algorithm.kl.where=reward"], "reads parts of it alone"),
+        (["algorithm=dapo", "algorithm.advantage=cm2_step", "collect.group_size=4"], "group_size to at least 5"),
+        (["algorithm.advantage=cm2_step", "algorithm.kl.where=reward"], "reads only parts of it"),
         (["algorithm.advantage=terms", "algorithm.terms=[{scale: std}]", "algorithm.whiten=true"], "normalise twice"),
         (["environment.certificate=c.pem", "environment.key=k.pem"], "would not be encrypted"),
-        (["environment.ca=ca.pem", "environment.certificate=c.pem"], "go together"),
-        (["environment.addresses=[a:1]", "environment.workers=4"], "names servers that run already"),
-        (["environment.addresses=[a:1]", "environment.serve=[--x]"], "names servers that run already"),
+        (["environment.ca=ca.pem", "environment.certificate=c.pem"], "are given together"),
+        (["environment.addresses=[a:1]", "environment.workers=4"], "names running servers"),
+        (["environment.addresses=[a:1]", "environment.serve=[--x]"], "names running servers"),
         (["device=mps"], "give auto, cpu, cuda, or cuda:0"),
         (
             ["environment.addresses=[http://127.0.0.1:1]"],
@@ -168,7 +168,7 @@ def test_files_that_cannot_be_read_are_told(tmp_path: Path) -> None:
             load_config(str(tmp_path / "section.yaml"))
     loop = tmp_path / "loop.yaml"
     loop.write_text(f"base: {loop}\n")
-    with pytest.raises(ConfigError, match="comes back to itself"):
+    with pytest.raises(ConfigError, match="leads back to this file"):
         load_config(str(loop))
 
 
@@ -187,15 +187,15 @@ def test_auto_is_the_dtype_that_the_device_is_fast_in(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["model.tiny.image={}"], "the model has no eyes: give model.tiny.image.rows"),
-        (["engine=vllm"], "engine.name vllm does not pass on: set it to torch$"),
+        (["model.tiny.image={}"], "the model has no image input: set model.tiny.image.rows"),
+        (["engine=vllm"], "engine.name vllm does not support them: set it to torch$"),
         (
             ["model=org/eyes", "engine=vllm_remote", "engine.urls=[http://127.0.0.1:1]"],
-            "engine.name vllm_remote does not pass on: set it to torch or vllm$",
+            "engine.name vllm_remote does not support them: set it to torch or vllm$",
         ),
-        (["script.name=attempts"], "script.name attempts does not pass on"),
-        (["prompt.context=single_turn"], "tells all turns in one message"),
-        (["collect.agent.command=[x]"], "programs are not shown"),
+        (["script.name=attempts"], "script.name attempts does not support them"),
+        (["prompt.context=single_turn"], "puts all turns in one message"),
+        (["collect.agent.command=[x]"], "programs do not see them"),
     ],
 )
 def test_images_are_refused_where_they_would_be_lost(words: list[str], message: str) -> None:

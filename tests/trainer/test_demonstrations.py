@@ -83,7 +83,7 @@ def test_the_best_are_imitated_and_of_them_only_moves_with_an_effect() -> None:
 async def test_more_moves_than_a_turn_may_have_are_refused(server: ServerProcess) -> None:
     async with Fleet(server.address) as fleet:
         task = make_task(EnvironmentConfig(id="frozen_lake-v1", max_actions_per_turn=2), ("Left",))
-        with pytest.raises(ConfigError, match=r"actions_per_turn is 3, and a turn of frozen_lake-v1 may have 2: "):
+        with pytest.raises(ConfigError, match=r"actions_per_turn is 3, but a turn of frozen_lake-v1 may have 2: "):
             await collect_demonstrations(fleet, WarmStartConfig(steps=1, actions_per_turn=3), task, [1])
 
 

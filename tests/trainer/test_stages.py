@@ -80,10 +80,10 @@ def test_stages_never_go_back_and_go_on_from_a_checkpoint(
         ({"until": {"iteration": 2}, "set": {"environment.max_turn": 3}}, "did you mean environment.max_turns?"),
         ({"until": {"iteration": 2}, "set": {"algorithm.clip": 3}}, r"stages\[0\]: no key 'algorithm.clip'"),
         ({"until": {"iteration": 2}, "set": {"collect.group_size": 1}}, "min_group_size 2 is more than"),
-        ({"until": {"iteration": 2}, "set": {"algorithm": "starpo-ppo"}}, "one needs a critic"),
+        ({"until": {"iteration": 2}, "set": {"algorithm": "starpo-ppo"}}, "needs a different critic"),
         ({"until": {"iteration": 2}, "set": {"environment.max_turns": 0}}, "greater than or equal to 1"),
         ({"until": {"iteration": 2}, "set": {"title.a": 0}}, "cannot differ"),
-        ({"until": {"iteration": 1}}, "not after that of an earlier stage, 1"),
+        ({"until": {"iteration": 1}}, "must be above that of an earlier stage, 1"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_a_run_begins(stage: dict[str, Any], words: str) -> None:
@@ -94,7 +94,7 @@ def test_what_makes_no_sense_is_refused_before_a_run_begins(stage: dict[str, Any
 
 def test_a_stage_has_a_critic_of_as_many_values_as_the_run() -> None:
     stage = {"until": {"iteration": 2}, "set": {"algorithm.advantage": "hae"}}
-    with pytest.raises(ConfigError, match="one of more values"):
+    with pytest.raises(ConfigError, match="needs a different critic"):
         parse_config({"algorithm": "starpo-ppo", "prompt": {"blocks": ["switch", "subgoal"]}, "stages": [stage]})
 
 

@@ -368,7 +368,7 @@ def test_rates_follow_torchs_own_schedulers(name: str) -> None:
 
 
 def test_rates_that_would_end_before_the_run_or_never_are_refused() -> None:
-    with pytest.raises(ConfigError, match="schedule constant never ends"):
+    with pytest.raises(ConfigError, match="schedule constant they never do"):
         parse_config({"optimizer": {"schedule_iterations": 5}})
     with pytest.raises(ConfigError, match=r"schedule_iterations 5 is less than stop\.iterations 6"):
         parse_config({"optimizer": {"schedule": "linear", "schedule_iterations": 5}, "stop": {"iterations": 6}})

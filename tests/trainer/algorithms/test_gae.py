@@ -132,7 +132,7 @@ def test_the_first_token_of_a_turn_has_the_turns_advantage(seed: int) -> None:
 def test_turns_that_go_back_or_are_missing_are_refused() -> None:
     mask = torch.ones(1, 3, dtype=torch.bool)
     for turns in ([0, 1, 0], [0, -1, 1]):
-        with pytest.raises(ValueError, match="never falling"):
+        with pytest.raises(ValueError, match="never decreasing"):
             turn_table(mask, torch.tensor([turns]))
 
 

@@ -89,7 +89,7 @@ def test_a_reference_that_cannot_play_here_is_told_before_anything_is_learnt(tmp
     words += ["evaluation.reference=[walk]", "monitor.screen=plain"]
     result = run(*words, "--run-dir", str(tmp_path / "runs/a"))
     assert result.exit_code == 2
-    assert "leave walk out of evaluation.reference: the reference policies `walk` and `careful` read" in result.output
+    assert "remove walk from evaluation.reference: the reference policies `walk` and `careful` read" in result.output
     assert "imitat" not in result.output
 
 

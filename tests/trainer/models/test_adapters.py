@@ -142,5 +142,5 @@ async def test_what_is_frozen_may_be_kept_in_bfloat16(base: Path) -> None:
 
 @pytest.mark.parametrize("more", [{"dtype": "bfloat16"}, {"lora": {"rank": 2}}])
 def test_weights_that_are_trained_are_not_kept_in_bfloat16(more: dict[str, object]) -> None:
-    with pytest.raises(ValidationError, match="base_dtype bfloat16 is for weights that are not trained"):
+    with pytest.raises(ValidationError, match="base_dtype bfloat16 is for frozen weights"):
         ModelConfig.model_validate({"name": "x/y", "base_dtype": "bfloat16", **more})

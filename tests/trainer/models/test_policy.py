@@ -272,9 +272,9 @@ def test_a_model_without_a_template_or_with_one_that_fails(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"tiny": {"hidden": 30, "heads": 4}}, "even, whole width"),
+        ({"tiny": {"hidden": 30, "heads": 4}}, "must be an even whole number"),
         ({"tiny": {"heads": 4, "key_value_heads": 3}}, "does not divide"),
-        ({"lora": {"rank": 8}}, "starts from nothing"),
+        ({"lora": {"rank": 8}}, "is trained from scratch"),
         ({"name": "x/y", "attention": "flash_attention_2"}, "set model.dtype to bfloat16"),
         ({"name": ""}, "empty"),
         ({"name": "x/y", "chat_template": "no.jinja"}, "no.jinja cannot be read"),

@@ -140,7 +140,7 @@ async def test_what_cannot_be_seen_is_told_of() -> None:
         tiny().score(torch.tensor([ids]), torch.tensor([len(ids)]), torch.tensor([sampled]))
     engine = TorchEngine(tiny_policy(), slots=1, max_context=64)
     try:
-        with pytest.raises(ValueError, match="no eyes"):
+        with pytest.raises(ValueError, match="no image input"):
             await ask(engine, [5, *image_ids(IMAGES[0], 4)])
         with pytest.raises(ValueError, match="not among the model's"):
             await engine.generate(Request([5, -1], 1, frozenset()))

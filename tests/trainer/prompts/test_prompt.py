@@ -109,7 +109,7 @@ def test_a_single_turn_tells_the_format_once() -> None:
 def test_a_configuration_says_what_is_fed_and_a_window_that_nobody_looks_at_is_refused() -> None:
     opened = [PromptConfig(**values).opening for values in ({}, {"thinking": False}, {"prefill": False})]
     assert opened == ["<think>", "<answer>", ""]
-    with pytest.raises(ValidationError, match="not looked at"):
+    with pytest.raises(ValidationError, match="has no effect"):
         PromptConfig(window=3)
     assert PromptConfig(context="window", window=3).window == 3
 

@@ -38,7 +38,7 @@ def test_what_is_repeated_most_and_wrong_is_fined() -> None:
             "pays for the block prediction, which replies do not have",
         ),
         ({"rewards": {"relations": {"intended": True, "description": 0.5}}}, "prediction, or drop it"),
-        ({"rewards": {"relations": {"repetition": -0.1}}}, "give rewards.relations.description or prediction"),
+        ({"rewards": {"relations": {"repetition": -0.1}}}, "set rewards.relations.description or prediction"),
     ],
 )
 def test_settings_that_pay_for_nothing_are_refused(values: dict[str, Any], sentence: str) -> None:

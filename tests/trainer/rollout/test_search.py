@@ -355,7 +355,7 @@ async def test_a_state_that_cannot_be_reached_fails_its_branches(server: ServerP
         ),
         ({"width": 2}, 0, "width belongs to strategy best_of or beam"),
         ({"strategy": "pivots", "most_branches": 2}, 0, "has no room for the 8 continuations"),
-        ({"strategy": "values"}, 0, "values of states are for vineppo"),
+        ({"strategy": "values"}, 0, "only vineppo and terms with score gain"),
         ({"strategy": "beam", "correction": "weight"}, 0, "set keep to 1"),
         ({"strategy": "pivots", "correction": "off"}, 0, "correction belongs to strategy beam or lookahead"),
         ({"strategy": "best_of"}, 1, r"set collect\.max_staleness to 0"),

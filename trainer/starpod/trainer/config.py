@@ -45,14 +45,16 @@ from starpod.trainer.warm_start.config import WarmStartConfig
 class StopConfig(Section):
     """Conditions that end a run; the first one that is met counts."""
 
-    iterations: int = Field(default=200, ge=0, description="Collections and updates.")
+    iterations: int = Field(default=200, ge=0, description="Iterations: collection and updates.")
     minutes: float | None = Field(
-        default=None, gt=0, description="Minutes of training, from the first iteration on; null: no limit."
+        default=None, gt=0, description="Minutes of training, counted from the first iteration; null: no limit."
     )
     tokens: int | None = Field(
-        default=None, ge=1, description="Tokens sampled in training, those of a search included."
+        default=None, ge=1, description="Tokens sampled in training, including those of a search; null: no limit."
     )
-    success: float | None = Field(default=None, gt=0, le=1, description="Success of an evaluation that ends the run.")
+    success: float | None = Field(
+        default=None, gt=0, le=1, description="Success at which an evaluation ends the run; null: never."
+    )
 
 
 class Config(Section):
@@ -60,12 +62,12 @@ class Config(Section):
 
     title: str = Field(default="", description="Title of the report.")
     seed: int = Field(default=1, ge=0, description="Seed of every random stream.")
-    threads: int = Field(default=1, ge=1, description="Threads of torch on a CPU; services share the cores.")
+    threads: int = Field(default=1, ge=1, description="CPU threads of torch; services share the cores.")
     device: str = Field(default="auto", description="cpu, cuda, cuda:1, ...; auto: the GPU if there is one.")
     seeds: SeedsConfig = SeedsConfig()
     environment: EnvironmentConfig = EnvironmentConfig()
     environments: dict[str, MixedEnvironment] = Field(
-        default={}, description="Several environments by names of yours, instead of `environment`."
+        default={}, description="Several environments under names of your choice, instead of `environment`."
     )
     prompt: PromptConfig = PromptConfig()
     sampling: SamplingConfig = SamplingConfig()
@@ -84,7 +86,8 @@ class Config(Section):
     monitor: MonitorConfig = MonitorConfig()
     stop: StopConfig = StopConfig()
     stages: tuple[StageConfig, ...] = Field(
-        default=(), description="Settings that hold at first, in turn; then the configuration itself holds."
+        default=(),
+        description="Stages with other settings, in order. After the last one, the configuration itself applies.",
     )
     _in_stages: tuple[Config, ...] = PrivateAttr(default=())
 
@@ -114,64 +117,67 @@ class Config(Section):
         if self.algorithm.credit_terms and size < 2:
             raise ValueError(
                 f"algorithm.advantage {self.algorithm.advantage} compares the members of a group; "
-                "give collect.group_size at least 2"
+                "set collect.group_size to at least 2"
             )
         bound = self.collect.max_staleness
         if 0 < bound < self.replay.reuse:
             raise ValueError(
-                f"collect.max_staleness {bound} is less than replay.reuse {self.replay.reuse}: each collection raises "
-                "the policy version by as much, so none could begin early; raise max_staleness, or set it to 0"
+                f"collect.max_staleness {bound} is less than replay.reuse {self.replay.reuse}: each collection "
+                "raises the policy version by that much, so no collection could begin early; raise max_staleness, "
+                "or set it to 0"
             )
         if bound and self.replay.offline:
             raise ValueError(
-                f"collect.max_staleness {bound} lets episodes go on during updates, and replay.offline collects none: "
-                "drop either"
+                f"collect.max_staleness {bound} lets episodes continue during updates, but replay.offline collects "
+                "none: drop one of them"
             )
         if bound and self.engine.sleep:
             raise ValueError(
-                f"collect.max_staleness {bound} samples during updates, and engine.sleep leaves the GPU to them: drop "
-                "either"
+                f"collect.max_staleness {bound} samples during updates, but engine.sleep gives updates the GPU: drop "
+                "one of them"
             )
         strategy = self.collect.search.strategy
         if strategy != "none" and any(task.environment.expert_moves_left for task in self.tasks):
             raise ValueError(
-                f"collect.search.strategy {strategy} opens the start states themselves, and "
-                "environment.expert_moves_left has others: drop either"
+                f"collect.search.strategy {strategy} begins at the environment's start states, but "
+                "environment.expert_moves_left at others: drop one of them"
             )
         if self.algorithm.order != "together" and strategy not in ("none", "best_of"):
             raise ValueError(
-                f"algorithm.order {self.algorithm.order} takes a step for each turn of whole episodes, and "
-                f"collect.search.strategy {strategy} finds branches: set it to none or best_of, or order to together"
+                f"algorithm.order {self.algorithm.order} takes a step for each turn of whole episodes, but "
+                f"collect.search.strategy {strategy} gives branches: set it to none or best_of, or order to together"
             )
         terms = self.algorithm.credit_terms
         gains, trees = any(term.score == "gain" for term in terms), any("tree" in term.key for term in terms)
         if gains != (strategy == "values"):
             raise ValueError(
-                f"collect.search.strategy {strategy} does not go with algorithm.advantage {self.algorithm.advantage}: "
-                "values of states are for vineppo, or terms with score gain, and nothing else uses them"
+                f"collect.search.strategy {strategy} does not go with algorithm.advantage "
+                f"{self.algorithm.advantage}: only vineppo and terms with score gain use values of states, and they "
+                "need them"
             )
         if trees and strategy != "tree":
             raise ValueError(
-                f"algorithm.advantage {self.algorithm.advantage} compares the episodes of a tree, and there are none: "
-                "set collect.search.strategy to tree"
+                f"algorithm.advantage {self.algorithm.advantage} compares the episodes of a tree, but there are no "
+                "trees: set collect.search.strategy to tree"
             )
         for term in self.algorithm.credit_terms:
             if term.min_peers > (term.most_peers(size) or term.min_peers):
                 raise ValueError(
-                    f"algorithm.advantage {self.algorithm.advantage} ignores fewer than {term.min_peers} peers, and "
-                    f"groups have {size}: give collect.group_size at least {term.min_peers}"
+                    f"algorithm.advantage {self.algorithm.advantage} needs at least {term.min_peers} peers, but "
+                    f"groups have {size}: set collect.group_size to at least {term.min_peers}"
                 )
         filter_config = self.algorithm.filter
         compares = filter_config.strategy != "none" or self.algorithm.dynamic_sampling.enabled
         if self.collect.group_size < 2 and compares:
             raise ValueError(
-                "algorithm.filter and algorithm.dynamic_sampling choose groups by how their members differ, and would "
-                "drop every group of one; give collect.group_size at least 2, or set algorithm.filter.strategy to none"
+                "algorithm.filter and algorithm.dynamic_sampling choose groups by how their members differ, so they "
+                "would drop every group of one; set collect.group_size to at least 2, or set algorithm.filter.strategy "
+                "to none"
             )
         if (self.optimizer.schedule_iterations or self.stop.iterations) < self.stop.iterations:
             raise ValueError(
                 f"optimizer.schedule_iterations {self.optimizer.schedule_iterations} is less than stop.iterations "
-                f"{self.stop.iterations}: the updates after it would change nothing"
+                f"{self.stop.iterations}: later updates would have a rate of 0"
             )
         for purpose in PURPOSES:
             self.seeds.held_out(purpose, self.evaluation.episodes)
@@ -183,18 +189,19 @@ class Config(Section):
             return self
         if self.environment != EnvironmentConfig():
             raise ValueError(
-                "environment and environments are both given: one names the only environment of the run, the other "
-                "all of several; move the first to environments.NAME"
+                "environment and environments are both given: environment is for runs with a single one; move it to "
+                "environments.NAME"
             )
         if self.evaluation.options:
             raise ValueError(
-                "evaluation.options is of one environment: with several give environments.NAME.evaluation.options"
+                "evaluation.options is for runs with one environment: with several, give "
+                "environments.NAME.evaluation.options"
             )
         for name in self.environments:
             if not re.fullmatch(r"[a-z0-9][a-z0-9_-]*", name):
                 raise ValueError(
-                    f"environments.{name}: the name stands in metrics and on the command line; write it in lower-case "
-                    "letters, digits, _ and -"
+                    f"environments.{name}: the name is used in metrics and on the command line; write it in "
+                    "lower-case letters, digits, _ and -"
                 )
         for task in self.tasks:
             for purpose in PURPOSES:
@@ -205,11 +212,9 @@ class Config(Section):
     def _script_is_followed(self) -> Config:
         name, search = self.script.name, self.collect.search.strategy
         if name != "solo" and search != "none":
-            raise ValueError(f"collect.search.strategy {search} grows the episodes of one agent: set script to solo")
+            raise ValueError(f"collect.search.strategy {search} is for episodes of one agent: set script to solo")
         if name != "solo" and self.collect.agent.command:
-            raise ValueError(
-                f"script {name} says who speaks, and a program plays by itself: drop collect.agent.command"
-            )
+            raise ValueError(f"script {name} decides who speaks, but a program plays alone: drop collect.agent.command")
         if name == "attempts" and any(task.environment.expert_moves_left for task in self.tasks):
             raise ValueError("script attempts begins at a start state: drop environment.expert_moves_left")
         for key, script in (
@@ -228,8 +233,8 @@ class Config(Section):
         fact = "script.policies gives each agent a policy"
         if self.algorithm.needs_critic:
             raise ValueError(
-                f"{fact}, and algorithm.advantage {self.algorithm.advantage} needs a critic, which these do not have: "
-                "choose one without, such as dr_mas"
+                f"{fact}, but algorithm.advantage {self.algorithm.advantage} needs a critic, which these do not "
+                "have: choose one without, such as dr_mas"
             )
         for key, value, setting in (
             ("engine.name", self.engine.name, "torch"),
@@ -238,7 +243,7 @@ class Config(Section):
             ("monitor.information.every", self.monitor.information.every, 0),
         ):
             if value != setting:
-                raise ValueError(f"{fact}, and {key} {value} is for one policy: set it to {setting}")
+                raise ValueError(f"{fact}, but {key} {value} is for one policy: set it to {setting}")
         return self
 
     @model_validator(mode="after")
@@ -249,8 +254,8 @@ class Config(Section):
         fact = f"prompt.observation {observation} shows images"
         if self.model.name == TINY and not self.model.tiny.image.rows:
             raise ValueError(
-                f"{fact}, and the model has no eyes: give model.tiny.image.rows and columns, or set prompt.observation "
-                "to text"
+                f"{fact}, but the model has no image input: set model.tiny.image.rows and columns, or set "
+                "prompt.observation to text"
             )
         for key, value, *options in (
             ("engine.name", self.engine.name, "torch", *(() if self.model.name == TINY else ("vllm",))),
@@ -258,20 +263,22 @@ class Config(Section):
             ("algorithm.order", self.algorithm.order, "together"),
         ):
             if value not in options:
-                raise ValueError(f"{fact}, which {key} {value} does not pass on: set it to {' or '.join(options)}")
+                raise ValueError(f"{fact}, but {key} {value} does not support them: set it to {' or '.join(options)}")
         if self.collect.agent.command:
-            raise ValueError(f"{fact}, which programs are not shown: drop collect.agent.command")
+            raise ValueError(f"{fact}, but programs do not see them: drop collect.agent.command")
         return self
 
     @model_validator(mode="after")
     def _replies_are_valued(self) -> Config:
         if self.evaluation.best_of > 1 and self.scorer.kind != "q":
             raise ValueError(
-                f"evaluation.best_of {self.evaluation.best_of} chooses replies by their values, and scorer.kind is "
+                f"evaluation.best_of {self.evaluation.best_of} chooses replies by their values, but scorer.kind is "
                 f"{self.scorer.kind}: set scorer.kind to q, or evaluation.best_of to 1"
             )
         if self.evaluation.best_of > 1 and (self.script.name != "solo" or self.collect.agent.command):
-            raise ValueError("evaluation.best_of above 1 is for one agent: drop it, or script and collect.agent")
+            raise ValueError(
+                "evaluation.best_of above 1 is for one agent without a program: drop it, or script and collect.agent"
+            )
         return self
 
     @model_validator(mode="after")
@@ -280,9 +287,9 @@ class Config(Section):
         critic = self.algorithm.critic
         if critic and detached and critic.value_coefficient != type(critic).model_fields["value_coefficient"].default:
             raise ValueError(
-                "algorithm.value_coefficient weighs the critic's loss beside the policy's, and this critic trains no "
-                "weight that the policy has: drop it (optimizer.critic_lr says how fast the critic learns), or set "
-                "model.critic to shared and model.detach_critic to false"
+                "algorithm.value_coefficient weighs the critic's loss against the policy's, but this critic shares "
+                "no trained weights with the policy: drop it (optimizer.critic_lr sets how fast the critic learns), "
+                "or set model.critic to shared and model.detach_critic to false"
             )
         return self
 
@@ -293,13 +300,13 @@ class Config(Section):
             if PROCESS in parts and self.scorer.kind == "off":
                 raise ValueError(
                     f"algorithm.advantage {self.algorithm.advantage} scores the reward part {PROCESS}, which a turn "
-                    "scorer pays, and there is none: set scorer.kind to implicit or q"
+                    "scorer pays, but there is no scorer: set scorer.kind to implicit or q"
                 )
             if unpaid := sorted(parts - task.rewards.names - {PROCESS} - self.script.parts):
                 raise ValueError(
-                    f"algorithm.advantage {self.algorithm.advantage} scores the reward part {unpaid[0]}, which nothing "
-                    f"pays{nearest(unpaid[0], sorted(task.rewards.names))}; a part is paid where rewards.{unpaid[0]} "
-                    "has a weight or a penalty, or rewards.shaping has it"
+                    f"algorithm.advantage {self.algorithm.advantage} scores the reward part {unpaid[0]}, which "
+                    f"nothing pays{nearest(unpaid[0], sorted(task.rewards.names))}; a part is paid if "
+                    f"rewards.{unpaid[0]} has a weight or a penalty, or if it is in rewards.shaping"
                 )
         return self
 
@@ -395,8 +402,7 @@ def _stage(config: Config, values: Mapping[str, Any], number: int) -> Config:
     ends = [stage.until.iteration for stage in config.stages[:number] if stage.until.iteration is not None]
     if until.iteration is not None and ends and until.iteration <= ends[-1]:
         raise ValueError(
-            f"{label}.until.iteration {until.iteration} is not after that of an earlier stage, {ends[-1]}: a stage "
-            "ends after those before it"
+            f"{label}.until.iteration {until.iteration} must be above that of an earlier stage, {ends[-1]}"
         )
     merged = copy.deepcopy({key: value for key, value in values.items() if key != "stages"})
     for key, value in sorted(settings.items(), key=lambda item: item[0].count(".")):
@@ -417,9 +423,8 @@ def _stage(config: Config, values: Mapping[str, Any], number: int) -> Config:
     kinds = [(item.algorithm.needs_critic, item.algorithm.value_heads) for item in (stage, config)]
     if kinds[0] != kinds[1]:
         raise ValueError(
-            f"{label}.set makes algorithm.advantage {stage.algorithm.advantage}, and the run has "
-            f"{config.algorithm.advantage}: one needs a critic, or one of more values, and the other has none such; "
-            "choose two of a kind"
+            f"{label}.set changes algorithm.advantage from {config.algorithm.advantage} to "
+            f"{stage.algorithm.advantage}, which needs a different critic: choose one with the same critic"
         )
     return stage
 
@@ -494,7 +499,7 @@ def parse_config(values: Mapping[str, Any]) -> Config:
 def _read(source: str, explore: Explore | None, seen: tuple[str, ...] = ()) -> dict[str, Any]:
     if names_environment_file(source):
         if explore is None:
-            raise ConfigError(f"{source} is the file of an environment: name a YAML file, or `starpod train {source}`")
+            raise ConfigError(f"{source} is an environment's file: name a YAML file, or use `starpod train {source}`")
         values = dict(explore(source))
         return _merge(_read(str(values.pop("base")), None), values)
     paths = shipped()
@@ -503,17 +508,17 @@ def _read(source: str, explore: Explore | None, seen: tuple[str, ...] = ()) -> d
         values = load_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(
-            f"no configuration {source!r}{nearest(source, list(paths))} (a YAML file of your own does, too)"
+            f"no configuration {source!r}{nearest(source, list(paths))} (a YAML file of your own works, too)"
         ) from None
     except (OSError, UnicodeDecodeError, YamlError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
     if not isinstance(values, dict):
-        raise ConfigError(f"{path} does not hold keys and values")
+        raise ConfigError(f"{path} does not contain keys and values")
     base = values.pop("base", None)
     if base is None:
         return values
     if base in seen:
-        raise ConfigError(f"{path}: base {base!r} comes back to itself")
+        raise ConfigError(f"{path}: base {base!r} leads back to this file")
     if base not in paths:
         base = path.parent / str(base)
     return _merge(_read(str(base), explore, (*seen, source)), values)
@@ -543,7 +548,7 @@ def _set(values: dict[str, Any], keys: Sequence[str], value: Any) -> None:
         if isinstance(section, str) and depth == 0 and key in SHORTHANDS:
             section = values[key] = {SHORTHANDS[key]: section}
         if not isinstance(section, dict):
-            raise ConfigError(f"{name}: {'.'.join(keys[: depth + 1])} has no parts")
+            raise ConfigError(f"{name}: {'.'.join(keys[: depth + 1])} is not a section")
         values = section
     last = keys[-1]
     if len(keys) == 1 and last in SHORTHANDS and isinstance(value, str):

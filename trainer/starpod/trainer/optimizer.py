@@ -23,10 +23,10 @@ class OptimizerConfig(Section):
     eps: float = Field(default=1e-8, gt=0, description="Epsilon.")
     weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay.")
     max_grad_norm: float = Field(
-        default=1.0, gt=0, description="Bound of the gradient norms of policy and critic, each by itself."
+        default=1.0, gt=0, description="Maximum gradient norm, separately for policy and critic."
     )
     schedule: Literal["constant", "linear", "cosine"] = Field(
-        default="constant", description="Course of the rates after the warm-up; all but constant end at 0."
+        default="constant", description="Learning rates after the warm-up; all except constant end at 0."
     )
     warmup_iterations: int = Field(default=0, ge=0, description="Iterations over which the rates rise from 0.")
     schedule_iterations: int | None = Field(
@@ -35,21 +35,23 @@ class OptimizerConfig(Section):
     micro_batch_tokens: int = Field(
         default=8192,
         ge=1,
-        description="Tokens that a forward pass reads, with padding; changes memory, not gradients.",
+        description="Maximum tokens of a forward pass, with padding; affects memory, not gradients.",
     )
     max_logprob_gap_mean: float = Field(
-        default=0.1, gt=0, description="Nats by which engine and trainer may differ on average; above, the run fails."
+        default=0.1,
+        gt=0,
+        description="Maximum mean log-probability gap of engine and trainer, in nats; above it, the run fails.",
     )
     max_logprob_gap_q99: float = Field(
-        default=0.5, gt=0, description="The same of all fresh tokens but the hundredth that differ most."
+        default=0.5, gt=0, description="Maximum 0.99 quantile of this gap over fresh tokens, in nats."
     )
 
     @model_validator(mode="after")
     def _has_an_end(self) -> OptimizerConfig:
         if self.schedule == "constant" and self.schedule_iterations is not None:
             raise ValueError(
-                "optimizer.schedule_iterations says when the rates are 0, and optimizer.schedule constant never ends: "
-                "choose linear or cosine, or drop it"
+                "optimizer.schedule_iterations sets when the rates reach 0, but with optimizer.schedule constant "
+                "they never do: choose linear or cosine, or drop it"
             )
         return self
 

@@ -113,8 +113,8 @@ def check_model(config: Config) -> None:
             raise ConfigError(str(error)) from error
     if view_of(shape) is None and any(task.prompt.shows_images for task in config.tasks):
         raise ConfigError(
-            f"prompt.observation shows images, and {config.model.name} has no eyes: choose an Idefics3 or SmolVLM, or "
-            "set prompt.observation to text"
+            f"prompt.observation shows images, but {config.model.name} has no image input: choose an Idefics3 or "
+            "SmolVLM, or set prompt.observation to text"
         )
 
 

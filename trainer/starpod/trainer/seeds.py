@@ -38,12 +38,12 @@ class SeedRange(Section):
     """Seeds from `start` up to but not including `stop`."""
 
     start: int = Field(ge=0, lt=2**64, description="The first seed.")
-    stop: int = Field(ge=1, le=2**64, description="The seed after the last.")
+    stop: int = Field(ge=1, le=2**64, description="The seed after the last one.")
 
     @model_validator(mode="after")
     def _not_empty(self) -> SeedRange:
         if self.stop <= self.start:
-            raise ValueError(f"a range of seeds must hold one at least: {self.start} to {self.stop} holds none")
+            raise ValueError(f"a range of seeds must not be empty: {self.start} to {self.stop} is")
         return self
 
     def __len__(self) -> int:
@@ -71,8 +71,8 @@ class SeedsConfig(Section):
         for (name, low), (other, high) in itertools.pairwise(ranges):
             if low.stop > high.start:
                 raise ValueError(
-                    f"seeds.{name} ({low.start} to {low.stop}) and seeds.{other} ({high.start} to {high.stop}) overlap "
-                    f"from {high.start} on: what is measured must have taught and chosen nothing"
+                    f"seeds.{name} ({low.start} to {low.stop}) and seeds.{other} ({high.start} to {high.stop}) "
+                    f"overlap from {high.start} on: evaluation seeds must not be used to train or to select"
                 )
         return self
 

@@ -38,11 +38,11 @@ MAY_CHANGE = (
 class UntilConfig(Section):
     """End of a stage. If both an iteration and a metric are given, the first one reached counts."""
 
-    iteration: int | None = Field(default=None, ge=1, description="Iterations of the run that are done then.")
+    iteration: int | None = Field(default=None, ge=1, description="Iterations of the run after which the stage ends.")
     metric: str = Field(default="", description="Metric of an iteration, such as collect/success; empty: none.")
-    at_least: float | None = Field(default=None, description="What the metric must reach.")
-    at_most: float | None = Field(default=None, description="What it must not exceed.")
-    patience: int = Field(default=1, ge=1, description="Iterations in a row in which it does.")
+    at_least: float | None = Field(default=None, description="Minimum of the metric.")
+    at_most: float | None = Field(default=None, description="Maximum of the metric.")
+    patience: int = Field(default=1, ge=1, description="Consecutive iterations within these bounds.")
 
     def problem(self) -> str:
         """Return the mistake in this end of a stage, in words; "" if there is none."""
@@ -50,9 +50,9 @@ class UntilConfig(Section):
         if self.iteration is None and not self.metric:
             return "never ends: give until.iteration, or until.metric with at_least or at_most"
         if self.metric and not bounded:
-            return f"waits for {self.metric} to be anything: give until.at_least or until.at_most"
+            return f"waits for {self.metric} without a bound: give until.at_least or until.at_most"
         if not self.metric and (bounded or self.patience > 1):
-            return "has a bound or patience and no until.metric that they are for: name one, or drop them"
+            return "has a bound or patience, but no until.metric: name one, or drop them"
         return ""
 
     def holds(self, metrics: Mapping[str, float]) -> bool:

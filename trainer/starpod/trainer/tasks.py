@@ -34,13 +34,13 @@ class MixedEnvironment(EnvironmentConfig):
     weight: float = Field(
         default=1.0, gt=0, allow_inf_nan=False, description="Share of the groups, relative to the others' weights."
     )
-    prompt: dict[str, Any] = Field(default={}, description="Keys of `prompt` that are others here.")
-    rewards: dict[str, Any] = Field(default={}, description="Keys of `rewards` that are others here.")
+    prompt: dict[str, Any] = Field(default={}, description="Keys of `prompt` that differ here.")
+    rewards: dict[str, Any] = Field(default={}, description="Keys of `rewards` that differ here.")
     warm_start: dict[str, Any] = Field(
-        default={}, description=f"Keys of `warm_start` that are others here: {', '.join(OWN_KEYS['warm_start'])}."
+        default={}, description=f"Keys of `warm_start` that differ here: {', '.join(OWN_KEYS['warm_start'])}."
     )
     evaluation: dict[str, Any] = Field(
-        default={}, description=f"Keys of `evaluation` that are others here: {', '.join(OWN_KEYS['evaluation'])}."
+        default={}, description=f"Keys of `evaluation` that differ here: {', '.join(OWN_KEYS['evaluation'])}."
     )
 
 

@@ -21,28 +21,30 @@ class ScriptConfig(Section):
 
     name: Literal["solo", "solver_verifier", "attempts", "self_play"] = Field(
         default="solo",
-        description="One agent; two, of whom one proposes and one judges; one that tries several times; all agents of "
-        "an environment that has several.",
+        description="solo: one agent; solver_verifier: one proposes, one judges; attempts: one tries several times; "
+        "self_play: all agents of the environment.",
     )
     proposals: int = Field(
-        default=2, ge=2, description="Proposals for a step at most; the last is not judged (solver_verifier)."
+        default=2, ge=2, description="solver_verifier: maximum proposals for a step; the last one is not judged."
     )
-    attempts: int = Field(default=2, ge=2, description="Attempts at the same start state; the last counts (attempts).")
+    attempts: int = Field(
+        default=2, ge=2, description="attempts: number of attempts at a start state; the last one counts."
+    )
     solver: str = Field(
         default="You propose actions. Another agent judges each proposal before anything is done.",
         description="Beginning of the solver's system message; not in style compact.",
     )
     verifier: str = Field(
         default="You judge the actions that another agent proposes: would they help to solve the task?",
-        description="Likewise of the verifier's.",
+        description="Beginning of the verifier's system message; not in style compact.",
     )
     policies: tuple[str, ...] = Field(
         default=(),
-        description="Agents that have a policy each, by name (solver_verifier, self_play); empty: all share one.",
+        description="solver_verifier, self_play: names of the agents, one policy each; empty: all share one.",
     )
     again: str = Field(
         default="There may be mistakes in what you did. Look for them, and try once more from the start.",
-        description="Told before each further attempt; `Again.` in style compact.",
+        description="Message before each further attempt; `Again.` in style compact.",
     )
 
     @model_validator(mode="after")
@@ -59,8 +61,8 @@ class ScriptConfig(Section):
             return self
         if self.name not in ("solver_verifier", "self_play"):
             raise ValueError(
-                f"script.policies are of agents with contexts of their own, and in script {self.name} there is one "
-                "context: set script.name to solver_verifier or self_play, or drop script.policies"
+                f"script.policies needs agents with separate contexts, but script {self.name} has one context: set "
+                "script.name to solver_verifier or self_play, or drop script.policies"
             )
         if self.name == "solver_verifier" and distinct != {SOLVER, VERIFIER}:
             raise ValueError(f"script.policies {list(names)}: the agents of solver_verifier are [{SOLVER}, {VERIFIER}]")
@@ -68,7 +70,8 @@ class ScriptConfig(Section):
             raise ValueError(f"script.policies {list(names)}: name at least two agents, each once")
         if bad_name := next((name for name in names if not re.fullmatch(r"[\w-]+", name)), None):
             raise ValueError(
-                f"script.policies names {bad_name!r}, which cannot stand in metrics: use letters, digits, _, -"
+                f"script.policies names {bad_name!r}, which cannot be part of a metric's name: use letters, digits, "
+                "_, -"
             )
         return self
 
@@ -86,22 +89,22 @@ class SamplingConfig(Section):
         default=1.0,
         gt=0,
         le=1,
-        description="Nucleus sampling; below 1 refused in training.",
+        description="Nucleus sampling; training accepts only 1.",
     )
-    max_reply_tokens: int = Field(default=400, ge=1, description="Tokens of a reply, with its end token.")
+    max_reply_tokens: int = Field(default=400, ge=1, description="Maximum tokens of a reply, including its end token.")
     min_reply_tokens: int | None = Field(
         default=None,
         ge=1,
-        description="Room that a reply is given at least: a window shows fewer turns for it, else the episode ends; "
+        description="Minimum tokens left for a reply: a window drops turns for it, otherwise the episode ends; "
         "null: half of max_reply_tokens.",
     )
-    max_episode_tokens: int = Field(default=3600, ge=2, description="Tokens of a whole context.")
+    max_episode_tokens: int = Field(default=3600, ge=2, description="Maximum tokens of a context, prompt and reply.")
 
     @model_validator(mode="after")
     def _whole_distribution(self) -> SamplingConfig:
         if self.top_p < 1:
             raise ValueError(
-                "sampling.top_p below 1 samples from another distribution than the one that is trained; leave it at 1"
+                "sampling.top_p below 1 samples from another distribution than the trained one; leave it at 1"
             )
         return self
 
@@ -110,12 +113,12 @@ class SamplingConfig(Section):
         if self.least_room > self.max_reply_tokens:
             raise ValueError(
                 f"sampling.min_reply_tokens {self.least_room} is more than max_reply_tokens {self.max_reply_tokens}: "
-                "no reply may be as long as the room that it must have"
+                "a reply would need more free tokens than it may use"
             )
         if self.least_room >= self.max_episode_tokens:
             raise ValueError(
-                f"sampling.max_episode_tokens {self.max_episode_tokens} leaves no token for a prompt beside a reply's "
-                f"least room of {self.least_room}: raise it, or lower sampling.min_reply_tokens"
+                f"sampling.max_episode_tokens {self.max_episode_tokens} leaves no token for a prompt, because a "
+                f"reply needs {self.least_room}: raise it, or lower sampling.min_reply_tokens"
             )
         return self
 
@@ -130,7 +133,7 @@ class ProgramConfig(Section):
 
     command: tuple[str, ...] = Field(
         default=(),
-        description="Program and arguments, started for each episode with the policy behind OPENAI_BASE_URL; see "
-        "docs/gateway.md#training. Empty: the policy plays by the trainer's own prompts.",
+        description="Program and its arguments. It runs once per episode, with the policy at OPENAI_BASE_URL; see "
+        "docs/gateway.md#training. Empty: the trainer's own prompts.",
     )
-    at_once: int = Field(default=16, ge=1, description="Programs at the same time; the other episodes wait.")
+    at_once: int = Field(default=16, ge=1, description="Maximum programs at a time; other episodes wait.")

@@ -77,8 +77,8 @@ def check_rewards(rewards_BT: Tensor, mask_BT: Tensor) -> None:
     if len(positions):
         row, column = positions[0].tolist()
         raise ValueError(
-            f"episode {row} has a reward of {rewards_BT[row, column].item():g} at position {column}, where no token "
-            "was sampled, so it would be lost: put each turn's reward on the turn's last sampled token"
+            f"episode {row} has a reward of {rewards_BT[row, column].item():g} at position {column}, which is not a "
+            "sampled token, so it would be lost: put each turn's reward on the turn's last sampled token"
         )
 
 

@@ -190,11 +190,13 @@ class AlgorithmConfig(Section):
 
     SHORTHAND: ClassVar[str] = "preset"
 
-    preset: str = Field(default=DEFAULT_PRESET, description="Gives what is not set; see docs/algorithms.md#presets.")
+    preset: str = Field(
+        default=DEFAULT_PRESET, description="Values of keys that are not set; see docs/algorithms.md#presets."
+    )
 
     advantage: str = Field(
         default="gae",
-        description="Estimator; gae, bilevel_gae and hae have a critic, terms is algorithm.terms.",
+        description="Estimator. gae, bilevel_gae and hae have a critic; terms uses algorithm.terms.",
         examples=[*ESTIMATORS, "FILE.py:NAME"],
     )
     whiten: bool = Field(
@@ -209,18 +211,18 @@ class AlgorithmConfig(Section):
     )
     loss_average: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = Field(
         default="token-mean",
-        description="Weights of tokens in the loss; by default seq-mean-token-mean in gspo, seq-mean-token-sum-norm in "
-        "dppo.",
+        description="Average over tokens in the loss; by default seq-mean-token-mean in gspo, "
+        "seq-mean-token-sum-norm in dppo.",
     )
     mask_truncated: bool = Field(
-        default=False, description="Leaves replies that a limit on tokens cut out of the policy's loss."
+        default=False, description="Excludes replies that a token limit cut from the policy's loss."
     )
     kl: KLConfig = KLConfig()
     entropy_coefficient: float = Field(default=0.001, ge=0, description="Weight of the entropy bonus.")
 
     filter: FilterConfig = FilterConfig()
     filter_loss_scaling: Literal["none", "linear", "sqrt"] = Field(
-        default="none", description="Scales the loss by the share of groups kept, or its root."
+        default="none", description="linear: scales the loss by the share of groups kept; sqrt: by its square root."
     )
     dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig()
     correction: CorrectionConfig = CorrectionConfig()
@@ -228,10 +230,12 @@ class AlgorithmConfig(Section):
     epochs: int = Field(default=1, ge=1, description="Passes over a collection.")
     order: Literal["together", "reverse_turns", "forward_turns"] = Field(
         default="together",
-        description="Updates on whole episodes, or a step on each turn by itself; see docs/methods.md#seeupo.",
+        description="together: updates on whole episodes; others: a step on each turn; see docs/methods.md#seeupo.",
     )
     mini_batch_size: int = Field(
-        default=32, ge=1, description="Episodes of an optimiser step; a pass takes as many equal steps as come closest."
+        default=32,
+        ge=1,
+        description="Episodes per optimiser step; a pass is split into equal steps of about this size.",
     )
 
     _estimator: Estimator = PrivateAttr()
@@ -392,17 +396,17 @@ class AlgorithmConfig(Section):
                     getattr(self.objective, name) != PRESETS[self.preset].get(name, PPO.model_fields[name].default)
                     for name in clips
                 ),
-                "algorithm.turn_clip.low and high take the place of clip_low and clip_high: give either",
+                "algorithm.turn_clip.low and high replace clip_low and clip_high: give one of the two pairs",
             ),
             *self._contradictions_of_order(turn_clip),
             (
                 self.filter_loss_scaling != "none" and self.filter.strategy == "none",
-                "algorithm.filter_loss_scaling scales by what a filter keeps: name a filter, or set it to none",
+                "algorithm.filter_loss_scaling scales by the share a filter keeps: name a filter, or set it to none",
             ),
             (
                 self.kl.where == "reward" and bool(terms) and all(t.parts or t.unit == "criterion" for t in terms),
-                f"algorithm.kl.where reward takes the penalty off the sum of rewards, and {method} reads parts of it "
-                "alone: set kl.where to loss or off",
+                f"algorithm.kl.where reward subtracts the penalty from the sum of rewards, but {method} reads only "
+                "parts of it: set kl.where to loss or off",
             ),
         ]
 
@@ -413,21 +417,21 @@ class AlgorithmConfig(Section):
         return [
             (
                 turnwise and (not self.credit_terms or not whole_episodes),
-                f"{order}, whose advantage is the episode's, and algorithm.advantage {self.advantage} is not: set it "
-                "to dr_grpo",
+                f"{order} with the episode's advantage, but algorithm.advantage {self.advantage} gives others: set "
+                "it to dr_grpo",
             ),
             (
                 turnwise and self.whiten,
                 f"{order} and normalises its advantages itself: set algorithm.whiten to false",
             ),
-            (turnwise and self.epochs > 1, f"{order}, once: set algorithm.epochs to 1"),
+            (turnwise and self.epochs > 1, f"{order} only once: set algorithm.epochs to 1"),
             (
                 turnwise and self.kl.where == "reward",
                 f"{order} with the episode's return: set algorithm.kl.where to loss or off",
             ),
             (
                 turnwise and turn_clip.kind != "off",
-                f"{order} and sees no other turn in it: set algorithm.turn_clip.kind to off",
+                f"{order}, without bounds by turn: set algorithm.turn_clip.kind to off",
             ),
         ]
 

@@ -218,8 +218,8 @@ def _rises(rollout: RolloutBatch, turns: Units) -> Tensor:
         for payee, before, after in zip(payees_of(episode), values, [*values[1:], 0.0], strict=True):
             if before is None or after is None:
                 raise ValueError(
-                    "score gain needs the value of every state, and episodes of another run or search have none: set "
-                    "collect.search.strategy to values"
+                    "score gain needs the value of every state, but episodes of another run or search do not have "
+                    "it: set collect.search.strategy to values"
                 )
             rises_BK[row, payee] += after - before
     return rises_BK.to(turns.mask_BK.device)
@@ -229,8 +229,8 @@ def _state(rollout: RolloutBatch, row: int, turn: int) -> bytes:
     key = rollout.episodes[row].turns[turn].state_key
     if not key:
         raise ValueError(
-            f"algorithm.advantage compares states, and turn {turn} of episode {row} has no state_key; the environment "
-            "must report it, and its sessions must be opened so that it does"
+            f"algorithm.advantage compares states, but turn {turn} of episode {row} has no state_key; the "
+            "environment must report it, and sessions must be opened with state_key wanted"
         )
     return key
 

@@ -102,13 +102,13 @@ class Terms(Estimator):
 
     whitening: ClassVar[tuple[bool, ...]] = (False, True)
 
-    terms: tuple[CreditTerm, ...] = Field(default=(), description="What is added up.")
+    terms: tuple[CreditTerm, ...] = Field(default=(), description="Terms to add up.")
 
     @model_validator(mode="after")
     def _has_terms(self) -> Terms:
         if not self.terms:
             raise ValueError(
-                "algorithm.advantage terms adds up algorithm.terms, and there are none: give some, e.g. [{unit: turn, "
+                "algorithm.advantage terms adds up algorithm.terms, which is empty: give some, e.g. [{unit: turn, "
                 "score: to_go, key: [state]}]"
             )
         return self
@@ -140,10 +140,12 @@ class CriticEstimator(Estimator):
     heads: ClassVar[int] = 1
     whitening: ClassVar[tuple[bool, ...]] = (True, False)
 
-    bootstrap_truncated: bool = Field(default=False, description="Continues truncated episodes by the critic's value.")
+    bootstrap_truncated: bool = Field(
+        default=False, description="Adds the critic's value at the end of truncated episodes."
+    )
     value_coefficient: float = Field(default=0.5, gt=0, description="Weight of the critic's loss.")
     value_clip: float | None = Field(
-        default=None, gt=0, description="Bound of a value's move in an update; null: none."
+        default=None, gt=0, description="Maximum change of a value in an update; null: no limit."
     )
 
     def terms_of(self, table: tuple[CreditTerm, ...]) -> tuple[CreditTerm, ...]:
@@ -161,7 +163,7 @@ class GAE(TokenEstimator):
     """The `gae` estimator: generalised advantage estimation over tokens."""
 
     baseline: Literal["token", "trajectory"] = Field(
-        default="token", description="trajectory: the critic's value at the first token holds for all."
+        default="token", description="trajectory: the critic's value at the first token is the baseline of all tokens."
     )
 
     @model_validator(mode="after")

@@ -49,9 +49,9 @@ def verdicts(config: FilterConfig, groups: Sequence[Group], kept: Sequence[Group
         note = f", and always drops the {zeros} with deviation 0" if zeros else ""
         for group, score in zip(peers, scores, strict=True):
             if group.id not in kept_ids and config.drop_identical and group.identical:
-                reason = "All its members gave the same replies."
+                reason = "All members gave the same replies."
             elif config.strategy == "none":
-                reason = "The run filters no groups: all are trained on."
+                reason = "The run has no filter: all groups are trained on."
             else:
                 rank = ranking.index(score) + 1
                 reason = f"Its reward_std of {score:.3g} is number {rank} of {len(peers)}; {rule} keeps {count}{note}."

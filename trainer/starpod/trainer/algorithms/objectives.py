@@ -59,7 +59,7 @@ class ClippedObjective(Objective):
     clip_low: float = Field(default=0.2, ge=0, lt=1, description="Lower bound of ratios: 1 - clip_low.")
     clip_high: float = Field(default=0.28, ge=0, description="Upper bound of ratios: 1 + clip_high.")
     dual_clip: float | None = Field(
-        default=None, gt=1, description="Bound of ratios where the advantage is negative; null: none."
+        default=None, gt=1, description="Upper bound of ratios if the advantage is negative; null: none."
     )
 
 
@@ -142,13 +142,13 @@ class DPPO(Objective):
     couples_turns: ClassVar[bool] = False
 
     divergence: Literal["tv", "kl"] = Field(
-        default="tv", description="Total variation or KL divergence of the token against all others."
+        default="tv", description="Total variation or KL divergence, with two outcomes: this token or any other."
     )
     divergence_low: float = Field(
-        default=0.15, ge=0, description="Bound where the advantage is negative; by default 0.05 for kl."
+        default=0.15, ge=0, description="Bound if the advantage is negative; by default 0.05 for kl."
     )
     divergence_high: float = Field(
-        default=0.15, ge=0, description="Bound where the advantage is positive; by default 0.05 for kl."
+        default=0.15, ge=0, description="Bound if the advantage is positive; by default 0.05 for kl."
     )
 
     @model_validator(mode="before")

@@ -29,14 +29,15 @@ class KLConfig(Section):
 
     where: Literal["off", "reward", "loss"] = Field(
         default="off",
-        description="The penalty is taken off rewards, or added to the loss; off: no reference.",
+        description="reward: the penalty is subtracted from rewards; loss: added to the loss; off: no reference "
+        "policy.",
     )
     estimator: Literal["k1", "k2", "k3"] = Field(
-        default="k1", description="By default k1 in the reward, k3 in the loss."
+        default="k1", description="By default k1 in the reward and k3 in the loss."
     )
-    coefficient: float = Field(default=0.0, ge=0, description="By default 0.001 where it is on.")
+    coefficient: float = Field(default=0.0, ge=0, description="By default 0.001 if the term is on.")
     agents: dict[str, float] = Field(
-        default={}, description="Coefficients of agents that have others, by their ids: {attempt1: 0.1}."
+        default={}, description="Different coefficients for some agents, by id: {attempt1: 0.1}."
     )
 
     @model_validator(mode="before")
@@ -70,8 +71,8 @@ class KLConfig(Section):
             raise ValueError(f"algorithm.kl.where is {self.where} with a coefficient of 0: set where to off")
         if self.where == "loss" and self.estimator == "k1":
             raise ValueError(
-                "algorithm.kl.estimator k1 does nothing in the loss, its gradient is zero on average: "
-                "use k2 or k3, or put it in the reward"
+                "algorithm.kl.estimator k1 has no effect in the loss, because its mean gradient is zero: use k2 or "
+                "k3, or put it in the reward"
             )
         return self
 
@@ -79,13 +80,13 @@ class KLConfig(Section):
 class TurnClipConfig(Section):
     """Clipping of ratios with bounds that change from turn to turn."""
 
-    kind: Literal["off", "decay"] = Field(default="off", description="decay: bounds by turn.")
+    kind: Literal["off", "decay"] = Field(default="off", description="decay: bounds depend on the turn.")
     decay: float | None = Field(default=None, gt=0, description="Factor of both bounds per turn; by default 0.9.")
     low: tuple[Annotated[float, Field(ge=0, lt=1)], ...] | None = Field(
-        default=None, min_length=1, description="Lower bounds by turn instead; the last one goes on."
+        default=None, min_length=1, description="Lower bounds by turn, instead of decay; later turns use the last one."
     )
     high: tuple[Annotated[float, Field(ge=0)], ...] | None = Field(
-        default=None, min_length=1, description="Upper bounds by turn instead; the last one goes on."
+        default=None, min_length=1, description="Upper bounds by turn, instead of decay; later turns use the last one."
     )
 
     @model_validator(mode="before")
@@ -99,7 +100,7 @@ class TurnClipConfig(Section):
         names = {name for name in ("decay", "low", "high") if getattr(self, name) is not None}
         if names and self.kind == "off":
             raise ValueError(
-                f"algorithm.turn_clip.{min(names)} has no meaning with kind off: drop it or set kind to decay"
+                f"algorithm.turn_clip.{min(names)} has no effect if kind is off: drop it, or set kind to decay"
             )
         if self.kind == "decay" and names not in ({"decay"}, {"low", "high"}):
             raise ValueError("algorithm.turn_clip of kind decay takes either decay, or both low and high")
@@ -112,10 +113,12 @@ class FilterConfig(Section):
     strategy: Literal["none", "top_fraction", "top_p"] = Field(
         default="none", description="See docs/algorithms.md#which-groups-are-trained-on."
     )
-    value: float | None = Field(default=None, gt=0, description="By default top_fraction 0.25, top_p 0.9.")
+    value: float | None = Field(
+        default=None, gt=0, description="Share to keep; by default 0.25 for top_fraction, 0.9 for top_p."
+    )
     drop_identical: bool = Field(
         default=False,
-        description="Leaves out groups whose members all gave the same replies: what differs in them is luck.",
+        description="Drops groups whose members all gave the same replies: their rewards differ only by chance.",
     )
 
     @model_validator(mode="before")
@@ -143,14 +146,14 @@ class FilterConfig(Section):
 class DynamicSamplingConfig(Section):
     """Replacement of groups whose members all did equally well (DAPO, arXiv 2503.14476)."""
 
-    enabled: bool = Field(default=False, description="Asks for other groups.")
-    max_rounds: int = Field(default=3, ge=1, description="Most rounds in one collection.")
+    enabled: bool = Field(default=False, description="Turns replacement on.")
+    max_rounds: int = Field(default=3, ge=1, description="Maximum rounds in one collection.")
 
     @model_validator(mode="after")
     def _fits_together(self) -> DynamicSamplingConfig:
         if not self.enabled and self != DynamicSamplingConfig.model_construct():
             raise ValueError(
-                f"algorithm.dynamic_sampling.max_rounds is {self.max_rounds} but nothing is asked for again: set "
+                f"algorithm.dynamic_sampling.max_rounds is {self.max_rounds} but no group is replaced: set "
                 "algorithm.dynamic_sampling.enabled to true, or drop it"
             )
         return self
@@ -172,7 +175,8 @@ class CorrectionConfig(Section):
         description="By default bypass in dppo; see docs/algorithms.md#data-of-another-policy.",
     )
     level: Literal["token", "sequence"] = Field(
-        default="token", description="A ratio per token, or their product per episode; by default sequence in mis."
+        default="token",
+        description="token: a ratio per token; sequence: their product over the episode, the default of mis.",
     )
     cap: float | None = Field(
         default=None,
@@ -210,11 +214,11 @@ class CorrectionConfig(Section):
         if self.cap is None and (masks or self.mode == "tis"):
             raise ValueError(f"{mode} needs a cap, e.g. 2")
         if self.low is None and masks:
-            raise ValueError(f"{mode} needs a lower bound low; 0 is none")
+            raise ValueError(f"{mode} needs a lower bound: set low, 0 for none")
         if self.low is not None and self.mode == "tis":
             raise ValueError(f"{mode} has no lower bound: drop low, or set mode to mis or icepop")
         if self.mode in ("off", "bypass") and (self.cap, self.low, self.level) != (None, None, "token"):
             raise ValueError(f"{mode} uses no weights: drop cap, low and level, or set mode to tis")
         if (self.mode, self.level) in (("icepop", "sequence"), ("geometric", "token")):
-            raise ValueError(f"{mode} has a level of its own: drop level, or set mode to mis")
+            raise ValueError(f"{mode} has a fixed level: drop level, or set mode to mis")
         return self

@@ -27,40 +27,41 @@ class CreditTerm(Section):
 
     unit: Literal["episode", "agent", "turn", "block", "token", "criterion"] = Field(
         default="episode",
-        description="What has a score: an episode, an agent's turns in it, a turn, a token; a block of a reply, which "
-        "has its turn's; or a criterion of a checklist, with the turns from its first report until it was met.",
+        description="Unit with a score: an episode; an agent's turns in it; a turn; a token; a block of a reply, "
+        "with its turn's score; or a criterion of a checklist, credited to the turns from its first report until it "
+        "is met.",
     )
     block: Block | None = Field(
         default=None,
-        description="The block that unit block is about. A reply that could not be read is all of it.",
+        description="unit block: name of the block. An unreadable reply belongs to it as a whole.",
     )
     score: Literal["return", "reward", "to_go", "met", "gain"] = Field(
         default="return",
-        description="The episode's return; the unit's own rewards; the discounted ones from the unit on; whether "
-        "the criterion was met, discounted by the turns that it took; or the turn's reward and by how much the value "
-        "of the state rose, as collect.search.strategy values tells it.",
+        description="return: of the episode; reward: of the unit; to_go: discounted rewards from the unit on; met: "
+        "1 for a met criterion, discounted by the turns it took; gain: the turn's reward plus the rise of the "
+        "state's value (needs collect.search.strategy values).",
     )
     parts: tuple[str, ...] = Field(default=(), description="Reward parts that count in the score; empty: all.")
-    without: tuple[str, ...] = Field(default=(), description="Reward parts that do not count in it.")
+    without: tuple[str, ...] = Field(default=(), description="Reward parts that do not count in the score.")
     key: tuple[Key, ...] = Field(
         default=(),
-        description="What peers have in common beside their start state: the number of the turn among its agent's in "
-        "its attempt, the state before it, the agent, the tree that the episode is a branch of (collect.search).",
+        description="Properties that peers share besides the start state: turn: number among the agent's turns in "
+        "the attempt; state: the state before the turn; agent; tree: the tree of the episode (collect.search).",
     )
     strata: tuple[str, ...] = Field(
         default=(),
-        description="Reward parts of the turn whose signs peers have in common too: what its earlier blocks came to.",
+        description="Reward parts of the turn, those of its earlier blocks, whose signs peers share too.",
     )
     gamma: float = Field(default=1.0, gt=0, le=1, description="Discount per unit (to_go) or turn (met).")
     baseline: Literal["mean", "others", "none"] = Field(
-        default="mean", description="Taken off the score: the mean of all peers, or of the other ones."
+        default="mean", description="Subtracted from the score: the mean of all peers, or of the others."
     )
     scale: Literal["none", "std", "mean"] = Field(
-        default="none", description="Divides by the peers' standard deviation, or by their mean where it is positive."
+        default="none", description="Divides by the peers' standard deviation, or by their mean if it is positive."
     )
     weight: float = Field(default=1.0, gt=0, description="Factor of the term in the sum.")
-    min_peers: int = Field(default=2, ge=2, description="Units below which peers are too few and get 0.")
-    smallest: float = Field(default=0.0, ge=0, description="Results of a smaller size count as 0.")
+    min_peers: int = Field(default=2, ge=2, description="Minimum number of peers; with fewer, the units get 0.")
+    smallest: float = Field(default=0.0, ge=0, description="Results with a smaller absolute value count as 0.")
 
     @model_validator(mode="after")
     def _fits_together(self) -> CreditTerm:
@@ -69,48 +70,51 @@ class CreditTerm(Section):
         for wrong, sentence in (
             (
                 (unit == "criterion") != (score == "met"),
-                f"a term of unit {unit} cannot have score {score}: met is the score of unit criterion, and of no other",
+                f"a term of unit {unit} cannot have score {score}: only unit criterion has score met, and no other "
+                "score",
             ),
             (
                 unit == "criterion" and bool(self.parts or self.without or self.key or self.strata),
                 "a term of unit criterion compares the same criterion in the episodes of a group: drop parts, without, "
                 "key and strata",
             ),
-            (bool(self.parts and self.without), "a term names the parts that count, or those that do not: drop either"),
+            (
+                bool(self.parts and self.without),
+                "a term has parts that count, or parts that do not: drop parts or without",
+            ),
             (
                 (unit == "block") != (self.block is not None),
-                "a term of unit block names its block, and no other unit has one: give both, or neither",
+                "a term of unit block needs the key block, and other units do not have it: give both, or neither",
             ),
             (
                 bool(self.strata) and unit not in ("turn", "block"),
-                f"a term's strata are what a turn's earlier blocks came to, and unit {unit} is no part of a turn: drop "
-                "strata, or set the unit to block",
+                f"a term's strata are rewards of a turn's earlier blocks, but unit {unit} is not part of a turn: "
+                "drop strata, or set the unit to block",
             ),
             (
                 score == "gain" and (unit != "turn" or self.baseline != "none" or bool(self.parts or self.without)),
-                "score gain is that of a turn, over the value of its own state: set the unit to turn and the baseline "
+                "score gain compares a turn with the value of its own state: set the unit to turn and the baseline "
                 "to none, and drop parts",
             ),
             (
                 unit == "episode" and score != "return",
-                f"a term of unit episode has one score, its return, and not {score}: set score to return, or the unit "
-                "to turn",
+                f"a term of unit episode has the score return, not {score}: set score to return, or the unit to turn",
             ),
             (
                 unit == "agent" and score == "to_go",
-                "a term of unit agent has turns all over the episode and nothing that is to go: set score to reward "
+                "a term of unit agent has turns in the whole episode, so no rewards are to go: set score to reward "
                 "or return",
             ),
             (
                 unit in ("episode", "agent") and bool({"turn", "state"} & {*self.key}),
-                f"a term of unit {unit} spans many turns and has no {missing_key} of its own: drop it from key, or set "
-                "the unit to turn",
+                f"a term of unit {unit} spans many turns, so it has no single {missing_key}: drop it from key, or "
+                "set the unit to turn",
             ),
             (
                 unit == "episode" and "agent" in self.key,
                 "a term of unit episode spans all agents: drop agent from key, or set the unit to agent",
             ),
-            (len({*self.key}) < len(self.key), "a term's key names something twice: drop one"),
+            (len({*self.key}) < len(self.key), "a term's key has an entry twice: drop one"),
             (
                 self.gamma != 1 and score not in ("to_go", "met"),
                 f"a term with score {score} discounts nothing: set gamma to 1, or score to to_go",
@@ -118,8 +122,7 @@ class CreditTerm(Section):
             (
                 self.baseline == "none"
                 and (bool(self.key or self.strata) or self.scale != "none" or self.min_peers > 2),
-                "a term with baseline none compares with nobody: drop key, strata, scale and min_peers, or give a "
-                "baseline",
+                "a term with baseline none has no peers: drop key, strata, scale and min_peers, or give a baseline",
             ),
         ):
             if wrong:

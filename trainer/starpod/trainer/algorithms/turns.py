@@ -79,7 +79,7 @@ def turn_table(mask_BT: Tensor, turns_BT: Tensor) -> TurnTable:
     # Use the highest turn so far, so that positions between sampled tokens do not matter.
     highest_BT = torch.where(mask_BT, turns_BT, -1).cummax(1).values
     if bool((mask_BT & ((turns_BT < 0) | (turns_BT < highest_BT))).any()):
-        raise ValueError("the turn of every sampled token must be given, from 0 and never falling along a row")
+        raise ValueError("every sampled token needs its turn, numbered from 0 and never decreasing along a row")
     previous_BT = torch.cat([torch.full_like(highest_BT[:, :1], -1), highest_BT[:, :-1]], dim=1)
     first_BT = mask_BT & (turns_BT != previous_BT)
     tokens_BK = _count(mask_BT, index_BT)

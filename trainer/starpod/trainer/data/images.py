@@ -78,9 +78,9 @@ def by_key(images: Iterable[bytes]) -> dict[int, bytes]:
 class ImageConfig(Section):
     """Image input of a model built from scratch. Each patch is one token. With 0 rows, the model sees no images."""
 
-    rows: int = Field(default=0, ge=0, le=64, description="Patches from top to bottom; 0: the model sees no images.")
-    columns: int = Field(default=0, ge=0, le=64, description="Patches from left to right.")
-    pixels: int = Field(default=8, ge=1, le=64, description="Edge of a patch, to which images are scaled.")
+    rows: int = Field(default=0, ge=0, le=64, description="Rows of patches; 0: no image input.")
+    columns: int = Field(default=0, ge=0, le=64, description="Columns of patches.")
+    pixels: int = Field(default=8, ge=1, le=64, description="Edge of a patch in pixels; images are scaled.")
 
     @model_validator(mode="after")
     def _both_or_none(self) -> ImageConfig:

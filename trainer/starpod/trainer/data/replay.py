@@ -18,18 +18,18 @@ class ReplayConfig(Section):
     Stale tokens keep the log-probabilities of the policy that sampled them, so that they can be weighted.
     """
 
-    reuse: int = Field(default=1, ge=1, description="Updates on each batch (online-k).")
+    reuse: int = Field(default=1, ge=1, description="Updates on each batch.")
     capacity: int = Field(default=0, ge=0, description="Groups in the buffer; 0: no buffer.")
     groups: int = Field(default=0, ge=0, description="Groups from the buffer in each update.")
-    max_staleness: int = Field(default=8, ge=1, description="Policy versions after which a group is dropped.")
+    max_staleness: int = Field(default=8, ge=1, description="Age in policy versions after which a group is dropped.")
     offline: str = Field(default="", description="File or folder of episodes to train on instead of collecting.")
 
     @model_validator(mode="after")
     def _buffer(self) -> ReplayConfig:
         if bool(self.capacity) != bool(self.groups):
             raise ValueError(
-                f"replay.capacity {self.capacity} and replay.groups {self.groups}: a buffer needs both above 0, "
-                "no buffer both at 0"
+                f"replay.capacity {self.capacity} and replay.groups {self.groups}: set both above 0 for a buffer, or "
+                "both to 0"
             )
         if self.offline and self.capacity:
             raise ValueError("replay.offline trains on files alone: leave replay.capacity and replay.groups at 0")

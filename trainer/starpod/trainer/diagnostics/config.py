@@ -13,8 +13,8 @@ from starpod.trainer.section import Section
 class EchoTrapConfig(Section):
     """Bounds of the four collapse signals, relative to their initial values."""
 
-    start_steps: int = Field(default=10, ge=1, description="Steps whose mean is a signal's start.")
-    window: int = Field(default=5, ge=1, description="Steps whose median is compared.")
+    start_steps: int = Field(default=10, ge=1, description="Steps whose mean is a signal's initial value.")
+    window: int = Field(default=5, ge=1, description="Steps whose median is compared with the initial value.")
     reward_std: float = Field(
         default=0.33, gt=0, lt=1, description="Warns when in-group reward deviation falls below this share."
     )
@@ -28,20 +28,20 @@ class EchoTrapConfig(Section):
         default=0.5,
         gt=0,
         lt=1,
-        description="Warns when in more than this share of the groups with reward deviation all replies are the same.",
+        description="Warns when more than this share of the groups with reward deviation have identical replies.",
     )
     grad_norm: float = Field(default=4.0, gt=1, description="Warns when the gradient norm rises above this multiple.")
     release: float = Field(
         default=1.25,
         ge=1,
-        description="Factor past its bound by which a signal must recover to warn again.",
+        description="A signal warns again only after it recovered beyond its bound by this factor.",
     )
-    verdict: int = Field(default=2, ge=2, le=4, description="Signals that make an Echo Trap.")
+    verdict: int = Field(default=2, ge=2, le=4, description="Number of warning signals that count as an Echo Trap.")
     solved: float = Field(
         default=0.9,
         gt=0,
         le=1,
-        description="Success from which on only the gradient norm warns, once success falls.",
+        description="At this success, only the gradient norm warns, and only if success falls.",
     )
 
 
@@ -54,10 +54,10 @@ class InformationConfig(Section):
     random_turns: bool = Field(default=False, description="Measures on random turns, at a higher cost.")
     decay: float = Field(default=0.9, ge=0, lt=1, description="Decay of the deviation's moving average in the z-score.")
     low_information: float = Field(
-        default=0.5, gt=0, lt=1, description="Share of the bound below which information is low."
+        default=0.5, gt=0, lt=1, description="Information below this share of its upper bound is low."
     )
     low_entropy: float = Field(
-        default=0.5, gt=0, lt=1, description="Share of its start below which conditional entropy is low."
+        default=0.5, gt=0, lt=1, description="Conditional entropy below this share of its start is low."
     )
 
 
@@ -65,20 +65,26 @@ class GradientConfig(Section):
     """Gradient norms by reward deviation of the groups, and by agent, without an optimiser step."""
 
     every: int = Field(default=0, ge=0, description="Steps between reports; 0: never.")
-    buckets: int = Field(default=6, ge=1, description="Buckets of groups by reward deviation, beside zero deviation.")
+    buckets: int = Field(
+        default=6, ge=1, description="Buckets of groups by reward deviation, besides the one of zero deviation."
+    )
 
 
 class EarlyStopConfig(Section):
     """Rules that end a run that no longer learns."""
 
     reward_std: bool = Field(default=True, description="Stops when in-group reward deviation stays near zero.")
-    reward_std_share: float = Field(default=0.1, gt=0, lt=1, description="Share of its start that is near zero.")
-    reward_std_steps: int = Field(default=10, ge=1, description="Steps of the start, and steps in a row that stop.")
+    reward_std_share: float = Field(
+        default=0.1, gt=0, lt=1, description="Share of its initial value that is near zero."
+    )
+    reward_std_steps: int = Field(
+        default=10, ge=1, description="Steps of the initial value; also consecutive steps near zero that end the run."
+    )
     low_success: bool = Field(default=True, description="Stops when success stays near zero and returns do not rise.")
-    low_success_below: float = Field(default=0.01, gt=0, lt=1, description="Success that is near zero.")
-    low_success_times: int = Field(default=5, ge=1, description="Evaluations in a row that stop.")
+    low_success_below: float = Field(default=0.01, gt=0, lt=1, description="Success below this value is near zero.")
+    low_success_times: int = Field(default=5, ge=1, description="Consecutive evaluations that end the run.")
     empty_filter: bool = Field(default=True, description="Stops when the filter keeps no group.")
-    empty_filter_times: int = Field(default=5, ge=1, description="Steps in a row that stop.")
+    empty_filter_times: int = Field(default=5, ge=1, description="Consecutive steps that end the run.")
 
 
 class MonitorConfig(Section):

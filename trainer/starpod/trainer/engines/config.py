@@ -30,11 +30,11 @@ class EngineConfig(Section):
 
     name: Literal["torch", "vllm", "vllm_remote"] = Field(
         default="torch",
-        description="What samples; see docs/training.md#engines.",
+        description="See docs/training.md#engines.",
     )
-    slots: int = Field(default=128, ge=1, description="Replies sampled at once, at most.")
+    slots: int = Field(default=128, ge=1, description="Maximum replies sampled at once.")
     cache_gib: float = Field(
-        default=8.0, gt=0, description="torch: most GiB of the cache; fewer replies at once where slots take more."
+        default=8.0, gt=0, description="torch: maximum GiB of the cache. If slots need more, fewer replies run at once."
     )
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         default="auto", description="vllm: dtype of computation; auto: the model's."
@@ -42,26 +42,27 @@ class EngineConfig(Section):
     gpu_memory_fraction: float = Field(
         default=0.4, gt=0, lt=1, description="vllm: share of GPU memory for weights and cache."
     )
-    sleep: bool = Field(default=False, description="vllm: leaves the GPU's memory to the policy while that is updated.")
-    tensor_parallel: int = Field(default=1, ge=1, description="vllm: GPUs that share one copy.")
+    sleep: bool = Field(default=False, description="vllm: frees the GPU's memory for the policy during updates.")
+    tensor_parallel: int = Field(default=1, ge=1, description="vllm: GPUs that share one copy of the model.")
     urls: tuple[str, ...] = Field(default=(), description="vllm_remote: servers (http://host:port) of the same model.")
-    api_key_file: str = Field(default="", description="vllm_remote: file with the servers' key.")
+    api_key_file: str = Field(default="", description="vllm_remote: file with the servers' API key.")
     timeout: float = Field(
         default=600.0,
         gt=0,
-        description="vllm, vllm_remote: seconds of a control call; vllm_remote: also without any reply of a server.",
+        description="vllm, vllm_remote: maximum seconds of a control call; vllm_remote: also without any reply "
+        "of a server.",
     )
     health_timeout: float = Field(
         default=60.0,
         gt=0,
-        description="vllm, vllm_remote: seconds without an answer of an engine core after which it hangs; it answers "
-        "between two steps, and a server's not while it takes weights.",
+        description="vllm, vllm_remote: seconds without an answer after which an engine core counts as hanging. It "
+        "answers between steps; a server's core does not while it loads weights.",
     )
-    retries: int = Field(default=4, ge=0, description="vllm_remote: retries of a call, up to 8 s apart.")
+    retries: int = Field(default=4, ge=0, description="vllm_remote: retries of a call, at most 8 s apart.")
     restarts: int = Field(
         default=2,
         ge=0,
-        description="vllm, vllm_remote: engine cores or servers that may die and come back before the run ends.",
+        description="vllm, vllm_remote: maximum restarts of lost engine cores or servers; the next loss ends the run.",
     )
     handover: Handover = Field(
         default="auto",
@@ -72,7 +73,9 @@ class EngineConfig(Section):
         default="",
         description="disk: folder that trainer and servers share; empty: a temporary one.",
     )
-    nccl_address: str = Field(default="", description="nccl: free host:port of the trainer's machine.")
+    nccl_address: str = Field(
+        default="", description="nccl: host:port of the trainer's machine; the port must be free."
+    )
 
     def computes_in(self, model: str) -> str:
         """Return the dtype in which the engine computes. model: dtype in which the policy computes."""
@@ -88,7 +91,7 @@ class EngineConfig(Section):
             if not url.startswith(("http://", "https://")):
                 raise ValueError(f"engine.urls: {url!r} does not begin with http:// or https://")
         if self.sleep and self.name != "vllm":
-            raise ValueError(f"engine.sleep is for engine.name=vllm, which has the policy's GPU, not {self.name}")
+            raise ValueError(f"engine.sleep is for engine.name=vllm, which shares the policy's GPU, not {self.name}")
         if self.handover == "nccl" and (self.name != "vllm_remote" or not self.nccl_address):
             raise ValueError("engine.handover nccl is for engine.name=vllm_remote, and needs engine.nccl_address")
         if self.nccl_address and not self.nccl_address.rpartition(":")[2].isdigit():

@@ -136,7 +136,7 @@ class TorchEngine:
             raise RuntimeError("the engine is closed")
         check_prompt(request, max_context=self.max_context, vocabulary=self._vocabulary)
         if request.images and not self._sees:
-            raise ValueError("the prompt shows an image, and the model has no eyes for it")
+            raise ValueError("the prompt has an image, but the model has no image input")
         if request.max_tokens < 1 or request.temperature < 0 or not 0 < request.top_p <= 1:
             raise ValueError("a request needs max_tokens >= 1, temperature >= 0 and 0 < top_p <= 1")
 

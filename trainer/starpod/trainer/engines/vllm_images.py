@@ -62,7 +62,7 @@ def image_prompt(prompt: list[int], images: Images, model: nn.Module, salt: str)
 
     view = view_of(model)
     if view is None:
-        raise ValueError("the prompt holds images, and the model has no eyes")
+        raise ValueError("the prompt has images, but the model has no image input")
     places = images_within(prompt, view.tokens)
     if missing_keys := {key for _, key in places} - images.keys():
         raise ValueError(f"the prompt names images that were not given with it: keys {sorted(missing_keys)}")

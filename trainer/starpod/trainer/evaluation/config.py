@@ -14,19 +14,21 @@ class EvaluationConfig(Section):
 
     every: int = Field(default=25, ge=0, description="Iterations between evaluations; 0: only before and after.")
     episodes: int = Field(
-        default=256, ge=1, description="Start states: of `seeds.selection`, the same each time; of `seeds.final`, once."
+        default=256,
+        ge=1,
+        description="Number of start states: the same of `seeds.selection` each time; of `seeds.final` once.",
     )
-    temperature: float = Field(default=1.0, ge=0, description="Temperature of sampling; 0 is greedy.")
-    greedy: bool = Field(default=False, description="Plays the final evaluation greedily too.")
+    temperature: float = Field(default=1.0, ge=0, description="Sampling temperature; 0 is greedy.")
+    greedy: bool = Field(default=False, description="Plays the final evaluation a second time, greedily.")
     best_of: int = Field(
         default=1,
         ge=1,
-        description="Plays the final evaluation with the best of so many replies, by the scorer q, too; 1: off.",
+        description="Plays the final evaluation once more with the best of this many replies by the scorer q; 1: off.",
     )
-    options: dict[str, Any] = Field(default={}, description="Options of the environment in evaluations alone.")
+    options: dict[str, Any] = Field(default={}, description="Environment options for evaluations only.")
     reference: tuple[str, ...] = Field(
         default=("random", "expert"),
         description="Reference policies, played once at the start: random, expert, or those that packages register "
         "(walk and careful for frozen_lake, rule for webshop).",
     )
-    keep_episodes: int = Field(default=64, ge=0, description="Episodes of each evaluation that are kept.")
+    keep_episodes: int = Field(default=64, ge=0, description="Episodes of each evaluation to keep.")

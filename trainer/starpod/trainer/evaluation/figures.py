@@ -180,7 +180,7 @@ async def evaluate_reference(fleet: Fleet, name: str, task: Task, seeds: Sequenc
     try:
         collected = await collector.collect(starts_from(seeds), 1)
     except ValueError as error:
-        raise ConfigError(f"leave {name} out of evaluation.reference: {error}") from error
+        raise ConfigError(f"remove {name} from evaluation.reference: {error}") from error
     if collected.failed:
         raise StarpodError(f"the reference policy {name} could not be played: {collected.error}")
     figures = held_out_figures(collected)

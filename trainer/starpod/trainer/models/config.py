@@ -51,11 +51,13 @@ class TinyConfig(Section):
     hidden: int = Field(default=64, ge=8, description="Width of the residual stream.")
     layers: int = Field(default=2, ge=1, description="Decoder layers.")
     heads: int = Field(default=4, ge=1, description="Attention heads.")
-    key_value_heads: int | None = Field(default=2, ge=1, description="Heads of keys and values; null: as many.")
+    key_value_heads: int | None = Field(
+        default=2, ge=1, description="Heads of keys and values; null: as many as heads."
+    )
     intermediate: int = Field(default=192, ge=8, description="Width inside the MLP.")
-    vocabulary: int = Field(default=1024, ge=320, description="Most entries of the tokenizer, with 256 bytes.")
+    vocabulary: int = Field(default=1024, ge=320, description="Maximum entries of the tokenizer, including 256 bytes.")
     phrases: bool = Field(
-        default=False, description="One token for words that always stand together, such as `You see:`."
+        default=False, description="Words that always occur together, such as `You see:`, become one token."
     )
     positions: int = Field(default=4096, ge=16, description="Longest context.")
     rope_theta: float = Field(default=1000.0, gt=1, description="Base of the rotary wavelengths.")
@@ -65,7 +67,9 @@ class TinyConfig(Section):
     @model_validator(mode="after")
     def _divides(self) -> TinyConfig:
         if self.hidden % self.heads or (self.hidden // self.heads) % 2:
-            raise ValueError(f"model.tiny.hidden {self.hidden} over {self.heads} heads must give an even, whole width")
+            raise ValueError(
+                f"model.tiny.hidden {self.hidden} divided by {self.heads} heads must be an even whole number"
+            )
         if self.heads % (self.key_value_heads or self.heads):
             raise ValueError(f"model.tiny.key_value_heads {self.key_value_heads} does not divide heads {self.heads}")
         return self
@@ -77,7 +81,7 @@ class LoraConfig(Section):
     rank: int = Field(default=0, ge=0, description="Rank of each update.")
     alpha: int = Field(default=32, gt=0, description="Updates are scaled by alpha / rank.")
     targets: str | tuple[str, ...] = Field(
-        default="all-linear", description="Names of adapted layers; all-linear: all but the output layer."
+        default="all-linear", description="Names of adapted layers; all-linear: all except the output layer."
     )
 
 
@@ -94,19 +98,19 @@ class ModelConfig(Section):
     revision: str = Field(default="main", description="Branch, tag or commit of a Hugging Face name.")
     chat_template: str = Field(
         default="",
-        description="File with a Jinja template of conversations, for a model that has none; replaced by its text.",
+        description="File with a Jinja chat template, for a model without one. config.yaml contains its text.",
     )
     tiny: TinyConfig = TinyConfig()
     dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="float32",
-        description="Dtype of computation; trained weights are float32. auto: bfloat16 where the device has "
+        description="Dtype of computation; trained weights are float32. auto: bfloat16 if the device has "
         "instructions for it, else float32.",
     )
     base_dtype: Literal["float32", "bfloat16"] = Field(
-        default="float32", description="Dtype that the weights under adapters are kept in: they are not trained."
+        default="float32", description="Dtype of the frozen weights under LoRA adapters."
     )
     float32_logits: bool = Field(
-        default=False, description="Computes the output layer in float32 where the rest is bfloat16 (not in vLLM)."
+        default=False, description="Computes the output layer in float32 even if model.dtype is bfloat16 (not in vLLM)."
     )
     attention: Literal["sdpa", "flash_attention_2", "eager"] = Field(
         default="sdpa", description="flash_attention_2 needs the package flash-attn and a GPU."
@@ -114,17 +118,17 @@ class ModelConfig(Section):
     gradient_checkpointing: bool = Field(default=False, description="Recomputes activations: less memory, more time.")
     lora: LoraConfig = LoraConfig()
     critic: Literal["shared", "separate"] = Field(
-        default="shared", description="A value head on the policy's trunk, or a second model."
+        default="shared", description="shared: a value head on the policy's trunk; separate: a second model."
     )
     detach_critic: bool = Field(
         default=True,
-        description="Keeps a shared critic's gradient out of the trunk; false: it trains the trunk too, and counts in "
-        "update/grad_norm and its bound.",
+        description="Keeps a shared critic's gradient out of the trunk. false: the gradient trains the trunk too, "
+        "and counts in update/grad_norm and its bound.",
     )
     logits_at_once: int = Field(
         default=2**25,
         ge=1,
-        description="Logits held at a time; more are computed in slices of the vocabulary, twice.",
+        description="Maximum logits in memory. More are computed in slices of the vocabulary, and twice.",
     )
 
     def in_dtype(self, dtype: Literal["float32", "bfloat16"]) -> ModelConfig:
@@ -143,23 +147,27 @@ class ModelConfig(Section):
         try:
             return Path(text).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
-            raise ValueError(f"model.chat_template {text} cannot be read: {error}; give a file of Jinja") from None
+            raise ValueError(f"model.chat_template {text} cannot be read: {error}; give a Jinja file") from None
 
     @model_validator(mode="after")
     def _fits_together(self) -> ModelConfig:
         if not self.name:
             raise ValueError("model.name is empty: give tiny, smollm2, a Hugging Face name or a folder")
         if self.name == TINY and self.chat_template:
-            raise ValueError("model.chat_template is for a pretrained model; tiny has its own: drop it")
+            raise ValueError("model.chat_template is for pretrained models; tiny has its own template: drop it")
         if self.name == TINY and self.lora.rank:
-            raise ValueError("model.lora adapts a trained model; tiny starts from nothing: set model.lora.rank to 0")
+            raise ValueError(
+                "model.lora adapts pretrained models, but tiny is trained from scratch: set model.lora.rank to 0"
+            )
         if self.base_dtype != "float32" and (not self.lora.rank or self.dtype == "float32"):
             raise ValueError(
-                "model.base_dtype bfloat16 is for weights that are not trained and rounded in each pass anyway: set "
+                "model.base_dtype bfloat16 is for frozen weights that each pass rounds to bfloat16 anyway: set "
                 "model.lora.rank and model.dtype bfloat16, or leave model.base_dtype at float32"
             )
         if self.float32_logits and self.dtype == "float32":
-            raise ValueError("model.float32_logits is for model.dtype bfloat16: in float32 all logits are")
+            raise ValueError(
+                "model.float32_logits is for model.dtype bfloat16: with float32, logits are float32 anyway"
+            )
         if self.attention == "flash_attention_2" and self.dtype == "float32":
-            raise ValueError("model.attention flash_attention_2 has no float32: set model.dtype to bfloat16")
+            raise ValueError("model.attention flash_attention_2 does not support float32: set model.dtype to bfloat16")
         return self

@@ -39,19 +39,19 @@ class PromptConfig(Section):
 
     style: Literal["full", "compact"] = Field(
         default="full",
-        description="compact: the observation alone, for tiny models.",
+        description="compact: only the observation, for tiny models.",
     )
     observation: Literal["text", "image", "both"] = Field(
         default="text",
-        description="What is shown of an observation; a model with eyes takes the image that is drawn of it.",
+        description="Form of observations in the prompt. An image needs a model with image input.",
     )
-    thinking: bool = Field(default=True, description="Demands reasoning between think tags.")
+    thinking: bool = Field(default=True, description="Asks for reasoning between think tags.")
     blocks: tuple[Further, ...] = Field(
         default=(), description="Further blocks of a reply, between reasoning and answer: [switch, subgoal]."
     )
     grammar: str = Field(
         default="tags",
-        description="Form of replies; a class of your own derives from Grammar.",
+        description="Form of replies; your own class derives from Grammar.",
         examples=["tags", "FILE.py:NAME"],
     )
     context: Context = Field(
@@ -59,19 +59,25 @@ class PromptConfig(Section):
         description="What a reply sees; see docs/prompts.md#what-a-reply-sees.",
     )
     window: int | None = Field(
-        default=None, ge=1, description="Turns shown by window and single_turn, and of a part of split; null: all."
+        default=None, ge=1, description="Turns shown by window and single_turn, or per part of split; null: all."
     )
-    pinned: int = Field(default=0, ge=0, description="First turns that every part of split shows beside its own.")
-    overlap: int = Field(default=0, ge=0, description="Last turns of a part that the next one of split shows again.")
-    prefill: bool = Field(default=True, description="Ends the prompt with the reply's first tag, untrained.")
+    pinned: int = Field(default=0, ge=0, description="First turns of the episode that every part of split shows.")
+    overlap: int = Field(default=0, ge=0, description="Last turns of a part that the next part of split repeats.")
+    prefill: bool = Field(
+        default=True, description="Ends the prompt with the reply's first tag, without training on it."
+    )
     system: str | None = Field(
-        default=None, description="Beginning of the system message; null: one sentence, nothing in compact."
+        default=None, description="Beginning of the system message; null: one sentence, or nothing in compact."
     )
-    show_reward: bool | None = Field(default=None, description="Shows the last reward; null: in full alone.")
-    show_actions_left: bool | None = Field(default=None, description="Shows the actions left; null: in full alone.")
-    words: int | None = Field(default=100, ge=1, description="Length of a reply that is asked for; null: none.")
+    show_reward: bool | None = Field(default=None, description="Shows the last reward; null: only in full.")
+    show_actions_left: bool | None = Field(
+        default=None, description="Shows the number of actions left; null: only in full."
+    )
+    words: int | None = Field(default=100, ge=1, description="Requested maximum words of a reply; null: none.")
     max_observation: int | None = Field(
-        default=20_000, ge=1, description="Characters shown of an observation; what is left out is counted; null: all."
+        default=20_000,
+        ge=1,
+        description="Maximum characters of an observation; the prompt says how many are omitted; null: all.",
     )
 
     @field_validator("grammar")
@@ -83,17 +89,17 @@ class PromptConfig(Section):
     def _window_has_an_effect(self) -> PromptConfig:
         if self.context != "split" and (self.pinned or self.overlap):
             raise ValueError(
-                f"prompt.pinned and prompt.overlap say where a conversation is split, and prompt.context is "
+                "prompt.pinned and prompt.overlap are for split conversations, but prompt.context is "
                 f"{self.context}: set context to split, or drop them"
             )
         if self.context == "split" and (self.window is None or self.overlap >= self.window):
             raise ValueError(
-                f"prompt.context split begins a new part after prompt.window turns, of which prompt.overlap "
-                f"({self.overlap}) were shown before: give a window above it"
+                f"prompt.context split begins a new part after prompt.window turns, prompt.overlap ({self.overlap}) "
+                "of which are repeated: set a larger window"
             )
         if self.context == "full" and self.window is not None:
             raise ValueError(
-                "prompt.window is not looked at where prompt.context is full; set context to window or single_turn"
+                "prompt.window has no effect if prompt.context is full; set context to window or single_turn"
             )
         return self
 
@@ -107,7 +113,7 @@ class PromptConfig(Section):
     def _images_keep_their_turn(self) -> PromptConfig:
         if self.shows_images and self.context == "single_turn":
             raise ValueError(
-                f"prompt.observation {self.observation} shows an image a turn, and prompt.context single_turn tells "
+                f"prompt.observation {self.observation} shows an image per turn, but prompt.context single_turn puts "
                 "all turns in one message: set context to window"
             )
         return self
@@ -144,7 +150,7 @@ class PromptConfig(Section):
             parsed = grammar.parse(text)
             texts = (grammar.opening, grammar.describe())
         except Exception as error:
-            raise ConfigError(f"{setting} fails on a reply of its own: {type(error).__name__}: {error}") from error
+            raise ConfigError(f"{setting} fails on its own reply: {type(error).__name__}: {error}") from error
         if not all(isinstance(item, str) for item in texts) or not text.startswith(grammar.opening):
             raise ConfigError(f"{setting}: its replies, such as {text!r}, must begin with its opening, {texts[0]!r}")
         if (parsed.thought, parsed.actions, dict(parsed.blocks)) != (thought, ("one", "two"), blocks):

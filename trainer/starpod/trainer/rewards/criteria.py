@@ -11,7 +11,7 @@ from starpod.trainer.section import Section
 class CriteriaConfig(Section):
     """Payment for the criteria that an environment reports (sudoku, countdown, webshop). Weight 0 turns it off."""
 
-    weight: float = Field(default=0.0, ge=0, allow_inf_nan=False, description="Paid for a criterion that is met.")
+    weight: float = Field(default=0.0, ge=0, allow_inf_nan=False, description="Reward of a met criterion.")
     weights: dict[str, float] = Field(default={}, description="Factors of criteria by name; by default 1.")
 
 

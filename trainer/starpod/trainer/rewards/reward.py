@@ -69,9 +69,9 @@ class RewardError(Exception):
 class ShapingConfig(Section):
     """A shaping function. A number instead of a section sets its weight. A key FILE.py:NAME means NAME in that file."""
 
-    file: str = Field(default="", description="File that defines it; empty: an installed package registers it.")
-    weight: float = Field(default=1.0, allow_inf_nan=False, description="Factor of its value.")
-    parameters: dict[str, Any] = Field(default={}, description="Keyword arguments for it.")
+    file: str = Field(default="", description="File of the function; empty: an installed package registers it.")
+    weight: float = Field(default=1.0, allow_inf_nan=False, description="Factor of the function's value.")
+    parameters: dict[str, Any] = Field(default={}, description="Keyword arguments of the function.")
 
 
 class RewardConfig(Section):
@@ -81,13 +81,13 @@ class RewardConfig(Section):
         default=-0.1,
         le=0,
         allow_inf_nan=False,
-        description="Added to a turn with an ill-formed reply or a senseless action; 0: off.",
+        description="Added to a turn with an ill-formed reply or an invalid action; 0: off.",
     )
     overlong_penalty: float = Field(
         default=0.0,
         le=0,
         allow_inf_nan=False,
-        description="Added to a turn whose reply was cut; 0: off.",
+        description="Added to a turn whose reply hit the token limit; 0: off.",
     )
     shaping: dict[str, ShapingConfig] = Field(
         default={}, description="Shaping functions by name: weight, or weight and parameters."
@@ -100,16 +100,16 @@ class RewardConfig(Section):
         default=0.0,
         ge=0,
         allow_inf_nan=False,
-        description="Paid to a verifier that accepts what is rewarded, and taken for what is not; 0: off.",
+        description="Paid to a verifier for accepting actions that earn a reward, minus this for others; 0: off.",
     )
     improvement: float = Field(
         default=0.0,
         ge=0,
         allow_inf_nan=False,
-        description="Times what an attempt earned more than the one before, paid at its end; 0: off.",
+        description="Factor of an attempt's gain over the previous one, paid at its end; 0: off.",
     )
     zero_sum: bool = Field(
-        default=False, description="What an agent earns from the environment is taken from the others' latest turns."
+        default=False, description="Subtracts an agent's environment rewards from the other agents' latest turns."
     )
     subgoals: SubgoalsConfig = SubgoalsConfig()
 

@@ -18,10 +18,10 @@ class SubgoalsConfig(Section):
         default=0.0,
         le=0,
         allow_inf_nan=False,
-        description="Divided by the speaker's turns in the attempt, on each turn that keeps its subgoal.",
+        description="Divided by the speaker's turns in the attempt, and added to each turn that keeps its subgoal.",
     )
     consistency_penalty: float = Field(
-        default=0.0, le=0, allow_inf_nan=False, description="Added to a turn that says KEEP and another subgoal."
+        default=0.0, le=0, allow_inf_nan=False, description="Added to a turn that says KEEP but names another subgoal."
     )
 
 

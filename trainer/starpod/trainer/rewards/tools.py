@@ -17,9 +17,9 @@ from starpod.trainer.section import Section
 class ToolsConfig(Section):
     """Bonus for executed actions, paid at a speaker's last turn if the episode succeeds. 0 turns it off."""
 
-    bonus: float = Field(default=0.0, ge=0, allow_inf_nan=False, description="Paid for each action that counts.")
+    bonus: float = Field(default=0.0, ge=0, allow_inf_nan=False, description="Reward of each action that counts.")
     actions: tuple[str, ...] = Field(
-        default=(), description="Actions that count, in upper or lower case; empty: all that were executed."
+        default=(), description="Actions that count, regardless of case; empty: all executed actions."
     )
 
 

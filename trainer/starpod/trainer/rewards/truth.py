@@ -27,7 +27,7 @@ class ReasoningConfig(Section):
         default=0.0,
         ge=0,
         allow_inf_nan=False,
-        description="Paid for a turn of true claims, taken for one of false ones; keep it small.",
+        description="Factor of the score of a thought's claims, from -1 (all false) to 1; keep it small.",
     )
     claims: int = Field(default=2, ge=1, description="True topics that earn the whole weight.")
 
@@ -36,33 +36,39 @@ class RelationsConfig(Section):
     """Payment for the blocks `description` and `prediction`, in frozen_lake and sokoban. Weights of 0 turn it off."""
 
     description: float = Field(
-        default=0.0, ge=0, allow_inf_nan=False, description="Paid for where things are, times the F1 of the block."
+        default=0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Factor of the F1 of `description`: positions of things before the turn.",
     )
     prediction: float = Field(
-        default=0.0, ge=0, allow_inf_nan=False, description="The same for where things are after the turn."
+        default=0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Factor of the F1 of `prediction`: positions of things after the turn.",
     )
     intended: bool = Field(
         default=False,
-        description="A prediction is of where the actions lead on ice that does not slip: nobody can foresee luck.",
+        description="Compares predictions with the result without slips on ice, because slips are unpredictable.",
     )
     repetition: float = Field(
         default=0.0,
         le=0,
         allow_inf_nan=False,
-        description="The score of a block, instead of its F1, whose text is among the five that a collection repeats "
-        "most and is right by less than 0.7; 0: off.",
+        description="Replaces the F1 of a block if it is below 0.7 and the text is among the five most repeated in "
+        "the collection; 0: off.",
     )
 
     @model_validator(mode="after")
     def _is_paid(self) -> RelationsConfig:
         if self.intended and not self.prediction:
             raise ValueError(
-                "rewards.relations.intended says what predictions are compared with, and nothing is paid for them: "
-                "give rewards.relations.prediction, or drop it"
+                "rewards.relations.intended changes how predictions are scored, but nothing is paid for them: set "
+                "rewards.relations.prediction, or drop it"
             )
         if self.repetition and not (self.description or self.prediction):
             raise ValueError(
-                "rewards.relations.repetition is a score of blocks that nothing is paid for: give "
+                "rewards.relations.repetition is a score of blocks, but nothing is paid for them: set "
                 "rewards.relations.description or prediction, or drop it"
             )
         return self

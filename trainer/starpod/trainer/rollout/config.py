@@ -21,8 +21,8 @@ class CurriculumConfig(Section):
     levels: tuple[dict[str, Any], ...] = Field(
         default=(), description="Options of each level over the environment's own, the easiest first; empty: no levels."
     )
-    success: float = Field(default=0.8, gt=0, le=1, description="Mean success from which on the next level is played.")
-    window: int = Field(default=5, ge=1, description="Iterations at a level over which it is the mean.")
+    success: float = Field(default=0.8, gt=0, le=1, description="Mean success at which the next level begins.")
+    window: int = Field(default=5, ge=1, description="Iterations at a level over which success is averaged.")
 
 
 class EnvironmentConfig(Section):
@@ -33,36 +33,42 @@ class EnvironmentConfig(Section):
     id: str = Field(default="frozen_lake-v1", description="Name, as `starpod list` shows it.")
     version: str = Field(default="", description="Range such as '>=1,<2'; the newest that fits is used.")
     options: dict[str, Any] = Field(default={}, description="The environment's own options.")
-    max_turns: int | None = Field(default=None, ge=1, description="Turns of an episode; null: the environment's limit.")
-    max_actions_per_turn: int | None = Field(default=None, ge=1, description="Actions of a turn; null: likewise.")
+    max_turns: int | None = Field(
+        default=None, ge=1, description="Maximum turns of an episode; null: the environment's limit."
+    )
+    max_actions_per_turn: int | None = Field(
+        default=None, ge=1, description="Maximum actions of a turn; null: the environment's limit."
+    )
     max_actions: int | None = Field(
-        default=None, ge=0, description="Actions of an episode; null: likewise, 0: no limit."
+        default=None, ge=0, description="Maximum actions of an episode; null: the environment's limit, 0: no limit."
     )
     expert_moves_left: int | None = Field(
         default=None,
         ge=1,
-        description="Begins episodes so many moves of the environment's expert before its success; null: at the start.",
+        description="Begins episodes this many moves of the environment's expert before success; null: at the start.",
     )
     starts: str = Field(
-        default="", description="File of start states, as the live site saves them, in which groups begin in turn."
+        default="", description="File of start states saved by the live site. Groups begin in them in turn."
     )
-    starts_share: float = Field(default=0.5, gt=0, le=1, description="Share of the groups that begin in one of these.")
+    starts_share: float = Field(
+        default=0.5, gt=0, le=1, description="Share of groups that begin in a saved start state."
+    )
     addresses: tuple[str, ...] = Field(
         default=(), description="Servers (host:port, dns:///name:port); empty: start some here."
     )
     workers: int = Field(default=1, ge=1, description="Server processes to start.")
     serve: tuple[str, ...] = Field(default=(), description="More arguments for `starpod serve`.")
     token_file: str = Field(default="", description="File with the servers' bearer token.")
-    ca: str = Field(default="", description="PEM file of the servers' authority: TLS on.")
+    ca: str = Field(default="", description="PEM file of the servers' certificate authority; turns TLS on.")
     certificate: str = Field(default="", description="PEM file of the client's certificate (mTLS).")
     key: str = Field(default="", description="PEM file of the client's key (mTLS).")
     curriculum: CurriculumConfig = CurriculumConfig()
     timeout: float = Field(
         default=30.0,
         gt=0,
-        description="Seconds after which a call is retried and a silent server given up.",
+        description="Seconds after which a call is retried, and a silent server is given up.",
     )
-    patience: float = Field(default=300.0, gt=0, description="Seconds of a call in all, with retries and recovery.")
+    patience: float = Field(default=300.0, gt=0, description="Total seconds of a call, including retries and recovery.")
 
     @field_validator("addresses", mode="before")
     @classmethod
@@ -79,13 +85,13 @@ class EnvironmentConfig(Section):
     def _fits_together(self) -> EnvironmentConfig:
         if (self.certificate or self.key) and not (self.ca and self.certificate and self.key):
             raise ValueError(
-                "environment.certificate and environment.key go together, and with environment.ca: without it the "
-                "connection would not be encrypted"
+                "environment.certificate and environment.key are given together, and with environment.ca: without "
+                "it, the connection would not be encrypted"
             )
         if self.addresses and (self.workers > 1 or self.serve):
             raise ValueError(
-                "environment.workers and environment.serve are for services that the run starts, and "
-                "environment.addresses names servers that run already: drop them, or the addresses"
+                "environment.workers and environment.serve are for servers that the run starts, but "
+                "environment.addresses names running servers: drop them, or the addresses"
             )
         return self
 
@@ -99,7 +105,7 @@ class SearchConfig(Kinds):
 
     KIND: ClassVar[str] = "strategy"
 
-    strategy: Strategy = Field(default="none", description="none: episodes are played; see docs/methods.md#branches.")
+    strategy: Strategy = Field(default="none", description="none: plain play; others: see docs/methods.md#branches.")
 
     @property
     def needs_score(self) -> bool:
@@ -119,7 +125,7 @@ class BestOfConfig(SearchConfig):
     """Options of the strategy `best_of`."""
 
     strategy: Literal["best_of"] = "best_of"
-    width: int = Field(default=2, ge=1, description="Episodes for each one kept.")
+    width: int = Field(default=2, ge=1, description="Episodes played for each one kept.")
     naive: float = Field(
         default=0.25, ge=0, le=1, description="Share of a group that is played without search, for contrast."
     )
@@ -129,27 +135,27 @@ class BeamConfig(SearchConfig):
     """Options of the strategies `beam` and `lookahead`."""
 
     strategy: Literal["beam", "lookahead"] = "beam"
-    width: int = Field(default=4, ge=1, description="Replies that are tried in a state.")
-    keep: int = Field(default=2, ge=1, description="Episodes that a beam goes on with after each turn.")
-    draws: int = Field(default=1, ge=1, description="Lucks over which the score of a reply is averaged.")
+    width: int = Field(default=4, ge=1, description="Replies to try in each state.")
+    keep: int = Field(default=2, ge=1, description="Episodes that a beam keeps after each turn.")
+    draws: int = Field(default=1, ge=1, description="Dynamics seeds over which the score of a reply is averaged.")
     score: Literal["score", "reward"] = Field(
-        default="score", description="What a state is worth: the environment's own score, or its rewards so far."
+        default="score", description="Value of a state: the environment's score, or the rewards so far."
     )
     naive: float = Field(
         default=0.25, ge=0, le=1, description="Share of a group that is played without search, for contrast."
     )
     correction: Literal["off", "weight"] = Field(
         default="off",
-        description="weight: what the policy learns from a chosen reply counts as much as it is likelier without the "
-        "choice; for keep 1.",
+        description="weight: a chosen reply's loss is multiplied by its probability under the policy over that "
+        "under the search; needs keep 1.",
     )
 
     @model_validator(mode="after")
     def _weighs_the_best_alone(self) -> BeamConfig:
         if self.correction == "weight" and self.keep != 1:
             raise ValueError(
-                f"collect.search.correction weight is for the best reply of a state, and keep {self.keep} leaves more "
-                "of several states: set keep to 1, or correction to off"
+                f"collect.search.correction weight is for one best reply of a state, but keep {self.keep} keeps "
+                "several: set keep to 1, or correction to off"
             )
         return self
 
@@ -166,7 +172,7 @@ class LookaheadConfig(BeamConfig):
     """Options of the strategy `lookahead`."""
 
     strategy: Literal["lookahead"] = "lookahead"
-    depth: int = Field(default=1, ge=0, description="Turns that are tried below a reply to score it.")
+    depth: int = Field(default=1, ge=0, description="Turns to play after a reply to score it.")
 
 
 class PivotsConfig(SearchConfig):
@@ -174,12 +180,12 @@ class PivotsConfig(SearchConfig):
 
     strategy: Literal["pivots"] = "pivots"
     width: int = Field(default=8, ge=1, description="Continuations of a state.")
-    gamma: float = Field(default=2.0, ge=0, description="Power of a pivot's relative depth.")
+    gamma: float = Field(default=2.0, ge=0, description="Exponent of a pivot's relative depth.")
     scale: Literal["none", "std"] = Field(
-        default="none", description="std: advantages of branches are divided by the deviation of their siblings."
+        default="none", description="std: advantages of branches are divided by their siblings' standard deviation."
     )
     weight: float = Field(default=1.0, gt=0, description="Factor of the branches' loss.")
-    most_branches: int = Field(default=64, ge=1, description="Branches of a group at most.")
+    most_branches: int = Field(default=64, ge=1, description="Maximum branches of a group.")
 
     @model_validator(mode="after")
     def _grows_whole_sets(self) -> PivotsConfig:
@@ -202,33 +208,33 @@ class TreeConfig(SearchConfig):
     """Options of the strategy `tree`."""
 
     strategy: Literal["tree"] = "tree"
-    width: int = Field(default=4, ge=1, description="Trees of a group.")
+    width: int = Field(default=4, ge=1, description="Trees per group.")
 
 
 class CollectConfig(Section):
     """Collection of P groups of N episodes; the members of a group share a start state."""
 
-    groups: int = Field(default=8, ge=1, description="Start states of a collection (P).")
-    group_size: int = Field(default=16, ge=1, description="Episodes from each (N).")
+    groups: int = Field(default=8, ge=1, description="Start states per collection (P).")
+    group_size: int = Field(default=16, ge=1, description="Episodes per start state (N).")
     min_group_size: int = Field(
         default=2,
         ge=1,
-        description="Episodes below which a group is dropped and replaced.",
+        description="Minimum episodes of a group; with fewer, it is replaced.",
     )
     keep_mib: float = Field(
         default=64.0,
         ge=0,
-        description="MiB of collected episodes that the run folder keeps, the newest ones; 0: none.",
+        description="Maximum MiB of collected episodes in the run folder; the newest stay; 0: none.",
     )
-    max_rounds: int = Field(default=4, ge=1, description="Most rounds of replacing in a collection.")
+    max_rounds: int = Field(default=4, ge=1, description="Maximum rounds of replacement in a collection.")
     max_staleness: int = Field(
         default=0,
         ge=0,
-        description="Policy versions that a token may be behind when it is trained on; 0: collection and update take "
-        "turns, above: episodes go on during updates.",
+        description="Maximum age of a token in training, in policy versions. 0: collection and update alternate; "
+        "above 0: episodes continue during updates.",
     )
     deadline: float = Field(
-        default=3600.0, gt=0, description="Seconds after which an episode that is not over counts as failed."
+        default=3600.0, gt=0, description="Seconds after which an unfinished episode counts as failed."
     )
     search: SerializeAsAny[SearchConfig] = SearchConfig()
     agent: ProgramConfig = ProgramConfig()
@@ -246,8 +252,8 @@ class CollectConfig(Section):
     def _searches_with_the_trainers_prompts(self) -> CollectConfig:
         if self.agent.command and self.search.strategy != "none":
             raise ValueError(
-                f"collect.search.strategy {self.search.strategy} goes on from copies of a state, which a program "
-                "(collect.agent.command) cannot: drop either"
+                f"collect.search.strategy {self.search.strategy} continues from copies of a state, but a program "
+                "(collect.agent.command) cannot: drop one of them"
             )
         return self
 

@@ -16,7 +16,8 @@ class ScorerConfig(Kinds):
     KIND: ClassVar[str] = "kind"
 
     kind: Literal["off", "implicit", "q"] = Field(
-        default="off", description="implicit: a second policy that prefers success (iStar); q: a value of turns."
+        default="off",
+        description="implicit: a second policy that learns to prefer success (iStar); q: a value of turns.",
     )
 
 
@@ -26,7 +27,7 @@ class ImplicitConfig(ScorerConfig):
     kind: Literal["implicit"] = "implicit"
     lr: float | None = Field(default=None, gt=0, description="Learning rate; null: that of the policy.")
     beta: float = Field(default=0.05, gt=0, description="Scale of log-ratios.")
-    normalise: bool = Field(default=True, description="Divides by the largest score of a batch.")
+    normalise: bool = Field(default=True, description="Divides scores by the batch's largest.")
 
 
 class QConfig(ScorerConfig):

@@ -19,48 +19,49 @@ class WarmStartConfig(Section):
         default=1000, ge=0, description="Demonstrations to play; a fresh tokenizer is trained on them."
     )
     demonstrations: str = Field(
-        default="", description="File or folder of episodes to imitate as well, as the live site saves them."
+        default="", description="File or folder of further episodes to imitate, as the live site saves them."
     )
-    batch_size: int = Field(default=64, ge=1, description="Episodes of a step.")
+    batch_size: int = Field(default=64, ge=1, description="Episodes per step.")
     lr: float | None = Field(
         default=None,
         gt=0,
-        description="Learning rate; falls to a tenth along a cosine. null: 1e-3 from scratch, 2e-5 for a pretrained "
-        "model, 1e-4 for its adapters.",
+        description="Learning rate, which falls to a tenth along a cosine; null: 1e-3 from scratch, 2e-5 for a "
+        "pretrained model, 1e-4 for its adapters.",
     )
     actions: Literal["expert", "random"] = Field(
         default="expert",
-        description="Imitates the expert, or any valid action, for the format alone.",
+        description="expert: imitates the expert; random: any valid action, only for the format.",
     )
     noise: float = Field(
         default=0.2,
         ge=0,
         lt=1,
-        description="Share of moves played at random.",
+        description="Share of moves that are random.",
     )
     imitate_noise: bool = Field(
         default=False,
-        description="Imitates these moves too.",
+        description="Imitates random moves too.",
     )
     best: float = Field(
         default=1.0,
         gt=0,
         le=1,
-        description="Share of the played episodes that is imitated: those with the highest returns. Below 1, moves "
-        "without effect are left out.",
+        description="Share of played episodes to imitate, those with the highest returns. Below 1, moves without "
+        "effect are skipped.",
     )
     actions_per_turn: int = Field(
-        default=1, ge=1, description="Moves of a demonstrated turn at most; how many is drawn for each turn."
+        default=1, ge=1, description="Maximum moves of a demonstrated turn; each turn draws its number."
     )
     thought: str = Field(
         default="{action}",
-        description="Thought of a demonstration: a format string with `action`, `words` (of the observation) and "
-        "`relations` (in frozen_lake and sokoban, of things to the player; `next_relations`: after the turn; "
-        "`intended_relations`: after it, without slips).",
+        description="Thought of a demonstration: a format string with `action`, `words` (of the observation) and, "
+        "in frozen_lake and sokoban, `relations` (of things to the player), `next_relations` (after the turn) and "
+        "`intended_relations` (after it, without slips).",
     )
     blocks: dict[Further, str] = Field(
         default={},
-        description="What prompt.blocks hold, likewise; switch, if not given: SWITCH where the subgoal is another one.",
+        description="Format strings of prompt.blocks, with the same names. Default of switch: SWITCH if the "
+        "subgoal changes.",
     )
 
     @model_validator(mode="after")
@@ -70,7 +71,7 @@ class WarmStartConfig(Section):
                 "warm_start.episodes 0 leaves nothing to imitate: name a file in warm_start.demonstrations"
             )
         if self.demonstrations and not self.steps:
-            raise ValueError("warm_start.demonstrations are imitated in warm_start.steps, and these are 0: give some")
+            raise ValueError("warm_start.demonstrations need warm_start.steps, which is 0: raise it")
         return self
 
     def rate(self, model: ModelConfig) -> float:

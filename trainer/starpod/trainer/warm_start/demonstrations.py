@@ -38,7 +38,7 @@ def _describer() -> Callable[[Episode, Turn, str], Mapping[str, str]]:
     for entry in entry_points(group=GROUP, name="relations"):
         describe: Callable[[Episode, Turn, str], Mapping[str, str]] = entry.load()
         return describe
-    raise ConfigError(f"warm_start cannot tell relations: no installed package registers them in the group {GROUP}")
+    raise ConfigError(f"warm_start cannot name relations: no installed package registers them in the group {GROUP}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +130,8 @@ async def collect_demonstrations(
         count, limit = config.actions_per_turn, session.limits.max_actions_per_turn
         if limit and count > limit:
             raise ConfigError(
-                f"warm_start.actions_per_turn is {count}, and a turn of {task.environment} may have {limit}: "
-                "lower it, or raise environment.max_actions_per_turn"
+                f"warm_start.actions_per_turn is {count}, but a turn of {task.environment} may have {limit}: lower "
+                "it, or raise environment.max_actions_per_turn"
             )
         demonstration = Demonstration(episode, session.limits, demonstrator.imitate)
         return join_turns(demonstration, count, random.Random(f"joined/{seed}{attempt}"))
@@ -242,7 +242,7 @@ class DemonstrationWriter:
             blocks["switch"] = "KEEP" if keeps_subgoal else "SWITCH"
         if missing := [name for name in self.grammar.blocks if name not in blocks]:
             raise ConfigError(
-                f"prompt.blocks asks for {missing[0]}, and no demonstration has it: give warm_start.blocks.{missing[0]}"
+                f"prompt.blocks has {missing[0]}, but no demonstration does: set warm_start.blocks.{missing[0]}"
             )
         thought = turn.thought or self._fill("thought", self.thought, turn, told)
         return self.grammar.compose(thought, turn.actions, blocks)
@@ -255,7 +255,7 @@ class DemonstrationWriter:
             raise ConfigError(
                 f"warm_start.{key} {template!r} cannot be filled in for the observation {turn.observation[:60]!r} "
                 f"({type(error).__name__}: {error}): it may use {{action}}, {{relations}}, {{next_relations}}, "
-                "{intended_relations}, and {words[0]} and so on, as many as the observation has"
+                "{intended_relations}, and {words[0]} and so on, one per word of the observation"
             ) from error
 
     def _relations(self, episode: Episode, turn: Turn, after: str) -> Mapping[str, str]:
@@ -265,7 +265,7 @@ class DemonstrationWriter:
         try:
             return _describer()(episode, turn, after)
         except ValueError as error:
-            raise ConfigError(f"warm_start cannot tell relations: {error}") from error
+            raise ConfigError(f"warm_start cannot name relations: {error}") from error
 
     @property
     def attempts(self) -> int:
