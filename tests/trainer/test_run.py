@@ -362,8 +362,11 @@ async def test_an_engine_that_dies_in_any_phase_costs_no_finished_step(
     assert run.persistence.rescued_step == saved_by(run).step == saved
 
 
-async def test_an_error_before_the_weights_change_leaves_a_checkpoint_of_the_last_finished_step(tmp_path: Path) -> None:
-    """Of its beginning, whatever the step has moved by then: cursors, levels, random streams."""
+@pytest.mark.parametrize("part", ["rollouts.write_rollouts", "weights.leave_gpu"])
+async def test_an_error_before_the_weights_change_leaves_a_checkpoint_of_the_last_finished_step(
+    tmp_path: Path, part: str
+) -> None:
+    """Of its beginning, whatever the step has moved by then: cursors, levels, random streams, the replay buffer."""
     environment = {"id": "lake", "curriculum": {"levels": [{"a": 1}, {}], "success": 0.4, "window": 3}}
     run = make_run(tmp_path, environment=environment, replay={"capacity": 8, "groups": 2})
     await run.prepare()
@@ -375,14 +378,15 @@ async def test_an_error_before_the_weights_change_leaves_a_checkpoint_of_the_las
     shutil.rmtree(run.output.checkpoints.folder)
     run.persistence._saved = -1
 
-    async def fail(_: object) -> None:
+    async def fail(*_: object) -> None:
         raise OSError("no space")
 
-    run.rollouts.write_rollouts = fail  # type: ignore[method-assign]
+    name, _, method = part.partition(".")
+    setattr(getattr(run, name), method, fail)
     run.begin_step()
     torch.rand(1)
     with pytest.raises(OSError) as raised:
-        await run.collect()
+        await run.learn(await run.collect())
     await run.rescue(raised.value)
     assert (run.persistence.rescued_step, progress(run)) == (2, expected)
 

@@ -39,6 +39,8 @@ class ReplayConfig(Section):
 class ReplayBuffer:
     """Buffer of whole groups, each with the oldest policy version that sampled any of its tokens.
 
+    A shallow copy does not change with the buffer.
+
     Attributes:
         stale: Number of groups dropped so far because of their age.
         evicted: Number of groups dropped so far to make room.
@@ -59,10 +61,10 @@ class ReplayBuffer:
 
     def add(self, groups: Sequence[Group], version: int) -> None:
         """Add groups, and drop the oldest ones if there is no room. version: version of groups without tokens."""
-        self._groups += [(oldest_version(group, version), group) for group in groups]
-        surplus = max(0, len(self._groups) - self.config.capacity)
+        items = self._groups + [(oldest_version(group, version), group) for group in groups]
+        surplus = max(0, len(items) - self.config.capacity)
         self.evicted += surplus
-        del self._groups[:surplus]
+        self._groups = items[surplus:]
 
     def sample(self, version: int, rng: np.random.Generator) -> tuple[list[Group], int]:
         """Drop the groups that are stale at policy `version`, then draw up to `config.groups` distinct groups.

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from starpod.trainer.checkpoints.checkpoint import CheckpointError, Checkpoints, Loaded
 from starpod.trainer.checkpoints.state import capture_rng, restore_rng
 from starpod.trainer.config import Config, ConfigError
+from starpod.trainer.data.replay import ReplayBuffer
 from starpod.trainer.interrupts import Interrupted
 from starpod.trainer.learner import Learner
 from starpod.trainer.output.screen import Screen
@@ -66,8 +67,8 @@ class Persistence:
         self._parallel = parallel
         self._screen = screen
         self._parts = {**contents.parts, **contents.collecting.parts}
-        # Progress and groups in play at the end of the last finished step, if a later step has begun.
-        self._last_step_state: tuple[dict[str, Any], Sequence[Admitted]] | None = None
+        # What `_present` returned at the end of the last finished step, if a later step has begun.
+        self._last_step_state: tuple[dict[str, Any], Sequence[Admitted], ReplayBuffer] | None = None
         self._weights_are_whole = False
         self._saved_step = -1
         self._writing: tuple[int, asyncio.Future[Any]] | None = None  # the step, and the thread's work
@@ -76,7 +77,7 @@ class Persistence:
 
     def begin_step(self) -> None:
         """Remember the state of the run, so that a rescue before the step's first gradient loses only this step."""
-        self._last_step_state = self._progress(), self._contents.collecting.ahead.admitted
+        self._last_step_state = self._present()
 
     def begin_update(self) -> None:
         """Disable rescues until the step is over, because the weights are now between two versions."""
@@ -91,7 +92,7 @@ class Persistence:
     async def save(self) -> None:
         """Begin to write a checkpoint. Raises CheckpointError if the previous one could not be written."""
         await self.finish_writing()
-        self._begin_writing(self._progress(), self._contents.collecting.ahead.admitted)
+        self._begin_writing(*self._present())
 
     async def finish_writing(self) -> None:
         """Wait until the last checkpoint is on disk. Raises CheckpointError on all ranks if that fails on one."""
@@ -100,7 +101,7 @@ class Persistence:
             await work
             self._saved_step = step
 
-    def _begin_writing(self, progress: Mapping[str, Any], admitted: Sequence[Admitted]) -> None:
+    def _begin_writing(self, progress: Mapping[str, Any], admitted: Sequence[Admitted], replay: ReplayBuffer) -> None:
         held, step = self._contents, progress["step"]
         optimizer, learner = held.learner.state()
         tensors = {"policy": held.learner.policy_state(), "optimizer": optimizer}
@@ -121,7 +122,7 @@ class Persistence:
             "learner": learner,
             "scorer": scorer_values,
             "warm_start": warm_start,
-            "replay": held.collecting.replay.state_dict(),
+            "replay": replay.state_dict(),
             "ahead": groups,
             "config": self._config.to_dict(),
         }
@@ -133,17 +134,16 @@ class Persistence:
         with contextlib.suppress(CheckpointError):
             await self.finish_writing()
 
-    def _progress(self) -> dict[str, Any]:
-        """Return the part of a checkpoint that a collection changes.
-
-        The replay buffer is not included, because it only takes groups after a collection.
-        """
-        return {
+    def _present(self) -> tuple[dict[str, Any], Sequence[Admitted], ReplayBuffer]:
+        """Return the part of a checkpoint that a collection changes: progress, groups in play and replay buffer."""
+        progress = {
             **self._contents.progress.state_dict(),
             **self._contents.evaluating.state_dict(),
             **{name: copy.deepcopy(part.state_dict()) for name, part in self._parts.items()},
             "rng": capture_rng(),
         }
+        collecting = self._contents.collecting
+        return progress, collecting.ahead.admitted, copy.copy(collecting.replay)
 
     async def rescue(self, error: Exception) -> None:
         """Save the last finished step after an error, and wait until it is written.
@@ -154,13 +154,14 @@ class Persistence:
         on_all_ranks = self._parallel.world == 1 or isinstance(error, RankFailed | CollectionFailed | CheckpointError)
         if not (self._weights_are_whole and on_all_ranks):
             return
-        progress, admitted = self._last_step_state or (self._progress(), self._contents.collecting.ahead.admitted)
+        state = self._last_step_state or self._present()
+        step = state[0]["step"]
         await self.close()
         try:
-            if self._saved_step != progress["step"]:
-                self._begin_writing(progress, admitted)
+            if self._saved_step != step:
+                self._begin_writing(*state)
                 await self.finish_writing()
-            self.rescued_step = progress["step"]
+            self.rescued_step = step
         except CheckpointError as problem:
             if isinstance(error, Interrupted):
                 raise  # there is no other error to report
