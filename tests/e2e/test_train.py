@@ -217,11 +217,12 @@ class LockStep(Ahead):
     """Plays groups where they are taken, all of them in one call."""
 
     def admit(self, starts: Iterable[Start]) -> None:
-        self._admitted |= {start.id: Admitted(start) for start in starts}
+        self._admitted |= {start.id: Admitted(start, self.stage) for start in starts}
 
     async def take(self, starts: Sequence[Start], *, min_size: int = 1) -> Collected:
         self._admitted.clear()
-        return await self._collector.collect(starts, self._size, min_size=min_size)
+        collector, size = self._players[self.stage]
+        return await collector.collect(starts, size, min_size=min_size)
 
 
 def test_nothing_that_happens_to_a_run_changes_a_digit(

@@ -17,7 +17,7 @@ from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.diagnostics.metrics import spent_in
 from starpod.trainer.rollout.collect import Start
 from starpod.trainer.run.run import Run
-from tests.trainer.test_run import ScriptedCollector, episode, make_run, save
+from tests.trainer.test_run import ScriptedCollector, episode, make_run, save, saved_by
 from tests.trainer.turns import a_turn
 
 
@@ -189,3 +189,30 @@ def test_bounds_that_mean_nothing_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"replay\.offline collects none"):
         parse_config({"collect": {"max_staleness": 1}, "replay": {"offline": "episodes"}})
     assert Config().collect.max_staleness == 0
+
+
+class Whole(ScriptedCollector):
+    """Plays all members of a group, whose number is that of its stage."""
+
+    async def play_group(self, start: Start, size: int, begun: dict[int, Episode] | None = None) -> Group:
+        return Group(start.id, [episode(start.id, member, float(member)) for member in range(size)])
+
+
+async def test_a_resumed_run_too_finishes_groups_in_the_stage_in_which_they_began(tmp_path: Path) -> None:
+    collect = {"groups": 2, "group_size": 3, "max_staleness": 1}
+    stages = [{"until": {"iteration": 1}, "set": {"collect.group_size": 2}}]
+    whole = make_run(tmp_path, plays=Whole, collect=collect, stages=stages)
+    whole.begin_step()
+    await whole.collect()
+    whole.finish_step()
+    assert whole.config.collect.group_size == 3
+    await save(whole)
+    resumed = make_run(tmp_path, plays=Whole, collect=collect, stages=stages)
+    resumed.restore(saved_by(whole))
+    for run in (whole, resumed):
+        sizes = []
+        for _ in range(2):
+            run.begin_step()
+            sizes.append([len(group.episodes) for group in await run.collect()])
+        assert sizes == [[2, 2], [3, 3]]
+        await run.collecting.ahead.close()

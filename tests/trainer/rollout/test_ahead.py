@@ -45,7 +45,7 @@ def played(episode: Episode) -> list[object]:
 async def test_groups_are_taken_in_the_order_of_admission(fleet: Fleet) -> None:
     """The first one is the slowest: it is waited for, and those behind it play on meanwhile."""
     engine = HeldEngine("train/0/")
-    ahead = Ahead(collector(fleet, engine), 2, Parallel())
+    ahead = Ahead([(collector(fleet, engine), 2)], Parallel())
     ahead.admit([Start(0, 5), Start(1, 5), Start(2, 6)])
     taking = asyncio.ensure_future(ahead.take([Start(0, 5), Start(1, 5)]))
     await eventually(lambda: len(engine.forgotten) == 4)
@@ -63,7 +63,7 @@ async def test_what_is_in_play_goes_on_from_a_checkpoint(fleet: Fleet) -> None:
     """Nothing that was sampled is sampled again: sessions are rebuilt from the turns."""
     starts = [Start(3, 7), Start(4, 8)]
     engine = HeldEngine("train/3/1", turns=2)
-    ahead = Ahead(collector(fleet, engine), 2, Parallel())
+    ahead = Ahead([(collector(fleet, engine), 2)], Parallel())
     ahead.admit(starts)
     await engine.reached.wait()
     await eventually(lambda: len(engine.forgotten) == 3)
@@ -74,7 +74,7 @@ async def test_what_is_in_play_goes_on_from_a_checkpoint(fleet: Fleet) -> None:
     assert expected[0].id == 3 and len(expected[0].episodes) == 2
 
     again = HeldEngine("nobody")
-    resumed = Ahead(collector(fleet, again), 2, Parallel())
+    resumed = Ahead([(collector(fleet, again), 2)], Parallel())
     resumed.load_state(state)
     assert resumed.state(resumed.admitted) == state
     assert resumed.oldest(2) == resumed.oldest_of(["", ""]) == starts
@@ -92,13 +92,13 @@ async def test_what_is_in_play_goes_on_from_a_checkpoint(fleet: Fleet) -> None:
 
 async def test_an_environment_that_answers_otherwise_is_played_from_there(fleet: Fleet) -> None:
     engine, again = HeldEngine("train/0/0", turns=3), HeldEngine("nobody")
-    ahead = Ahead(collector(fleet, engine), 1, Parallel())
+    ahead = Ahead([(collector(fleet, engine), 1)], Parallel())
     ahead.admit([Start(0, 1)])
     await engine.reached.wait()
     state = ahead.state(ahead.admitted)
     await ahead.close()
     other = LAKE.with_options({"map": ["SFF", "FFF", "HFG"]})
-    resumed = Ahead(collector(fleet, again, other), 1, Parallel())
+    resumed = Ahead([(collector(fleet, again, other), 1)], Parallel())
     resumed.load_state(state)
     resumed.admit([])
     (group,) = (await resumed.take([Start(0, 1)])).groups
@@ -110,7 +110,7 @@ async def test_an_environment_that_answers_otherwise_is_played_from_there(fleet:
 @pytest.mark.parametrize("turns", [0, 1])
 async def test_an_episode_that_hangs_fails_and_tells_for_what_it_waited(fleet: Fleet, turns: int) -> None:
     engine = HeldEngine("train/0/1", turns=turns)
-    ahead = Ahead(replace(collector(fleet, engine), deadline=0.5), 2, Parallel())
+    ahead = Ahead([(replace(collector(fleet, engine), deadline=0.5), 2)], Parallel())
     ahead.admit([Start(0, 1)])
     collected = await ahead.take([Start(0, 1)], min_size=2)
     assert (collected.failed, collected.dropped, collected.groups) == (1, 1, [])
@@ -139,7 +139,7 @@ async def test_an_environment_that_hangs_is_told(server: ServerProcess) -> None:
 
 async def test_closing_ends_what_is_in_play(fleet: Fleet) -> None:
     engine = HeldEngine("train/")
-    ahead = Ahead(collector(fleet, engine), 2, Parallel())
+    ahead = Ahead([(collector(fleet, engine), 2)], Parallel())
     ahead.admit([Start(0, 1)])
     await engine.reached.wait()
     await ahead.close()
@@ -153,7 +153,7 @@ async def test_what_no_group_survives_ends_the_run_before_its_turn(fleet: Fleet)
             raise RuntimeError("the engine is gone")
         return reply("Down")
 
-    ahead = Ahead(collector(fleet, ScriptedEngine(TEMPLATE, say)), 1, Parallel())
+    ahead = Ahead([(collector(fleet, ScriptedEngine(TEMPLATE, say)), 1)], Parallel())
     ahead.admit([Start(0, 1), Start(1, 1)])
     await ahead.take([Start(0, 1)])
     ahead.admit([Start(2, 1)])

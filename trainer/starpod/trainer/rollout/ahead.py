@@ -21,6 +21,8 @@ class Admitted:
     """A group that is being played, or that is finished and not yet taken."""
 
     start: Start
+    stage: int
+    """Stage of the run in which the group was admitted."""
     episodes: dict[int, Episode] = field(default_factory=dict)
     """The group's episodes so far, by member; empty on the ranks that do not play this group."""
     playing: asyncio.Task[Group] | None = None
@@ -30,13 +32,18 @@ class Admitted:
 class Ahead:
     """Queue of the groups that were admitted and not yet taken, oldest first.
 
-    Groups of `size` episodes are taken in the order of admission, not in the order in which they end. Long episodes are
-    therefore trained on as often as short ones. Group `id` is played by rank `id % world`.
+    Groups are taken in the order of admission, not in the order in which they end. Long episodes are therefore trained
+    on as often as short ones. Group `id` is played by rank `id % world`.
+
+    Attributes:
+        stage: Stage in which groups are admitted now. They finish in it, also after a resumption.
+
+    players: collector and group size of each stage of the run.
     """
 
-    def __init__(self, collector: Collector[EngineAgents], size: int, parallel: Parallel) -> None:
-        self._collector = collector
-        self._size = size
+    def __init__(self, players: Sequence[tuple[Collector[EngineAgents], int]], parallel: Parallel) -> None:
+        self.stage = len(players) - 1
+        self._players = players
         self._parallel = parallel
         self._admitted: dict[int, Admitted] = {}
         self._playing = 0
@@ -51,10 +58,6 @@ class Ahead:
         """Return the admitted groups, oldest first."""
         return tuple(self._admitted.values())
 
-    def configure(self, collector: Collector[EngineAgents], size: int) -> None:
-        """Use another collector and group size for the groups that start from now on."""
-        self._collector, self._size = collector, size
-
     @property
     def busy(self) -> float:
         """Seconds so far during which at least one group was being played."""
@@ -62,7 +65,7 @@ class Ahead:
 
     def admit(self, starts: Iterable[Start]) -> None:
         """Start to play these groups, and also the groups that `load_state` restored."""
-        self._admitted |= {start.id: Admitted(start) for start in starts}
+        self._admitted |= {start.id: Admitted(start, self.stage) for start in starts}
         for group in self._admitted.values():
             if group.playing is None and group.start.id % self._parallel.world == self._parallel.rank:
                 group.playing = asyncio.ensure_future(self._play(group))
@@ -108,7 +111,8 @@ class Ahead:
             self._busy_since = perf_counter()
         self._playing += 1
         try:
-            return await self._collector.play_group(group.start, self._size, group.episodes)
+            collector, size = self._players[group.stage]
+            return await collector.play_group(group.start, size, group.episodes)
         finally:
             self._playing -= 1
             if not self._playing:
@@ -122,7 +126,11 @@ class Ahead:
         reply that was being sampled is sampled again from the start, with the same random stream.
         """
         return [
-            {"start": asdict(group.start), "episodes": [episode.to_json() for episode in group.episodes.values()]}
+            {
+                "start": asdict(group.start),
+                "stage": group.stage,
+                "episodes": [episode.to_json() for episode in group.episodes.values()],
+            }
             for group in admitted
         ]
 
@@ -131,7 +139,8 @@ class Ahead:
         for values in state:
             saved_values = values["start"].get("saved")
             start = Start(**{**values["start"], "saved": SavedStart(**saved_values) if saved_values else None})
-            group = self._admitted.setdefault(start.id, Admitted(start))
+            stage = min(values.get("stage", self.stage), len(self._players) - 1)  # a run may have fewer stages now
+            group = self._admitted.setdefault(start.id, Admitted(start, stage))
             for episode in map(Episode.from_json, values["episodes"]):
-                if episode.member < self._size:
+                if episode.member < self._players[stage][1]:
                     group.episodes[episode.member] = episode

@@ -87,7 +87,8 @@ class Collecting:
         self.cursor = SeedCursor(config.seeds.train, config.seed)
         self.mixture = Mixture(config.tasks)
         self.replay = ReplayBuffer(config.replay)
-        self.ahead = Ahead(collectors[-1], config.collect.group_size, parallel)
+        sizes = [stage.collect.group_size for stage in config.in_stages]
+        self.ahead = Ahead(list(zip(collectors, sizes, strict=True)), parallel)
         self._parallel = parallel
         self._interrupts = interrupts
         self._screen = screen
@@ -107,8 +108,7 @@ class Collecting:
 
     def begin_stage(self) -> None:
         """Use the current stage's configuration for groups admitted from now on. Groups in play keep the old one."""
-        index, config = self.settings.stages.index, self.settings.now
-        self.ahead.configure(self.collectors[index], config.collect.group_size)
+        self.ahead.stage = self.settings.stages.index
 
     async def collect(self, progress: Progress) -> Collection:
         """Return P groups of N fresh episodes.
@@ -251,10 +251,7 @@ class Collecting:
         return [self.offline[index] for index in order[batch * size : (batch + 1) * size]]
 
     def with_replayed(self, groups: list[Group], progress: Progress) -> tuple[list[Group], Mapping[str, float]]:
-        """Return the fresh groups plus older groups from the replay buffer if replay is on, and metrics.
-
-        Call it last in a step, because the buffer is not part of `parts`.
-        """
+        """Return the fresh groups plus older groups from the replay buffer if replay is on, and metrics."""
         if not self.replay.enabled or self.offline:
             return groups, {}
         rng = np.random.default_rng(derive(self.settings.whole.seed, "replay", progress.step))
