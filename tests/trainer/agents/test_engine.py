@@ -22,10 +22,11 @@ async def test_a_branch_goes_on_with_what_the_turns_before_were_told(
 ) -> None:
     """What the model sees for its last reply, and that reply, is what is trained: on a fork too, where the session has
     turns behind it."""
-    engine = ScriptedEngine(TEMPLATE, reply("Down"))
+    engine = ScriptedEngine(TEMPLATE, lambda *_: reply("Down") if len(engine.requests) > 1 else reply())
     agents = collector(fleet, engine, prompt=PromptConfig(style=style), sampling=ROOMY).agents
     (session,) = await TASK.open(fleet, 1, 1, Want())
     episode = await play(agents.agent(session, TASK, 0), session, turns=2)
+    assert session.step_index == 1, "a turn without an action is not sent"
     (fork,) = await session.fork()
     agent = agents.agent(fork, TASK, 0)
     agent.recall(episode)

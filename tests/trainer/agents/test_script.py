@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from starpod.client import Fleet
+from starpod.client import Fleet, Session
 from starpod.trainer.agents.config import ScriptConfig
 from starpod.trainer.agents.script import engine_agents
 from starpod.trainer.algorithms.advantages import compute_advantages, penalised_rewards
@@ -149,6 +149,21 @@ async def test_an_episode_goes_on_from_what_a_checkpoint_holds(fleet: Fleet, nam
 # --- attempts ---------------------------------------------------------------------------------------------------------
 
 
+async def test_no_checkpoint_takes_the_end_of_an_attempt_for_that_of_the_episode(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: dict[int, Episode] = {}
+    ends, close = [], Session.close
+
+    async def note(session: Session) -> None:
+        ends.append(begun[session.member].end)
+        await close(session)
+
+    monkeypatch.setattr(Session, "close", note)  # the loop may save here
+    await collect(fleet, {"name": "attempts"}, first_then(WAY, WAY), begun=begun)
+    assert ends == ["", ""]
+
+
 def first_then(first: list[str], second: list[str]) -> Say:
     """Actions of the first attempt, and of the second."""
 
@@ -247,7 +262,7 @@ async def play_itself(fleet: Fleet, moves: str) -> tuple[Episode, ScriptedEngine
 
     paid = RewardConfig(zero_sum=True)
     cells = tuple("123456789")
-    return await collect(fleet, {"name": "self_play"}, say, paid, GAME, actions=cells, template=BOARD)
+    return await collect(fleet, {"name": "self_play"}, say, paid, GAME, None, "full", cells, BOARD)
 
 
 async def test_one_policy_plays_both_sides_and_what_one_wins_the_other_has_lost(fleet: Fleet) -> None:
@@ -260,6 +275,7 @@ async def test_one_policy_plays_both_sides_and_what_one_wins_the_other_has_lost(
     # Each sees its own turns alone, told from the beginning.
     seen = [BOARD.tokenizer.decode(turn.prompt) for turn in episode.turns]
     assert all(turn.fresh for turn in episode.turns)
+    assert all("Turn 1 of 9" in context for context in seen)
     assert "X X . . O . . . . ." in seen[2] and "O X . ." not in seen[2]
     assert "O X X . O . . . . ." in seen[3] and "X . . . . . . . . ." not in seen[3]
 

@@ -4,6 +4,7 @@ import pytest
 
 from starpod.client import Fleet, Limits, Session, Want
 from starpod.trainer.agents.base import limits_left
+from starpod.trainer.config import parse_config
 from starpod.trainer.rollout.config import EnvironmentConfig
 from starpod.trainer.rollout.environment import make_task
 from starpod.trainer.rollout.expert_start import open_near_success
@@ -19,7 +20,7 @@ async def test_a_group_begins_so_many_moves_before_success(fleet: Fleet, moves: 
     sessions = await opened(fleet, LAKE, moves)
     needed = min(moves, 4)
     # The expert's moves take nothing off the limits.
-    assert [(each.member, each.step_index, limits_left(each)) for each in sessions] == [
+    assert [(each.member, each.step_index, limits_left(each, each.step_index)) for each in sessions] == [
         (member, 4 - needed, Limits(6, 2, 8)) for member in range(3)
     ]
     assert len({session.observation.state_key for session in sessions}) == 1
@@ -48,3 +49,10 @@ async def test_collected_episodes_say_where_they_began(fleet: Fleet) -> None:
     near = LAKE.model_copy(update={"expert_moves_left": 1})
     (group,), _ = await collect(fleet, reply("Right", "Down"), size=2, environment=near)
     assert [(episode.begun_at, len(episode.turns), episode.success) for episode in group] == [(3, 1, True)] * 2
+    ((lost,),), _ = await collect(fleet, reply(), environment=near)
+    assert (len(lost.turns), lost.end) == (6, "max_turns"), "the expert's moves add no turns"
+
+
+def test_evaluations_begin_at_the_start_state() -> None:
+    (task,) = parse_config({"environment": {"id": "frozen_lake-v1", "expert_moves_left": 2}}).tasks
+    assert task.held_out.expert_moves_left is None

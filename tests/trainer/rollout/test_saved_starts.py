@@ -22,9 +22,9 @@ async def test_a_group_begins_in_a_saved_state_with_all_its_turns_left(fleet: Fl
     seen = session.observation.text
     start = SavedStart("frozen_lake-v1", session.seed, session.dynamics_seed, actions, seen, session.version)
     sessions = await open_saved(TASK, fleet, start, 3, Want())
-    assert [(each.member, each.step_index, each.observation.text, limits_left(each)) for each in sessions] == [
-        (member, 2, seen, Limits(6, 2, 8)) for member in range(3)
-    ]
+    assert [
+        (each.member, each.step_index, each.observation.text, limits_left(each, each.step_index)) for each in sessions
+    ] == [(member, 2, seen, Limits(6, 2, 8)) for member in range(3)]
     assert len({each.dynamics_seed for each in sessions}) == 3
     await fleet.close_sessions([session, *sessions])
     for changed in (replace(start, observation="another lake"), replace(start, actions=["Left"] * 3)):
@@ -32,19 +32,23 @@ async def test_a_group_begins_in_a_saved_state_with_all_its_turns_left(fleet: Fl
             await open_saved(TASK, fleet, changed, 2, Want())
 
 
-def test_saved_states_are_shared_out_by_the_number_of_the_group(tmp_path: Path) -> None:
+def test_saved_states_are_shared_out_by_the_number_of_the_tasks_group(tmp_path: Path) -> None:
     path = tmp_path / "starts.jsonl"
     states = [SavedStart("frozen_lake-v1", 20_000 + place, 0, ["Up"], "seen", options={"size": 3}) for place in (0, 1)]
     other = SavedStart("bandit-v1", 1, 1, ["a"], "")
     path.write_text("".join(each.to_line() for each in (states[0], other, states[1])), encoding="utf-8")
     assert read_starts(str(path), "frozen_lake-v1") == states
     environment = {"id": "frozen_lake-v1", "starts": str(path), "starts_share": 0.4}
-    config = parse_config({"environment": environment})
+    config = parse_config({"environments": {"one": environment, "other": environment}})
     mixture, cursor = Mixture(config.tasks), SeedCursor(config.seeds.train)
-    first = mixture.starts([""] * 4, cursor)
-    starts = [*first, *mixture.starts([""] * 6, cursor)]
-    assert [start.saved for start in starts] == [None, None, states[0], None, states[1]] * 2
-    assert [start.seed for start in starts] == list(range(10_000, 10_010))
+    first = mixture.starts(["one", "other"] * 4, cursor)
+    resumed = Mixture(config.tasks)
+    resumed.load_state_dict(mixture.state_dict())
+    starts = [*first, *resumed.starts(["one", "other"] * 6, cursor)]
+    for task in config.tasks:
+        saved = [start.saved for start in starts if start.task == task.name]
+        assert saved == [None, None, states[0], None, states[1]] * 2
+    assert [start.seed for start in starts] == list(range(10_000, 10_020))
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,7 @@ class OutsideAgent(Agent):
         )
         self._environment = environment
         self._task = task
+        self._limits = limits_left(environment, environment.step_index)
         self._events: asyncio.Queue[Replied | Step | Left] = asyncio.Queue()
         self._episode: Episode | None = None
         self._reply: Replied | None = None
@@ -130,7 +131,7 @@ class OutsideAgent(Agent):
 
     def observe(self) -> dict[str, Any]:
         """Return the current state and the facts that an agent needs once, such as instructions."""
-        limits = limits_left(self._environment)
+        limits = self._limits
         return {
             "environment": self._environment.environment_id,
             "instructions": self._environment.instructions,

@@ -35,6 +35,7 @@ class Mixture:
         }
         self._saved_shares = {task.name: Fraction(task.environment.starts_share) for task in tasks}
         self._curricula = {task.name: Curriculum(task.environment.curriculum) for task in tasks}
+        self._begun = dict.fromkeys(weights, 0)
         # Id of the next group, and the first group id at each task's current level.
         self._next, self._level_from = 0, dict.fromkeys(weights, 0)
 
@@ -53,15 +54,19 @@ class Mixture:
         first, seeds = cursor.taken, cursor.take(len(names))
         self._next = cursor.taken
         return [
-            Start(first + index, seed, name, self._curricula[name].options, self._saved_start(name, first + index))
+            Start(first + index, seed, name, self._curricula[name].options, self._saved_start(name))
             for index, (name, seed) in enumerate(zip(names, seeds, strict=True))
         ]
 
-    def _saved_start(self, name: str, group: int) -> SavedStart | None:
-        """Return the saved start of a group, chosen by the group's number; None to begin in its seed's start state."""
-        starts, share = self._saved.get(name, ()), self._saved_shares[name]
-        count = math.floor((group + 1) * share)
-        return starts[(count - 1) % len(starts)] if starts and count > math.floor(group * share) else None
+    def _saved_start(self, name: str) -> SavedStart | None:
+        """Return the saved start of a task's next group; None to begin in its seed's start state.
+
+        It is chosen by the group's number among the task's groups.
+        """
+        starts, share, number = self._saved.get(name, ()), self._saved_shares[name], self._begun[name]
+        self._begun[name] += 1
+        count = math.floor((number + 1) * share)
+        return starts[(count - 1) % len(starts)] if starts and count > math.floor(number * share) else None
 
     def levels(self) -> dict[str, int]:
         """Return the level of each task with a curriculum."""
@@ -92,6 +97,7 @@ class Mixture:
         return {
             "shares": {name: str(share) for name, share in self._shares.items()},
             "given": dict(self._given),
+            "begun": dict(self._begun),
             "curricula": {name: curriculum.state_dict() for name, curriculum in self._curricula.items()},
             "level_from": dict(self._level_from),
         }
@@ -102,5 +108,6 @@ class Mixture:
             self._given = dict(state["given"])
         for name, curriculum in self._curricula.items():
             if name in state["curricula"]:
+                self._begun[name] = state.get("begun", state["given"])[name]
                 curriculum.load_state_dict(state["curricula"][name])
                 self._level_from[name] = state["level_from"][name]

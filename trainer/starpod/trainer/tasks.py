@@ -59,8 +59,8 @@ class TaskConfig:
 
     @property
     def held_out(self) -> EnvironmentConfig:
-        """The environment with the options of evaluations."""
-        return self.environment.with_options(self.evaluation.options)
+        """The environment of evaluations: with their options, and from the start state of each seed."""
+        return self.environment.with_options(self.evaluation.options).model_copy(update={"expert_moves_left": None})
 
 
 def merged(section: Any_Section, name: str, key: str, values: Mapping[str, Any]) -> Any_Section:

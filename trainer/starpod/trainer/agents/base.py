@@ -57,9 +57,9 @@ def longer(limits: Limits, turns: int) -> Limits:
     return Limits(raised_limits[0], limits.max_actions_per_turn, raised_limits[1])
 
 
-def limits_left(session: Session) -> Limits:
-    """Return the session's limits minus the turns that the expert played before the agent took over."""
-    return longer(session.limits, -session.step_index) if session.step_index else session.limits
+def limits_left(session: Session, begun_at: int) -> Limits:
+    """Return the session's limits minus the turns that were played before the episode began (`Episode.begun_at`)."""
+    return longer(session.limits, -begun_at)
 
 
 @dataclass(frozen=True, slots=True)

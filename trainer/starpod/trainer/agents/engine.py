@@ -14,7 +14,6 @@ from starpod.trainer.agents.base import (
     Task,
     Tokens,
     limits_left,
-    longer,
 )
 from starpod.trainer.agents.config import SamplingConfig
 from starpod.trainer.data.episode import Episode, Turn
@@ -52,15 +51,18 @@ class EngineAgents(Agents):
 class EngineAgent(Agent):
     """Agent that keeps one episode's conversation as token ids and requests each reply from the engine."""
 
-    def __init__(self, shared: EngineAgents, session: Session, task: Task) -> None:
-        self._shared = shared
+    def __init__(self, shared: EngineAgents, session: Session, task: Task, begun_at: int | None = None) -> None:
+        """begun_at: `Episode.begun_at`; None: the episode begins now."""
+        self._shared, self._session, self._actions = shared, session, task.actions
         self._name = ""
-        self._begin(Prompter(shared.prompt, session.instructions, task.actions, limits_left(session)))
+        self._begin(session.step_index if begun_at is None else begun_at)
 
-    def _begin(self, prompter: Prompter) -> None:
-        self._prompter = prompter
-        self._conversation = Conversation.of(self._shared.template, self._shared.prompt)
-        self._conversation.system(prompter.system())
+    def _begin(self, begun_at: int) -> None:
+        shared, session = self._shared, self._session
+        limits = limits_left(session, begun_at)
+        self._prompter = Prompter(shared.prompt, session.instructions, self._actions, limits)
+        self._conversation = Conversation.of(shared.template, shared.prompt)
+        self._conversation.system(self._prompter.system())
 
     async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
         shared = self._shared
@@ -96,10 +98,8 @@ class EngineAgent(Agent):
         return self._answer(prompt, Reply(turn.reply, turn.logprobs, turn.versions, turn.finish))
 
     def recall(self, episode: Episode) -> None:
-        prompter, template, history = self._prompter, self._shared.template, replace(episode, turns=[])
-        # `limits_left` has subtracted these turns from the session's limits. The prompt shows limits that include them.
-        limits = longer(prompter.limits, len(episode.turns))
-        self._begin(Prompter(prompter.config, prompter.instructions, prompter.grammar.actions, limits))
+        template, history = self._shared.template, replace(episode, turns=[])
+        self._begin(episode.begun_at)  # the session already has the turns behind it
         for turn in episode.turns:
             self._ask(turn.observation, history, turn.image)
             if turn.reply:

@@ -19,7 +19,7 @@ from starpod.trainer.data.episode import Episode, Turn, turns_of
 from starpod.trainer.prompts.conversation import Prompt
 from starpod.trainer.prompts.prompt import PromptConfig
 
-ACCEPT, REJECT = "Accept", "Reject"
+VERDICTS = ACCEPT, REJECT = "Accept", "Reject"
 # --- messages ---------------------------------------------------------------------------------------------------------
 
 
@@ -100,7 +100,7 @@ class SolverVerifier(Agent):
             for speaker in (SOLVER, VERIFIER)
         )
         self._solver = Speaker(solver, session, task)
-        verdicts = replace(task, actions=(ACCEPT, REJECT))
+        verdicts = replace(task, actions=VERDICTS)
         self._verifier = Speaker(verifier, session, verdicts)
         self._sent: list[int] = []
         self._proposals: list[Sequence[str]] = []
@@ -212,7 +212,8 @@ class SelfPlay(Agent):
     def _see(self, observation: Observation, episode: Episode) -> Speaker:
         name = observation.agent_id
         if name not in self._speakers:
-            self._speakers[name] = Speaker(replace(self._shared, speaker=name), self._session, self._task)
+            shared = replace(self._shared, speaker=name)
+            self._speakers[name] = Speaker(shared, self._session, self._task, episode.begun_at)
         return self._speakers[name].see(observation.text, turns_of(episode, name), fresh=True)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 
 from starpod.client import Observation, Session, StarpodError
-from starpod.trainer.agents.base import Agent, AgentError, Move, Stop
+from starpod.trainer.agents.base import Agent, AgentError, Move, Stop, limits_left
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.rewards.reward import RewardConfig, Rewards
 
@@ -93,12 +93,13 @@ async def _play_attempts(
         (fork,) = await session.fork(reseed=True)
         try:
             await _play_turns(agent, fork, episode, rewards, known=known, attempt=number)
+            # Do this before anything is awaited: a checkpoint that finds the attempt's end takes it for the episode's.
+            attempt_turns = episode.turns[turn_count:]
+            rewards.reward_improvement(previous_turns, attempt_turns)
+            rewards.set_apart(attempt_turns, episode)
+            previous_turns = attempt_turns
         finally:
             await fork.close()
-        attempt_turns = episode.turns[turn_count:]
-        rewards.reward_improvement(previous_turns, attempt_turns)
-        rewards.set_apart(attempt_turns, episode)
-        previous_turns = attempt_turns
     last_attempt = agent.attempts - 1
     agent.begin_attempt(last_attempt)
     over = await _play_turns(agent, session, episode, rewards, known=known, until=until, attempt=last_attempt)
@@ -117,7 +118,7 @@ async def _play_turns(
     attempt: int,
 ) -> bool:
     """Play one attempt until it ends or the episode has `until` turns. Return whether it ended."""
-    most_turns = agent.replies * (session.limits.max_turns or MOST_TURNS)
+    most_turns = agent.replies * (limits_left(session, episode.begun_at).max_turns or MOST_TURNS)
     while not (episode.end or session.done):
         if sum(turn.attempt == attempt for turn in episode.turns) >= most_turns:
             episode.end = "max_turns"
