@@ -7,7 +7,7 @@ import pytest
 from starpod.client import Fleet, Limits
 from starpod.trainer.agents.config import ScriptConfig
 from starpod.trainer.config import parse_config
-from starpod.trainer.data.episode import ActionOutcome, Episode, Turn
+from starpod.trainer.data.episode import DONE, ActionOutcome, Episode, Turn
 from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.rollout.config import EnvironmentConfig
 from starpod.trainer.rollout.environment import make_task
@@ -56,13 +56,19 @@ def test_the_rate_of_imitation_fits_the_model(model: dict[str, object], rate: fl
 
 
 def test_moves_are_joined_to_turns_of_one_to_so_many() -> None:
-    turns = [Turn(observation=f"state {number}", fresh=True, actions=[str(number)]) for number in range(60)]
+    turns = [
+        Turn(
+            observation=f"state {number}", fresh=True, actions=[str(number)], outcomes=[DONE], parts={"environment": 1}
+        )
+        for number in range(60)
+    ]
     given = Demonstration(Episode(0, 0, "lake-v1", turns=turns), Limits(), [number != 30 for number in range(60)])
     joined = join_turns(given, 3, random.Random(1))
     found = joined.episode.turns
     assert [action for turn in found for action in turn.actions] == [str(number) for number in range(60)]
     assert {len(turn.actions) for turn in found} == {1, 2, 3}
     assert all(turn.observation == f"state {turn.actions[0]}" for turn in found)
+    assert joined.episode.own_return == 60 and all(turn.effective == len(turn.actions) for turn in found)
     assert joined.imitate == ["30" not in turn.actions for turn in found]
     assert join_turns(given, 1, random.Random(1)) == given
 
@@ -78,6 +84,21 @@ def test_the_best_are_imitated_and_of_them_only_moves_with_an_effect() -> None:
     given = [played(1, 0), played(0), played(1, 0, 1), played(0, 0)]
     assert choose_best(given, 1.0) == given
     assert [each.imitate for each in choose_best(given, 0.5)] == [[True, False], [True, False, True]]
+    joined = [join_turns(each, 2, random.Random(0)) for each in given]
+    assert [each.imitate for each in choose_best(joined, 0.5)] == [[False], [False, True]]
+
+
+def test_a_demonstration_reads_as_what_is_played_does() -> None:
+    """It says what the turn before earned, and how many actions are left; a verifier has its own actions."""
+    turns = [Turn(observation=name, fresh=True, actions=["Left", "Left"]) for name in "ab"]
+    turns[0].parts = {"shaping": 0.5}
+    demonstration = Demonstration(Episode(0, 0, "lake-v1", turns=turns), Limits(max_actions=8), [True, True])
+    texts = [*DemonstrationWriter(WarmStartConfig(), PromptConfig(), ("Left",)).texts([demonstration])]
+    assert "Reward: 0.5\n" in texts[3] and "You have 6 actions left." in texts[3]
+    script = ScriptConfig(name="solver_verifier")
+    writer = DemonstrationWriter(WarmStartConfig(), PromptConfig(), ("Left",), script)
+    told = {speaker: writer._prompter(demonstration, speaker).system() for speaker in ("solver", "verifier")}
+    assert "Actions: Left." in told["solver"] and "Actions: Accept, Reject." in told["verifier"]
 
 
 async def test_more_moves_than_a_turn_may_have_are_refused(server: ServerProcess) -> None:

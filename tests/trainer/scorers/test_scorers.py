@@ -2,6 +2,7 @@
 
 import copy
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -256,6 +257,13 @@ def test_turns_are_scored_before_the_scorer_learns_from_them() -> None:
     metrics = score_and_fit(scorer, made)
     assert [[turn.parts["process"] for turn in each.turns] for each in episodes_of(made)] == expected
     assert {"reward/process", "scorer/loss", "scorer/score_correlation"} <= metrics.keys()
+
+
+@pytest.mark.parametrize("kind", ["implicit", "q"])
+def test_a_filter_that_leaves_only_branches_leaves_a_scorer_no_turns_to_score(kind: str) -> None:
+    branches = [replace(episode, parent=(0, 1)) for episode in groups()[0].episodes]
+    metrics = score_and_fit(make(kind), [Group(0, [], branches=branches)])
+    assert "reward/process" not in metrics and ("scorer/loss" in metrics) == (kind == "q")
 
 
 def test_rank_correlation_is_spearmans() -> None:

@@ -36,17 +36,22 @@ def known_or_located(text: str, known: Sequence[str], what: str) -> str:
     return text
 
 
+_run = functools.cache(runpy.run_path)
+
+
 def read(file: str, name: str) -> Any:
-    """Return the object that a file defines under a name. Raises LookupError, and any exception of the file."""
-    symbols = runpy.run_path(file)
+    """Return the object that a file defines under a name. The file runs once in a process, whatever is read from it.
+
+    Raises LookupError, and any exception of the file.
+    """
+    symbols = _run(file)
     if name not in symbols:
         raise LookupError(f"it defines no {name}{nearest(name, [key for key in symbols if callable(symbols[key])])}")
     return symbols[name]
 
 
-@functools.cache
 def load(key: str, place: str) -> Any:
-    """Return the function or class that FILE.py:NAME names. The file runs once in a process.
+    """Return the function or class that FILE.py:NAME names; see `read`.
 
     Raises:
         ConfigError: if the file cannot be run, or does not define it. The message names the configuration's key.

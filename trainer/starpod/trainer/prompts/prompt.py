@@ -244,7 +244,7 @@ class Prompter:
             len(episode.turns) + 1,
             observation,
             image=image,
-            reward=last_turn.parts["environment"] if last_turn else None,
+            reward=last_turn.own_reward if last_turn else None,
             actions_left=actions_left,
             warning=last_turn is not None and not last_turn.valid,
         )

@@ -108,6 +108,8 @@ def score_and_fit(scorer: TurnScorer, groups: Sequence[Group]) -> dict[str, floa
     with `Turn.progress`.
     """
     episodes = episodes_of(groups)
+    if not episodes:  # the filter kept only branches
+        return scorer.fit(groups)
     scores = scorer.score(episodes)
     pay(episodes, scores)
     metrics = {f"reward/{PROCESS}": sum(map(sum, scores)) / len(episodes)}

@@ -13,9 +13,9 @@ from importlib.metadata import entry_points
 from starpod.client import Fleet, Limits, Observation, StarpodError
 from starpod.trainer.agents.base import Agent, Move, Stop, Task
 from starpod.trainer.agents.config import SOLVER, VERIFIER, ScriptConfig
-from starpod.trainer.agents.script import ACCEPT, REJECT, judged, rejected, role_prompt, tried
+from starpod.trainer.agents.script import REJECT, VERDICTS, judged, rejected, role_prompt, tried
 from starpod.trainer.agents.scripted import REFERENCES, choose_randomly
-from starpod.trainer.data.episode import DONE, Episode, Turn
+from starpod.trainer.data.episode import DONE, Episode, Turn, part_sums
 from starpod.trainer.data.files import BadEpisodes, read_episodes
 from starpod.trainer.prompts.conversation import Conversation, Template
 from starpod.trainer.prompts.grammar import SEPARATOR
@@ -155,7 +155,13 @@ def join_turns(demonstration: Demonstration, most: int, rng: random.Random) -> D
     moves_left = 0
     for turn, imitated in zip(demonstration.episode.turns, demonstration.imitate, strict=True):
         if moves_left:
-            turns[-1] = replace(turns[-1], actions=[*turns[-1].actions, *turn.actions])
+            joined = turns[-1]
+            turns[-1] = replace(
+                joined,
+                actions=[*joined.actions, *turn.actions],
+                outcomes=[*joined.outcomes, *turn.outcomes],
+                parts=part_sums([joined, turn]),
+            )
             imitate[-1] = imitate[-1] and imitated
         else:
             turns.append(turn)
@@ -181,7 +187,10 @@ def choose_best(demonstrations: Sequence[Demonstration], share: float) -> Sequen
     return [
         replace(
             item,
-            imitate=[flag and turn.effective > 0 for flag, turn in zip(item.imitate, item.episode.turns, strict=True)],
+            imitate=[
+                flag and 0 < turn.effective == len(turn.outcomes)
+                for flag, turn in zip(item.imitate, item.episode.turns, strict=True)
+            ],
         )
         for item in selection
     ]
@@ -316,10 +325,9 @@ class DemonstrationWriter:
         return episode
 
     def _prompter(self, demonstration: Demonstration, speaker: str = "") -> Prompter:
-        instructions = demonstration.episode.instructions
-        return Prompter(
-            role_prompt(self.script, self.prompt, speaker), instructions, self.actions, demonstration.limits
-        )
+        prompt, instructions = role_prompt(self.script, self.prompt, speaker), demonstration.episode.instructions
+        actions = VERDICTS if speaker == VERIFIER else self.actions
+        return Prompter(prompt, instructions, actions, demonstration.limits)
 
     def _said(self, demonstration: Demonstration) -> Iterable[Said]:
         """Return the replies of a demonstration, in the order of the script."""
@@ -345,7 +353,7 @@ class DemonstrationWriter:
             text = self.reply(turn, past.turns[-1] if past.turns else None, texts)
             yield Said("", turn.observation, past, text, turn, imitate)
             # Demonstrations make no mistakes.
-            past = replace(past, turns=[*past.turns, replace(turn, outcomes=[DONE])])
+            past = replace(past, turns=[*past.turns, replace(turn, outcomes=[DONE] * len(turn.actions))])
 
     def _by_agent(self, demonstration: Demonstration) -> Iterable[Said]:
         """Return the turns as replies of the environment's agents. Each agent sees only its own turns."""
@@ -362,7 +370,7 @@ class DemonstrationWriter:
         rng = random.Random(f"verdicts/{demonstration.episode.seed}")
         for reply in self._turns(demonstration):
             yield replace(reply, speaker=SOLVER)
-            verdict = rng.choice((ACCEPT, REJECT))
+            verdict = rng.choice(VERDICTS)
             text = self.reply(replace(reply.turn, actions=[verdict]))
             observation = judged(reply.observation, reply.turn.actions)
             yield replace(reply, speaker=VERIFIER, observation=observation, text=text)
