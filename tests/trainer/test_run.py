@@ -376,7 +376,7 @@ async def test_an_error_before_the_weights_change_leaves_a_checkpoint_of_the_las
     await save(run)
     expected = progress(run)
     shutil.rmtree(run.output.checkpoints.folder)
-    run.persistence._saved = -1
+    run.persistence._saved_step = -1
 
     async def fail(*_: object) -> None:
         raise OSError("no space")
