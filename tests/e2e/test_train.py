@@ -250,7 +250,7 @@ def test_nothing_that_happens_to_a_run_changes_a_digit(
         assert record["metrics"]["collect/recoveries"] > 0
 
         *_, told = go_on(status=1, step_3=die).splitlines()
-        assert told == f"starpod: the engine is dead; the run is saved as of step 2, go on with: {again}"
+        assert told == f"starpod: the engine is dead; the run is saved as of step 2; continue with: {again}"
         assert latest(folder).name == "step-00000002"
 
         def kill() -> None:
@@ -336,9 +336,9 @@ def test_a_signal_waits_for_nothing_that_takes_minutes(
     ("words", "told"),
     [
         (["model.tiny.hidden=32"], "model.tiny"),
-        (["algorithm=starpo-grpo"], "say it twice: --change algorithm.advantage"),
+        (["algorithm=starpo-grpo"], "confirm the change: --change algorithm.advantage"),
         (["algorithm=starpo-grpo", "--change=algorithm.advantage", "--change=stages"], "has no critic"),
-        (["environment.options.size=5"], "say it twice: --change environment.options"),
+        (["environment.options.size=5"], "confirm the change: --change environment.options"),
         (["environment=bandit-v1"], "environment.id is 'bandit-v1', but the run that is resumed has 'frozen_lake-v1'"),
         (["stages=[]"], "stages is []"),
         (["seed=7"], "resume with the same seeds"),
@@ -409,7 +409,7 @@ def test_two_ranks_do_what_one_does_also_where_an_engine_dies_on_one(server: Ser
         rank, phase, _ = place.split()
         step = 1 if phase == "collect" else 2
         assert done.returncode == 1, done.stderr
-        assert f"rank {rank}: the engine is dead; the run is saved as of step {step}, go on with" in done.stderr
+        assert f"rank {rank}: the engine is dead; the run is saved as of step {step}; continue with" in done.stderr
         assert (latest(folder).name, iterations(folder)) == (f"step-{step:08}", step)
     ours, theirs = (
         [{key: value for key, value in line["metrics"].items() if not key.startswith(CLOCKED)} for line in records]

@@ -58,7 +58,7 @@ def test_the_first_signal_ends_after_the_step(number, status):
     output, errors = process.communicate()
     assert (process.returncode, errors) == (status, "")
     assert output.splitlines() == [
-        f"{number.name}: saving and stopping; once more stops at once, without saving",
+        f"{number.name}: saving and stopping; a second signal stops at once, without saving",
         "saved",
         "services stopped",
     ]
@@ -83,7 +83,7 @@ def test_the_second_signal_ends_at_once_and_stops_what_was_started(number, body)
     process = start(body)
     assert process.stdout is not None
     process.send_signal(number)
-    assert "once more stops at once" in process.stdout.readline()
+    assert "a second signal stops at once" in process.stdout.readline()
     process.send_signal(number)
     output, errors = process.communicate(timeout=60)
     assert process.returncode != 0

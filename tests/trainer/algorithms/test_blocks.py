@@ -114,7 +114,7 @@ def test_batches_know_the_block_of_each_token() -> None:
     batch = Batch([Episode(0, 0, "lake", turns=turns), Episode(0, 1, "lake", turns=turns[:1])])
     pad = [-1, -1]
     assert batch.blocks_BT().tolist() == [[THINK, THINK, ANSWER, *pad], [THINK, THINK, ANSWER, *pad]]
-    with pytest.raises(ValueError, match="does not tell the blocks"):
+    with pytest.raises(ValueError, match="lacks the blocks"):
         Batch([Episode(0, 0, "lake", turns=[a_turn([5])])]).blocks_BT()
     rollout = replace(blocks_rollout([{"environment": 1.0}] * 2, [[THINK], [THINK]]), blocks_BT=None)
     with pytest.raises(ValueError, match="needs the blocks"):

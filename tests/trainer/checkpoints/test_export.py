@@ -117,7 +117,7 @@ def test_the_card_says_how_it_was_trained(run, tmp_path):
         "pipeline_tag": "text-generation",
         "tags": ["starpod", "reinforcement-learning", "frozen_lake-v1"],
     }
-    told = ["# FrozenLake, tiny", "starpo-s", "2 iterations", "on the seeds that chose it was 90.0%"]
+    told = ["# FrozenLake, tiny", "starpo-s", "2 iterations", "on the selection seeds was 90.0%"]
     told += ["1234, with changes", "torch 2", "hidden: 16"]
     assert [part for part in told if part not in body] == [] and "secret" not in body
 

@@ -150,7 +150,9 @@ def test_a_call_that_lacks_something_is_answered_with_a_whole_one(arguments: lis
 def test_a_folder_of_runs_is_answered_with_the_runs_in_it(tmp_path: Path) -> None:
     (tmp_path / "lake/checkpoints").mkdir(parents=True)
     told = CliRunner().invoke(evaluate, [str(tmp_path)]).output
-    assert f"the folder holds no run, checkpoint or model; below it are {tmp_path}/lake" in " ".join(told.split())
+    assert f"the folder holds no run, checkpoint or model; choose one below it: {tmp_path}/lake" in " ".join(
+        told.split()
+    )
 
 
 async def test_references_play_as_they_do_beside_a_learning_curve(fleet: Fleet) -> None:
@@ -239,7 +241,7 @@ def test_an_episode_that_the_endpoint_fails_is_counted_and_excluded(server: Serv
         arguments = (*OPEN_LAKE, *EASY, "--episodes", "30", "--base-url", endpoint.base_url, "--json", "-")
         result = run(server, "openai:m", *arguments)
     assert result.exit_code == 1
-    assert "episodes failed, the first one by: AgentError: " in result.stderr
+    assert "episodes failed, the first one with: AgentError: " in result.stderr
     figures = figures_of(json.loads(result.stdout))
     assert figures["failed"] > 0
     assert (figures["episodes"] + figures["failed"], figures["success"]) == (30, 1.0)

@@ -53,7 +53,7 @@ def test_servers_that_are_not_there_are_named_with_what_to_do(tmp_path: Path) ->
     (tmp_path / "run").mkdir()
     (tmp_path / "run/metrics.jsonl").write_text("")  # as after an iteration
     again = run(*words, "--resume", "--run-dir", str(tmp_path / "run"))
-    assert f"go on with: starpod train --resume --run-dir {tmp_path}/run" in again.output
+    assert f"continue with: starpod train --resume --run-dir {tmp_path}/run" in again.output
 
 
 @pytest.mark.parametrize(
@@ -116,16 +116,16 @@ def test_a_dry_run_prints_what_would_be_used() -> None:
 def test_a_dry_run_estimates_memory_and_refuses_what_cannot_fit() -> None:
     told = run("--dry-run", "tiny").output
     assert "# Memory per device, GiB (estimated)" in told
-    assert "weights" in told and "at most at a time" in told
+    assert "weights" in told and "peak, of " in told
     refused = run("--dry-run", "tiny", "device=cpu", "model.tiny.hidden=16384", "model.tiny.layers=100")
     assert refused.exit_code == 2
-    assert "Change what takes most: optimiser (AdamW)" in refused.output.splitlines()[-1]
+    assert "Change the largest parts: optimiser (AdamW)" in refused.output.splitlines()[-1]
     room = run("--dry-run", "tiny", "engine.cache_gib=0.0001")
     assert room.exit_code == 2 and "engine.cache_gib" in room.output.splitlines()[-1]
     absent = run("--dry-run", "tiny", "model.name=nowhere/at-all")
     assert absent.exit_code == 0 and "# Memory is not estimated: " in absent.output
     elsewhere = run("--dry-run", "tiny", "device=cuda:99")
-    assert elsewhere.exit_code == 0 and "# Memory is not estimated: device cuda:99 is not there" in elsewhere.output
+    assert elsewhere.exit_code == 0 and "# Memory is not estimated: device cuda:99 is not available" in elsewhere.output
 
 
 def test_a_model_that_is_nowhere_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,7 +53,7 @@ def test_tokens_of_another_tokenizer_or_prompt_are_refused(tmp_path: Path, templ
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"tokens": False}, "holds no sampled token"),
+        ({"tokens": False}, "has no sampled tokens"),
         ({"seed": 9999}, r"seed 9999, which seeds\.selection \(5000 to 9999\) holds out"),
         ({"seed": 0}, r"seed 0, which seeds\.final \(0 to 4999\) holds out"),
     ],

@@ -65,7 +65,7 @@ UP_TO_40 = joined(lambda step: min(0.2 + 0.01 * step, 0.6), 40, then(0.4))
 STD_FELL, ENTROPY_FELL = "reward deviation within groups has fallen to", "entropy has fallen to"
 UNLEARNT = "of its start, and success was never above 1.0 %: the policy settles before it has learnt."
 LUCK = "groups of identical replies: in 90 % of those with reward deviation all members gave the same replies"
-NAN = "17 grad_norm!: gradient norm is no finite number any more: updates have become unstable."
+NAN = "17 grad_norm!: gradient norm is not a finite number any more: updates have become unstable."
 
 
 @pytest.mark.parametrize(

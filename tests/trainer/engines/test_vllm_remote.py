@@ -171,7 +171,7 @@ async def test_a_server_that_was_started_anew_gets_the_weights_again(
         server.core, server.instance = new_core(), "second"
         replies = await asyncio.gather(*map(engine.generate, requests), return_exceptions=True)
         if not restarts:
-            assert all(isinstance(reply, EngineError) and "started anew" in str(reply) for reply in replies)
+            assert all(isinstance(reply, EngineError) and "was restarted" in str(reply) for reply in replies)
         else:
             assert replies == expected
         assert engine.stats().restarts == restarts
@@ -247,7 +247,7 @@ async def test_a_slow_server_is_waited_for(server: FakeServer, quick_looks: None
 async def test_a_server_that_ends_no_reply_is_an_error(stuck: FakeServer, quick_looks: None) -> None:
     """A reply may be lost on its way; asking again would cost the same time once more."""
     async with serving(stuck, timeout=0.2) as engine:
-        with pytest.raises(EngineError, match=r"lives, but brought no call to its end in 0\.2 s \(engine\.timeout\)"):
+        with pytest.raises(EngineError, match=r"is alive, but completed no call in 0\.2 s \(engine\.timeout\)"):
             await engine.generate(ask([1, 2]))
         assert stuck.asked == 1
 
@@ -265,7 +265,7 @@ async def test_a_cancelled_call_stops_the_server(stuck: FakeServer) -> None:
     [
         ({"dev": False}, "generate", "VLLM_SERVER_DEV_MODE=1"),
         ({"dev": False}, "pause", "VLLM_SERVER_DEV_MODE=1"),
-        ({"scale_out": False}, "pause", r"samples no token ids: start it as: .*--enable-scale-out"),
+        ({"scale_out": False}, "pause", r"returns no token ids: start it as: .*--enable-scale-out"),
         ({"logprobs_mode": "raw_logprobs"}, "generate", "raw_logprobs"),
         ({"max_model_len": MAX_CONTEXT - 1}, "generate", f"--max-model-len {MAX_CONTEXT}"),
     ],

@@ -69,7 +69,9 @@ def assert_saved(errors: str, folder: Path, what: str) -> None:
     (told,) = (line for line in errors.splitlines() if line.startswith("starpod: "))
     assert what in told
     (step,) = steps(folder)[-1:]
-    assert told.endswith(f"; the run is saved as of step {step}, go on with: starpod train --resume --run-dir {folder}")
+    assert told.endswith(
+        f"; the run is saved as of step {step}; continue with: starpod train --resume --run-dir {folder}"
+    )
     assert (folder / "checkpoints" / "latest").read_text().strip() == f"step-{step:08}"
 
 

@@ -78,7 +78,7 @@ def test_a_template_that_opens_the_reasoning_itself_needs_no_prefill(prefill: st
     ("chat_template", "words"),
     [
         (None, "has no chat template"),
-        ("{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}", "not with a token of its own"),
+        ("{% for m in messages %}{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}", "not with a special token"),
         ("{{ messages[0].content }}", "does not show an assistant's reply"),
     ],
 )

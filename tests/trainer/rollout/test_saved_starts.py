@@ -28,7 +28,7 @@ async def test_a_group_begins_in_a_saved_state_with_all_its_turns_left(fleet: Fl
     assert len({each.dynamics_seed for each in sessions}) == 3
     await fleet.close_sessions([session, *sessions])
     for changed in (replace(start, observation="another lake"), replace(start, actions=["Left"] * 3)):
-        with pytest.raises(ConfigError, match="does not come to the start state that was saved"):
+        with pytest.raises(ConfigError, match="does not reach the saved start state"):
             await open_saved(TASK, fleet, changed, 2, Want())
 
 

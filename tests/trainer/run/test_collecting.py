@@ -65,8 +65,8 @@ async def test_what_failed_episodes_is_told_and_where_no_group_is_left_ends_the_
     told: list[str] = []
     cast(Any, collecting)._screen.warn = told.append
     await collecting.collect(Progress())
-    assert told[0] == "1 episodes failed, the first one by: Unavailable: the server is gone"
-    with pytest.raises(CollectionFailed, match=r"40 episodes failed .* by: Unavailable: the server is gone"):
+    assert told[0] == "1 episodes failed, the first one with: Unavailable: the server is gone"
+    with pytest.raises(CollectionFailed, match=r"40 episodes failed .* error: Unavailable: the server is gone"):
         await make_collecting(lambda _: [], algorithm="dapo").collect(Progress())
 
 

@@ -290,7 +290,7 @@ async def test_a_run_keeps_its_scorer_in_its_checkpoints(tmp_path: Path) -> None
     assert all(equal(weights(again.scorer), weights(run.scorer))) and again.scorer.fits == 1
     values |= {"algorithm": {"preset": "dapo", "advantage": "agent_prm"}, "scorer": "q"}
     other = make_run(tmp_path, turn_scorer=make("q"), **values)
-    with pytest.raises(ConfigError, match=r"scorer\.kind is q, and the run that is resumed has no such scorer"):
+    with pytest.raises(ConfigError, match=r"scorer\.kind is q, but the run that is resumed has no such scorer"):
         other.restore(loaded)
 
 

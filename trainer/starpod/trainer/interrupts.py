@@ -93,7 +93,7 @@ class Interrupts:
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         if self.signal is None:
             self.signal = signal.Signals(number)
-            self._notify(f"{self.signal.name}: saving and stopping; once more stops at once, without saving")
+            self._notify(f"{self.signal.name}: saving and stopping; a second signal stops at once, without saving")
             self._cancel()  # thread-safe call, because a handler must not touch the loop directly and must wake it
             return
         self._at_once = True

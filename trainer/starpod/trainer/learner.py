@@ -252,7 +252,7 @@ def _share_out(
     shares = {}
     if unknown_agents := [agent for agent in agents if agent not in trainers]:
         raise ConfigError(
-            f"an episode has turns of agent {unknown_agents[0]!r}, and script.policies names {', '.join(trainers)}"
+            f"an episode has turns of agent {unknown_agents[0]!r}, but script.policies names {', '.join(trainers)}"
         )
     for index, agent in enumerate(agents):
         episodes = [turns_of(episode, agent) for episode in batch.episodes]

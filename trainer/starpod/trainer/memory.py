@@ -82,7 +82,7 @@ class Estimate:
         for item in self.items:
             phase = f"  (during {item.phase})" if item.phase else ""
             lines.append(f"{item.size / GIB:9.2f}  {item.what}{phase}")
-        lines.append(f"{self.total / GIB:9.2f}  at most at a time, of {self.place.size / GIB:.1f} ({self.place.kind})")
+        lines.append(f"{self.total / GIB:9.2f}  peak, of {self.place.size / GIB:.1f} ({self.place.kind})")
         return lines
 
     def advice(self) -> str:
@@ -92,7 +92,7 @@ class Estimate:
         summary = ", ".join(f"{item.what} {item.size / GIB:.1f} ({item.keys})" for item in largest_items)
         return (
             f"the run needs about {self.total / GIB:.0f} GiB of the {self.place.size / GIB:.0f} GiB that each device "
-            f"({self.place.kind}) has. Change what takes most: {summary}"
+            f"({self.place.kind}) has. Change the largest parts: {summary}"
         )
 
 

@@ -324,8 +324,9 @@ class Parallel:
         source = [group["params"] for group in state["param_groups"]]
         if order != source:
             raise ValueError(
-                f"the optimiser's state is of {sum(map(len, source))} parameters in {len(source)} groups and does not "
-                f"fit this one's {sum(map(len, order))} in {len(order)}: the model or what of it is trained has changed"
+                f"the optimiser's state is of {sum(map(len, source))} parameters in {len(source)} groups and does "
+                f"not fit this one's {sum(map(len, order))} in {len(order)}: the model or its trained parameters "
+                "have changed"
             )
         parameters = {names[id(p)]: p for group in optimizer.param_groups for p in group["params"]}
         indices = {name: index for index, name in enumerate(parameters)}
@@ -396,12 +397,12 @@ def device_named(device: str) -> torch.device:
     if result.type != "cuda":
         return result
     if world > 1 and result.index is not None:
-        raise NoDevice(f"device {device}: of several processes each takes its own GPU; give device=cuda")
+        raise NoDevice(f"device {device}: with several processes, each uses its own GPU; give device=cuda")
     # Give an index, which torch.cuda.set_device needs.
     result = torch.device("cuda", local if world > 1 else result.index or 0)
     if result.index >= (count := torch.cuda.device_count()):
-        build = "" if torch.version.cuda or torch.version.hip else ", and this build of it is for CPUs alone"
-        raise NoDevice(f"device {result} is not there: GPUs that torch sees: {count}{build}; device=cpu uses none")
+        build = "" if torch.version.cuda or torch.version.hip else ", and this build of torch is only for CPUs"
+        raise NoDevice(f"device {result} is not available: GPUs that torch sees: {count}{build}; device=cpu uses none")
     return result
 
 

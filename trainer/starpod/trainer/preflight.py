@@ -175,35 +175,36 @@ def _lacking(config: Config, task: TaskConfig, facts: Facts) -> list[tuple[bool,
     return [
         (
             config.needs_state_key and not facts.state_key,
-            f"algorithm.advantage {config.algorithm.advantage} compares turns that began in the same state, and "
-            f"{name} does not tell states apart (it has no state_key); choose another advantage, or set "
-            "algorithm.gigpo.weight to 0",
+            f"algorithm.advantage {config.algorithm.advantage} compares turns that began in the same state, but "
+            f"{name} has no state_key to recognise states; choose another advantage, or set algorithm.gigpo.weight "
+            "to 0",
         ),
         (
             task.prompt.shows_images and not facts.image,
-            f"prompt.observation {task.prompt.observation} shows what the environment draws, and {name} draws nothing "
-            "(no render mode png): set prompt.observation to text",
+            f"prompt.observation {task.prompt.observation} shows images, but {name} draws none (no render mode png): "
+            "set prompt.observation to text",
         ),
         (
             bool(task.environment.starts) and not facts.fork,
-            f"environment.starts forks what was saved, and {name} has no fork",
+            f"environment.starts forks saved states, but {name} has no fork",
         ),
         (
             from_expert and not (facts.fork and facts.expert),
-            "environment.expert_moves_left begins episodes with moves of an expert and forks what they come to, and "
-            f"{name} has {'no fork' if facts.expert else 'no expert'}: drop it",
+            f"environment.expert_moves_left plays moves of an expert and forks the resulting state, but {name} has "
+            f"{'no fork' if facts.expert else 'no expert'}: drop it",
         ),
         (
             search.needs_score and not facts.score,
-            f"collect.search.score is the environment's own, and {name} has none; set collect.search.score to reward",
+            f"collect.search.score needs the environment's score, but {name} has none; set collect.search.score to "
+            "reward",
         ),
         (
             search.needs_fork and not facts.fork,
-            f"collect.search.strategy {search.strategy} tries replies on copies with random streams of their own, and "
-            f"{name} cannot be forked; choose best_of or pivots",
+            f"collect.search.strategy {search.strategy} tries replies on forks with other random streams, but {name} "
+            "cannot be forked; choose best_of or pivots",
         ),
         (
             config.script.name == "attempts" and not facts.fork,
-            f"script attempts plays all attempts but the last on forks, and {name} has none: set script to solo",
+            f"script attempts plays all attempts except the last on forks, but {name} has none: set script to solo",
         ),
     ]

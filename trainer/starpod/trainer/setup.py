@@ -111,7 +111,8 @@ async def open_run(
             screen.warn(f"engine.cache_gib ({config.engine.cache_gib:g}) holds {slots} replies at once")
         if engine.stats().apart:
             screen.warn(
-                "engine torch computes each reply of this model by itself, because of its layers; engine=vllm is faster"
+                "engine torch computes each reply of this model separately, because of its layers; engine=vllm is "
+                "faster"
             )
         collectors = await _build_collectors(config, served, templates, engine, stack)
         output = Output(folder, checkpoints, screen)

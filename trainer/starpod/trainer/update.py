@@ -539,7 +539,7 @@ def check_logprob_gaps(config: OptimizerConfig, gaps_N: Tensor) -> dict[str, flo
             raise LogprobGap(
                 f"the sampler's and the trainer's log-probabilities differ by {gap:.3g} nats {words}, more than "
                 f"optimizer.{key} ({bound:g}): the engine does not run the weights or the sampling settings that are "
-                "trained. Where it only rounds more coarsely, set model.float32_logits or raise the bound"
+                "trained. If it only rounds more coarsely, set model.float32_logits or raise the bound"
             )
     return metrics
 

@@ -155,7 +155,7 @@ def load_model(model: str) -> LoadedModel:
     elif path.is_dir():
         if not (path / "config.json").exists():
             children = sorted(str(child) for child in path.iterdir() if is_run_or_checkpoint(child))
-            hint = f"; below it are {', '.join(children)}" if children else ""
+            hint = f"; choose one below it: {', '.join(children)}" if children else ""
             raise ModelError(f"the folder holds no run, checkpoint or model{hint}")
         policies = Policies({"": load_policy(path)})
     elif not _could_be_a_name(model):

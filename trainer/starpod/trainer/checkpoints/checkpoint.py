@@ -156,7 +156,7 @@ class Checkpoints:
         except (OSError, RankFailed) as error:
             raise CheckpointError(
                 f"the checkpoint of step {snapshot.step} could not be saved in {self.folder}: {_reason(error)}; "
-                f"{_free(self.folder)}the checkpoints before it are untouched"
+                f"{_free(self.folder)}earlier checkpoints are untouched"
             ) from error
 
     def _begin(self, snapshot: Snapshot) -> Path:
@@ -342,9 +342,9 @@ def _check(path: Path, expected: Mapping[str, Any]) -> None:
         raise _Damaged(f"{path.name} is missing")
     size = path.stat().st_size
     if size != expected["bytes"]:
-        raise _Damaged(f"{path.name} has {size} bytes, its manifest says {expected['bytes']}")
+        raise _Damaged(f"{path.name} has {size} bytes, but its manifest says {expected['bytes']}")
     if _digest(path) != expected["sha256"]:
-        raise _Damaged(f"{path.name} is damaged: its digest is not the manifest's")
+        raise _Damaged(f"{path.name} is damaged: its digest differs from the manifest's")
 
 
 def _scores(folders: Iterable[Path]) -> dict[Path, float]:

@@ -45,10 +45,10 @@ def export(trained: Trained, out: Path, *, adapter: bool = False, agent: str = "
     """
     out = Path(out)
     if out.exists():
-        raise ExportError(f"{out} is there already; nothing is overwritten")
+        raise ExportError(f"{out} already exists; nothing is overwritten")
     policy = policy_of(trained.policies, agent)
     if adapter and unwrapped(policy.model) is policy.model:
-        raise ExportError("this model was trained without LoRA: there is no adapter to export by itself")
+        raise ExportError("this model was trained without LoRA: it has no adapter to export")
     _set_generation(policy, float(trained.config["sampling"]["temperature"]))
     temporary = out.parent / f".temporary-{out.name}"
     shutil.rmtree(temporary, ignore_errors=True)
@@ -100,7 +100,7 @@ def model_card(trained: Trained, adapter: bool = False, agent: str = "") -> str:
         metadata["base_model"] = _ON_THE_HUB.get(name, name)
     base = "a small model built from scratch" if name == TINY else model_title(name)
     evaluation = RunFolder(trained.run).read_final()
-    score = "" if trained.score is None else f" Its success on the seeds that chose it was {trained.score:.1%}."
+    score = "" if trained.score is None else f" Its success on the selection seeds was {trained.score:.1%}."
     if evaluation is not None and evaluation["step"] == trained.step:
         score = f" Its final evaluation: success {with_interval(evaluation)} of {evaluation['episodes']} episodes."
     envs = {name: {key: value for key, value in env.items() if key not in PRIVATE} for name, env in configs.items()}

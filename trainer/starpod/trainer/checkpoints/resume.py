@@ -59,7 +59,7 @@ def resolve_run(
         ConfigError: There is no such run, or the configuration is wrong.
     """
     if (resume or resume_or_start) and run_dir is None:
-        raise ConfigError("--resume goes on with a run: name its folder with --run-dir")
+        raise ConfigError("--resume continues a run: name its folder with --run-dir")
     if run_dir is None or not (resume or resume_or_start):
         return load_config(source or USUAL, words, explore=explore), False
     folder = RunFolder(run_dir)
@@ -72,7 +72,7 @@ def resolve_run(
         )
     if not folder.config.exists():
         if source is None:
-            raise ConfigError(f"the run in {run_dir} ended before it noted its configuration: give CONFIG again")
+            raise ConfigError(f"the run in {run_dir} ended before it saved its configuration: give CONFIG again")
         return load_config(source, words, explore=explore), True
     saved_config = str(folder.config)
     config = load_config(source or saved_config, words, explore=explore)
@@ -92,8 +92,9 @@ def check_changes(old: Config, new: Config, *, allowed: Collection[str] = ()) ->
         old_value, new_value = (_guarded(config, guarded) for config in (old, new))
         if old_value != new_value and not any(f"{guarded}.".startswith(f"{key}.") for key in allowed):
             raise ConfigError(
-                f"{guarded} is {new_value!r}, but the run that is resumed has {old_value!r}: leave CONFIG and that key "
-                f"out to go on as it was, begin another run with another --run-dir, or say it twice: --change {guarded}"
+                f"{guarded} is {new_value!r}, but the run that is resumed has {old_value!r}: leave out CONFIG and "
+                "that key to keep it, begin another run with another --run-dir, or confirm the change: --change "
+                f"{guarded}"
             )
 
 
@@ -115,21 +116,21 @@ def check_model(config: Config, loaded: Loaded) -> None:
     if changed_keys:
         key = changed_keys[0]
         raise ConfigError(
-            f"model.{key} is {_short(new[key])}, but the run that is resumed has {_short(old[key])}: its weights "
-            "fit no other model; give the same again, or begin another run with another --run-dir"
+            f"model.{key} is {_short(new[key])}, but the run that is resumed has {_short(old[key])}: its weights fit "
+            "no other model; give the same value, or begin another run with another --run-dir"
         )
     own, given = list(config.script.policies), loaded.state["config"].get("script", {}).get("policies", [])
     if own != given:
         raise ConfigError(
-            f"script.policies is {own}, but the run that is resumed has {given}: give the same again, or begin another "
-            "run with another --run-dir"
+            f"script.policies is {own}, but the run that is resumed has {given}: give the same value, or begin "
+            "another run with another --run-dir"
         )
     bias = next((each for name, each in loaded.tensors["policy"].items() if name.endswith("critic.head.bias")), None)
     heads, needed = 0 if bias is None else len(bias), config.algorithm.value_heads * config.algorithm.needs_critic
     if heads != needed:
         raise ConfigError(
-            f"algorithm.advantage {config.algorithm.advantage} has {_critic(needed)}, and the run that is resumed has "
-            f"{_critic(heads)}: give the same again, or begin another run with another --run-dir"
+            f"algorithm.advantage {config.algorithm.advantage} has {_critic(needed)}, but the run that is resumed "
+            f"has {_critic(heads)}: give the same value, or begin another run with another --run-dir"
         )
 
 

@@ -64,7 +64,7 @@ def load_trained(path: Path, which: Which = "best") -> Trained:
     if model.name == TINY:
         if not (run / INITIAL).is_dir():
             raise CheckpointError(
-                f"the checkpoint {checkpoint.path} is of a model built from scratch, whose tokenizer lies in "
+                f"the checkpoint {checkpoint.path} is of a model built from scratch, whose tokenizer is in "
                 f"{run / INITIAL}: keep the checkpoint in its run folder"
             )
         base_policy = load_policy(run / INITIAL)

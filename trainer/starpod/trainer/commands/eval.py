@@ -60,30 +60,44 @@ class EvaluatedPolicy:
 @click.argument("model", metavar="MODEL_OR_CHECKPOINT", required=False)
 @click.argument("address", required=False)
 @click.option(
-    "--environment", "-e", "environments", multiple=True, help="What to play. Repeatable. Default: of a run, its own."
+    "--environment", "-e", "environments", multiple=True, help="Environment to play. Repeatable. Default: the run's."
 )
 @click.option("--episodes", type=click.IntRange(1), default=256, show_default=True, help="Start states, one seed each.")
-@click.option("--samples", type=click.IntRange(1), default=1, show_default=True, help="Episodes from each, for pass@k.")
-@click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="The first seed; others count up. Default: held out.")
+@click.option(
+    "--samples", type=click.IntRange(1), default=1, show_default=True, help="Episodes per start state, for pass@k."
+)
+@click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="First seed; the others follow. Default: held out.")
 @click.option(
     "--option",
     "assignments",
     multiple=True,
     metavar="[ENV:]KEY=VALUE",
-    help="An environment option, of one environment or of all. Repeatable.",
+    help="An option of one environment or of all. Repeatable.",
 )
 @click.option("--version", default="", metavar="RANGE", help="Environment version, such as '>=1,<2'.")
-@click.option("--turns", type=click.IntRange(1), help="Turns of an episode, instead of the environment's limit.")
-@click.option("--actions-per-turn", type=click.IntRange(1), help="Actions of a turn, likewise.")
-@click.option("--actions", type=click.IntRange(1), help="Actions of an episode, likewise.")
-@click.option("--temperature", type=click.FloatRange(0), help="0 is greedy. Default: as in training, else the model's.")
-@click.option("--max-tokens", type=click.IntRange(1), help="Tokens of one reply. Default: as in training, else 400.")
+@click.option("--turns", type=click.IntRange(1), help="Maximum turns of an episode. Default: the environment's.")
+@click.option("--actions-per-turn", type=click.IntRange(1), help="Maximum actions of a turn.")
+@click.option("--actions", type=click.IntRange(1), help="Maximum actions of an episode.")
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0),
+    help="Sampling temperature; 0 is greedy. Default: as in training, else the model's.",
+)
+@click.option(
+    "--max-tokens", type=click.IntRange(1), help="Maximum tokens of a reply. Default: as in training, else 400."
+)
 @click.option("--thinking/--no-thinking", default=None, help="Whether replies begin with reasoning.")
 @click.option(
-    "--engine", type=click.Choice(["torch", "vllm"]), default="torch", show_default=True, help="What samples replies."
+    "--engine",
+    type=click.Choice(["torch", "vllm"]),
+    default="torch",
+    show_default=True,
+    help="Engine that samples replies.",
 )
 @click.option("--base-url", help="OpenAI-compatible endpoint, for openai:MODEL. Its key is read from OPENAI_API_KEY.")
-@click.option("--concurrency", type=click.IntRange(1), default=16, show_default=True, help="Requests to it at a time.")
+@click.option(
+    "--concurrency", type=click.IntRange(1), default=16, show_default=True, help="Requests to the endpoint at a time."
+)
 @click.option(
     "--compare",
     "compared",
@@ -120,15 +134,15 @@ def evaluate(
     episodes_file: str,
     access: Transport,
 ) -> None:
-    """Play MODEL_OR_CHECKPOINT on the servers at ADDRESS (host:port, several with commas) and tell how well it does.
+    """Play MODEL_OR_CHECKPOINT on the servers at ADDRESS (host:port, several with commas) and report its success.
 
-    Without ADDRESS, the environments of a run that serves its own are served meanwhile.
+    Without ADDRESS, the environments of a run are served meanwhile, if the run served them itself.
 
     MODEL_OR_CHECKPOINT is the folder of a run or of a checkpoint, a Hugging Face model (a folder or a name), an
-    OpenAI-compatible endpoint's model (openai:MODEL), or a policy without a model: random, expert, for frozen_lake
-    with the local observation walk and careful, for webshop rule. These play one action a turn.
+    OpenAI-compatible endpoint's model (openai:MODEL), or a policy without a model: random, expert, walk or
+    careful (frozen_lake with the local observation), or rule (webshop). These play one action per turn.
 
-    Exit status: 0 done, 1 something failed, failed episodes included, 2 the call was wrong.
+    Exit status: 0 done, 1 something failed, such as an episode, 2 usage error.
     """
     expect_writable(json_file, episodes_file)
     if compared:
@@ -193,7 +207,7 @@ def evaluate(
     write_report(json_file, json.dumps(report, ensure_ascii=False) + "\n")
     failures = [episode.error for _, results in task_results for episode in results if episode.failed]
     if failures:
-        raise click.ClickException(f"{len(failures)} episodes failed, the first one by: {failures[0]}")
+        raise click.ClickException(f"{len(failures)} episodes failed, the first one with: {failures[0]}")
     context.exit(0)
 
 

@@ -15,10 +15,12 @@ import click
     type=click.Choice(["best", "latest"]),
     default="best",
     show_default=True,
-    help="Checkpoint of a run: by its evaluation, or the newest.",
+    help="Checkpoint of a run: the best evaluated one, or the newest.",
 )
-@click.option("--adapter", is_flag=True, help="The LoRA adapter alone, instead of merging it into the weights.")
-@click.option("--agent", default="", metavar="NAME", help="Whose policy, where script.policies gives each agent one.")
+@click.option("--adapter", is_flag=True, help="Write only the LoRA adapter, instead of merging it into the weights.")
+@click.option(
+    "--agent", default="", metavar="NAME", help="Agent whose policy to write, if script.policies gives each agent one."
+)
 def export(source: Path, out: Path, which: str, adapter: bool, agent: str) -> None:
     """Write the model of RUN_OR_CHECKPOINT to the new folder OUT, for transformers, vLLM and others to load."""
     import transformers

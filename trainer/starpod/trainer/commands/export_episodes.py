@@ -17,13 +17,13 @@ from starpod.trainer.data.files import SUFFIXES, BadEpisodes, episode_files, rea
 @click.option(
     "--format", "style", type=click.Choice(["atif"]), default="atif", show_default=True, help="Harbor's trajectories."
 )
-@click.option("--tokens", is_flag=True, help="With the ids and log-probabilities of every prompt and reply.")
-@click.option("--model", default="", metavar="NAME", help="What the policy is to be called.")
+@click.option("--tokens", is_flag=True, help="Include token ids and log-probabilities of all prompts and replies.")
+@click.option("--model", default="", metavar="NAME", help="Name of the policy.")
 @click.option("--solved", is_flag=True, help="Only episodes with success.")
 def export_episodes(path: Path, out: Path, style: str, tokens: bool, model: str, solved: bool) -> None:
-    """Write each recorded episode to a file of its own in the folder OUT.
+    """Write each recorded episode to a separate file in the folder OUT.
 
-    The path is a file of episodes (.jsonl or .jsonl.gz), or the folder of a run: then all that it holds.
+    The path is a file of episodes (.jsonl or .jsonl.gz), or the folder of a run, with all its episodes.
     Episodes without a turn are left out.
     """
     written_count = skipped_count = 0

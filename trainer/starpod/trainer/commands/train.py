@@ -28,10 +28,8 @@ if TYPE_CHECKING:
 @click.option(
     "--run-dir", type=click.Path(file_okay=False, path_type=Path), help="Folder of the run. [default: runs/...]"
 )
-@click.option("--resume", is_flag=True, help="Go on with the run in that folder, from its last checkpoint.")
-@click.option(
-    "--resume-or-start", is_flag=True, help="Likewise where the folder holds a run; else start one. For schedulers."
-)
+@click.option("--resume", is_flag=True, help="Continue the run in that folder from its last checkpoint.")
+@click.option("--resume-or-start", is_flag=True, help="Resume if the folder has a run, else start one. For schedulers.")
 @click.option(
     "--change",
     "changes",
@@ -39,11 +37,11 @@ if TYPE_CHECKING:
     multiple=True,
     help="Resume although KEY (such as environment.id) differs from the run's. Repeatable.",
 )
-@click.option("--ui", "with_site", is_flag=True, help="Show the run in a browser; on a terminal until Ctrl-C.")
+@click.option("--ui", "with_site", is_flag=True, help="Show the run in a browser; on a terminal, until Ctrl-C.")
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Check the configuration, print it as it would be used with the memory that it needs, and stop.",
+    help="Check the configuration, print it in full with a memory estimate, and stop.",
 )
 @click.option("--list", "list_configurations", is_flag=True, help="List the configurations that come with the package.")
 @click.option(
@@ -65,12 +63,12 @@ def train(
     list_configurations: bool,
     keys: str | None,
 ) -> int:
-    """Trains a policy on environments over the wire.
+    """Train a policy on environments over the wire.
 
-    CONFIG is a YAML file, or the name of a configuration that comes with the package (see --list), or the file of an
-    environment, ENVIRONMENT.py or ENVIRONMENT.py:NAME, for which a small job is chosen; KEY=VALUE changes a part of it,
-    e.g. algorithm=starpo-grpo collect.groups=16 (see --keys). Without CONFIG it is frozen_lake, or, with
-    --resume, the configuration of the run itself. Interrupted with Ctrl-C or SIGTERM it saves and exits.
+    CONFIG is a YAML file, the name of a configuration that comes with the package (see --list), or the file of an
+    environment, ENVIRONMENT.py or ENVIRONMENT.py:NAME, for which a small job is chosen. KEY=VALUE changes a key, e.g.
+    algorithm=starpo-grpo collect.groups=16 (see --keys). The default of CONFIG is frozen_lake, or the run's own
+    configuration with --resume. On Ctrl-C or SIGTERM, the run saves and exits.
     """
     from starpod.trainer.section import ConfigError, shipped
 
@@ -120,7 +118,7 @@ def train(
         click.echo(dump_yaml(resolved_config.to_dict()), nl=False)
         return _check_memory(resolved_config)
     if run_dir is None and world > 1:
-        raise click.UsageError("each process of torchrun would make up a folder of its own: name one with --run-dir")
+        raise click.UsageError("each process of torchrun would create its own folder: name one with --run-dir")
     name = f"{Path(config or USUAL).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
     return run_training(resolved_config, run_dir or Path("runs") / name, resume=resume, with_site=with_site)
 
@@ -192,7 +190,7 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
                 raise
             command = commands(path, config.to_dict())["go on"]
             raise click.ClickException(
-                f"{error}; the run is saved as of step {run.persistence.rescued_step}, go on with: {command}"
+                f"{error}; the run is saved as of step {run.persistence.rescued_step}; continue with: {command}"
             ) from error
 
     parallel, site = Parallel.start(config.device), ""
@@ -302,7 +300,7 @@ def _next(path: Path, config: Config) -> str:
 
     condition = "once it answers, " * any(task.environment.addresses for task in config.tasks)
     if RunFolder(path).exists:
-        return f"{condition}go on with: {commands(path, config.to_dict())['go on']}"
+        return f"{condition}continue with: {commands(path, config.to_dict())['go on']}"
     return f"{condition}give the same command again: nothing was trained yet"
 
 

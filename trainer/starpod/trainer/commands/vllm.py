@@ -29,13 +29,13 @@ chunked."""
     type=click.IntRange(1),
     default=SamplingConfig().max_episode_tokens,
     show_default=True,
-    help="Tokens of the longest context: sampling.max_episode_tokens of the runs.",
+    help="Maximum tokens of a context: sampling.max_episode_tokens of the runs.",
 )
 def vllm(model: str, arguments: tuple[str, ...], context: int) -> None:
     """Start a vLLM server of MODEL for runs with engine=vllm_remote: smollm2, a Hugging Face name or a folder.
 
-    ARGUMENTS are further options of `vllm serve`, such as --host and --port. Whoever reaches the server can replace
-    its weights: it listens on 127.0.0.1 unless told otherwise.
+    ARGUMENTS are further options of `vllm serve`, such as --host and --port. Anyone who reaches the
+    server can replace its weights, so by default it listens on 127.0.0.1.
     """
     if importlib.util.find_spec("vllm") is None:
         raise click.ClickException("this command needs the package vllm; docs/training.md tells how to install it")

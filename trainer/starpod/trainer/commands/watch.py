@@ -25,18 +25,18 @@ ENDS = {
     "max_actions": "no actions left",
     "environment_limit": "the environment's limit was met",
     "context": "no room left in the context",
-    "failed": "the infrastructure failed it",
+    "failed": "the infrastructure failed",
     "": "the policy had no further move",
 }
 
 
 @click.command()
 @click.argument("path", metavar="EPISODES.jsonl|RUN_DIR", type=click.Path(path_type=Path))
-@click.option("--episode", "number", type=click.IntRange(1), help="Only this one of the file, from 1. Default: all.")
-@click.option("--environment", "-e", help="Only episodes of it, by its name in the run's `environments` or its id.")
+@click.option("--episode", "number", type=click.IntRange(1), help="Only this episode, counted from 1. Default: all.")
+@click.option("--environment", "-e", help="Only episodes of this environment: its name in `environments`, or its id.")
 @click.option("--failed", "outcome", flag_value="failed", help="Only episodes without success.")
 @click.option("--solved", "outcome", flag_value="solved", help="Only episodes with success.")
-@click.option("--trees", is_flag=True, help="Where the episodes of each group branch, and which succeeded; no turns.")
+@click.option("--trees", is_flag=True, help="Show where episodes of a group branch, and which succeeded; no turns.")
 @click.option(
     "--speed",
     type=click.FloatRange(0),
@@ -49,9 +49,9 @@ def watch(
 ) -> None:
     """Replay episodes: state, reasoning, action and reward of each turn.
 
-    The path is a file of episodes (.jsonl or .jsonl.gz), as `starpod eval --jsonl` writes it, or the folder of a run:
-    then the episodes of its final evaluation, or of its last one so far, are shown, and with --trees those that it
-    collected last. Ctrl-C ends it.
+    The path is a file of episodes (.jsonl or .jsonl.gz), as `starpod eval --jsonl` writes it, or the folder of a run.
+    Of a run, the episodes of the final or latest evaluation are shown, or with --trees the latest collected ones.
+    Ctrl-C ends the replay.
     """
     try:
         files = episode_files(path)

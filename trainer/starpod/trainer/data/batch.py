@@ -189,8 +189,8 @@ class Batch:
             for turn in episode.own_turns:
                 if turn.reply and not turn.spans:
                     raise ValueError(
-                        f"a turn of group {episode.group} does not tell the blocks of its reply, which "
-                        "algorithm.advantage compares: episodes of another run cannot be used here"
+                        f"a turn of group {episode.group} lacks the blocks of its reply, which algorithm.advantage "
+                        "compares: episodes of another run cannot be used here"
                     )
                 start = 0
                 for name, end in turn.spans:
@@ -369,14 +369,14 @@ class RolloutBatch:
     def known_values_BT(self) -> Tensor:
         """The critic's values, `values_BT`. Raises ValueError if there is no critic."""
         if self.values_BT is None:
-            raise ValueError("this estimator needs the critic's values, and the rollout has none")
+            raise ValueError("this estimator needs the critic's values, but the rollout has none")
         return self.values_BT
 
     @property
     def known_blocks_BT(self) -> Tensor:
         """The block of each token, `blocks_BT`. Raises ValueError if blocks are not known."""
         if self.blocks_BT is None:
-            raise ValueError("this estimator needs the blocks of replies, and the rollout does not tell them")
+            raise ValueError("this estimator needs the blocks of replies, but the rollout has none")
         return self.blocks_BT
 
     def inherited_B(self, parts: Sequence[str] = (), without: Sequence[str] = ()) -> Tensor:

@@ -135,7 +135,7 @@ def _parse(line: str) -> Episode:
         if not len(turn.reply) == len(turn.logprobs) == len(turn.versions):
             raise ValueError(
                 f"turn {number} has {len(turn.reply)} sampled tokens, {len(turn.logprobs)} log-probabilities and "
-                f"{len(turn.versions)} versions; there must be as many of each"
+                f"{len(turn.versions)} versions; these numbers must be equal"
             )
         for name in ("prompt", "reply", "versions"):
             minimum = -math.inf if name == "prompt" else 0  # images in a prompt have negative ids

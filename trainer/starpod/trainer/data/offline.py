@@ -30,8 +30,8 @@ def read_offline(path: str, seeds: SeedsConfig) -> list[Group]:
     episodes = episodes_of(groups)
     if not episodes:
         raise ConfigError(
-            f"replay.offline {path} holds no sampled token, so nothing could be learnt from it: record episodes of a "
-            "run, a checkpoint or a Hugging Face model; those of other policies have no tokens"
+            f"replay.offline {path} has no sampled tokens to train on: record episodes of a run, a checkpoint or a "
+            "Hugging Face model; those of other policies have no tokens"
         )
     for episode in episodes:
         holder = "" if episode.environment == EXTERNAL else seeds.holds_out(episode.seed)

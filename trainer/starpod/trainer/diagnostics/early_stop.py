@@ -48,9 +48,9 @@ class EarlyStop:
         if not config.low_success or self._low_success < config.low_success_times:
             return
         self.reason = (
-            f"stopped at step {step}: success was below {100 * config.low_success_below:g} % in "
-            f"{self._low_success} evaluations in a row. A longer warm start or easier start states give it something "
-            "to learn from; `monitor.early_stop.low_success=false` goes on regardless."
+            f"stopped at step {step}: success was below {100 * config.low_success_below:g} % in {self._low_success} "
+            "evaluations in a row. A longer warm start or easier start states give it something to learn from; "
+            "`monitor.early_stop.low_success=false` continues anyway."
         )
 
     def _reward_std(self, step: int, metrics: Mapping[str, float]) -> str | None:
@@ -67,9 +67,9 @@ class EarlyStop:
         if not config.reward_std or self._low_std < config.reward_std_steps:
             return None
         return (
-            f"stopped at step {step}: reward deviation within groups was below {100 * config.reward_std_share:g} % of "
-            f"its start ({start:.3g}) in {self._low_std} steps in a row, now {value:.3g}: {self._meaning()}. "
-            "`monitor.early_stop.reward_std=false` goes on regardless."
+            f"stopped at step {step}: reward deviation within groups was below {100 * config.reward_std_share:g} % "
+            f"of its start ({start:.3g}) in {self._low_std} steps in a row, now {value:.3g}: {self._meaning()}. "
+            "`monitor.early_stop.reward_std=false` continues anyway."
         )
 
     def _meaning(self) -> str:
@@ -100,7 +100,7 @@ class EarlyStop:
         return (
             f"stopped at step {step}: the filter kept no group in {self._empty} steps in a row: nothing was trained. "
             "All members of each group earn the same: choose other start states, a warm start or partial rewards; "
-            "`monitor.early_stop.empty_filter=false` goes on regardless."
+            "`monitor.early_stop.empty_filter=false` continues anyway."
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -54,7 +54,7 @@ SIGNALS = (
         "collect/own_std_in_group",
         False,
         "reward deviation within groups",
-        "the policy is echoing; members of a group do alike and earn alike, so they teach little",
+        "the policy is echoing; members of a group act and earn alike, so they teach little",
         "keep fewer groups (filter by reward deviation) and scale the loss by their share "
         "(algorithm.filter_loss_scaling=linear), lower the learning rate, or sample more varied start states",
     ),
@@ -179,9 +179,9 @@ class EchoTrap:
                 step,
                 "identical",
                 now,
-                f"groups of identical replies: in {show(now, 'share')} of those with reward deviation all members gave "
-                f"the same replies, so what differs is luck, and teaches nothing. To do: {advice}sample at a higher "
-                "temperature, or raise the entropy bonus.",
+                f"groups of identical replies: in {show(now, 'share')} of those with reward deviation all members "
+                "gave the same replies, so rewards differ only by chance, which teaches nothing. To do: "
+                f"{advice}sample at a higher temperature, or raise the entropy bonus.",
             )
         ]
 
@@ -283,10 +283,10 @@ class EchoTrap:
             step,
             "echo_trap",
             lowest_ratio,
-            f"Echo Trap: {len(signals)} of {len(SIGNALS)} signals at once ({summary}). What is learnt from "
-            "here on is mostly repetition. To do: stop, go back to the best checkpoint, and train on with a lower "
-            "learning rate, more varied start states, or starpo-s if it is not on (filter by reward deviation, no KL "
-            "term, clip 0.2/0.28).",
+            f"Echo Trap: {len(signals)} of {len(SIGNALS)} signals at once ({summary}). From here on, the policy "
+            "mostly learns to repeat itself. To do: stop, go back to the best checkpoint, and continue with a lower "
+            "learning rate, more varied start states, or starpo-s if it is not on (filter by reward deviation, no "
+            "KL term, clip 0.2/0.28).",
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -323,5 +323,5 @@ def _share(signal: Signal, ratio: float) -> str:
 
 def _moved(signal: Signal, ratio: float) -> str:
     if math.isinf(ratio):
-        return f"{signal.words} is no finite number any more"
+        return f"{signal.words} is not a finite number any more"
     return f"{signal.words} has {'risen' if signal.rises else 'fallen'} to {_share(signal, ratio)}"

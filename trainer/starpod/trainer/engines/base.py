@@ -43,7 +43,7 @@ def check_prompt(request: Request, *, max_context: int, vocabulary: int) -> None
     """Raise ValueError if the prompt is empty, leaves no room for a reply, or has an id outside the vocabulary."""
     prompt = request.prompt
     if not prompt:
-        raise ValueError("the prompt is empty: there is nothing to go on from")
+        raise ValueError("the prompt is empty: there is nothing to continue")
     if len(prompt) >= max_context:
         raise ValueError(
             f"a prompt of {len(prompt)} tokens leaves no room for a reply in the engine's context of {max_context} "

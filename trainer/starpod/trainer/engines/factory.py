@@ -27,7 +27,7 @@ def build_engines(
     engine_config = config.model_copy(update={"cache_gib": config.cache_gib / len(policies.by_agent)})
     if len(policies.by_agent) > 1 and config.name != "torch":
         raise EngineError(
-            f"engine {config.name} samples from one policy, and script.policies has one for each agent: choose the "
+            f"engine {config.name} samples from one policy, but script.policies has one for each agent: choose the "
             "engine torch"
         )
     engines = {
@@ -74,7 +74,8 @@ def slots_within(config: EngineConfig, model_config: Any, length: int, dtype: to
     room = int(config.cache_gib * 2**30) // size - 1  # one slot is for padding rows
     if room < 1:
         raise EngineError(
-            f"a context of {length} tokens takes {size / 2**30:.2f} GiB in the torch engine's cache, two of which must "
-            f"fit into engine.cache_gib ({config.cache_gib:g}): raise it, or lower sampling.max_episode_tokens"
+            f"a context of {length} tokens takes {size / 2**30:.2f} GiB in the torch engine's cache, and two "
+            f"contexts must fit into engine.cache_gib ({config.cache_gib:g}): raise it, or lower "
+            "sampling.max_episode_tokens"
         )
     return min(config.slots, room)

@@ -91,8 +91,8 @@ def make_cache(model: Any, slots: int, length: int) -> SlotCache | OwnCaches:
         if _agrees(caches, trunk_of(model), tokens, expected):
             return caches
     raise EngineError(
-        f"the torch engine reads a conversation in parts, with which {type(model).__name__} of this version of "
-        "transformers computes something else: use the engine vllm"
+        f"the torch engine reads a conversation in parts, but then {type(model).__name__} of this version of "
+        "transformers computes other results: use the engine vllm"
     )
 
 

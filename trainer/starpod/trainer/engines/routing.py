@@ -26,7 +26,7 @@ class RoutingEngine:
         engine = self._by_agent.get(request.agent or next(iter(self._by_agent)))
         if engine is None:
             raise EngineError(
-                f"agent {request.agent!r} speaks, and script.policies has {', '.join(self._by_agent)}: name all agents"
+                f"agent {request.agent!r} speaks, but script.policies has {', '.join(self._by_agent)}: name all agents"
             )
         return await engine.generate(request)
 

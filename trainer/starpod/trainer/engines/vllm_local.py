@@ -94,9 +94,9 @@ class LocalVllm(ServedEngine):
         self._ids = itertools.count()
         on_gpu = device_of(model).type == "cuda"
         if (only_ipc := config.handover == "ipc") and (on_cpu or not on_gpu):
-            raise EngineError("engine.handover ipc reads the policy's GPU memory, and the policy is on the CPU")
+            raise EngineError("engine.handover ipc reads the policy's GPU memory, but the policy is on the CPU")
         if config.sleep and on_cpu:
-            raise EngineError("engine.sleep leaves the GPU's memory to the policy, and vLLM runs on the CPU: drop it")
+            raise EngineError("engine.sleep frees GPU memory for the policy, but vLLM runs on the CPU: drop it")
         self._sleeps, self._asleep = config.sleep, False
         self._only_ipc = only_ipc
         # None means undecided until it is known which GPU vLLM uses.
@@ -275,7 +275,7 @@ class LocalVllm(ServedEngine):
         except (EngineLost, RankFailed):
             raise
         except Exception as error:
-            raise EngineError(f"vLLM did not take version {version} of the weights: {error}") from error
+            raise EngineError(f"vLLM did not load version {version} of the weights: {error}") from error
 
     async def _receive(self, method: str, **arguments: Any) -> None:
         await self._ask(self._llm.collective_rpc(method, **arguments), "new weights", loads=True)
@@ -378,8 +378,8 @@ def _check_cpu_kernels(model: torch.nn.Module) -> None:
     *_, size = cache_shape(unwrapped(model).config, 0, 1)
     if size % 32:
         raise EngineError(
-            f"vLLM on a CPU takes attention heads of 32, 64, 96, ... and the model's have {size}: choose another model "
-            "(for the tiny one model.tiny.hidden = 32 x model.tiny.heads), or engine=torch"
+            f"vLLM on a CPU needs attention heads of 32, 64, 96, ..., but the model's have {size}: choose another "
+            "model (for the tiny one model.tiny.hidden = 32 x model.tiny.heads), or engine=torch"
         )
 
 

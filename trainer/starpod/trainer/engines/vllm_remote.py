@@ -219,7 +219,7 @@ class RemoteVllm(ServedEngine):
         if (breaks := server.breaks) != server.known:
             instance_id = (await server.info()).get("instance_id", "")
             if self._loads and instance_id != server.instance:
-                raise EngineLost(f"the vLLM server at {server.url} was started anew, and has other weights")
+                raise EngineLost(f"the vLLM server at {server.url} was restarted, so it has other weights")
             server.instance, server.known = instance_id, breaks
         try:
             choice = reply["choices"][0]
@@ -229,7 +229,7 @@ class RemoteVllm(ServedEngine):
             details = (reply.get("usage") or {}).get("prompt_tokens_details") or {}
             return Piece(tokens, logprobs, choice["finish_reason"] == "abort", details.get("cached_tokens") or 0)
         except (KeyError, IndexError, TypeError) as error:
-            raise EngineError(f"the vLLM server at {server.url} sent a reply of another form: {error!r}") from error
+            raise EngineError(f"the vLLM server at {server.url} sent an unexpected reply: {error!r}") from error
 
     async def _drop(self, server: VllmServer, error: Gone) -> None:
         """Continue without a server. Raises `error` if it is the last one, no restart is left, or nccl is used."""
@@ -275,7 +275,7 @@ class RemoteVllm(ServedEngine):
         except Refused as error:
             if error.status == 403:
                 raise EngineError(
-                    f"the vLLM server at {server.url} samples no token ids: start it as: {START}"
+                    f"the vLLM server at {server.url} returns no token ids: start it as: {START}"
                 ) from error
 
     async def pause(self) -> None:
@@ -311,8 +311,8 @@ class RemoteVllm(ServedEngine):
         self._right = False
         if self._nccl is not None and self._version:
             raise EngineError(
-                "a vLLM server was started anew and is no longer in the group that weights are broadcast to: start all "
-                "servers, then resume the run, or set engine.handover to disk"
+                "a vLLM server was restarted, so it no longer receives broadcast weights: start all servers, then "
+                "resume the run, or set engine.handover to disk"
             )
         if self._written is None:
             return
@@ -339,7 +339,7 @@ class RemoteVllm(ServedEngine):
             await self._all("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}})
         except Refused as error:
             raise EngineError(
-                f"{error}. It has to see the trainer's {folder} under the same name: set engine.handover_folder to a "
+                f"{error}. It must see the trainer's {folder} at the same path: set engine.handover_folder to a "
                 "folder that both share"
             ) from error
 
@@ -378,7 +378,7 @@ class NcclSender:
         """Send the weights and return when all servers have them. Raises EngineError."""
         device = device_of(model)
         if device.type != "cuda":
-            raise EngineError("engine.handover nccl sends from the policy's GPU memory, and the policy is on the CPU")
+            raise EngineError("engine.handover nccl sends from the policy's GPU memory, but the policy is on the CPU")
         if self._group is None:
             self._group = await self._join(device)
         names, shapes = zip(*shapes_of(model), strict=True)

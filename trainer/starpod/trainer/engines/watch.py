@@ -99,7 +99,7 @@ class Watch:
                     )
                 if self._since_reply >= self._reply:
                     raise EngineError(
-                        f"{self._name} lives, but brought no call to its end in {self._reply:g} s (engine.timeout)"
+                        f"{self._name} is alive, but completed no call in {self._reply:g} s (engine.timeout)"
                     )
         finally:
             if answer is not None:

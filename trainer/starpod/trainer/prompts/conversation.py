@@ -83,7 +83,7 @@ class Template:
         self._length = lru_cache(8)(lambda text: len(self.encode(text)))
         self.extends = self._keeps_the_past()
         if view is not None and not self.extends:
-            raise ValueError("the chat template rewrites the past, in which images would lose their place")
+            raise ValueError("the chat template rewrites earlier turns, so images would lose their place")
 
     # --- ids ---------------------------------------------------------------------------------------------------------
 
@@ -265,8 +265,8 @@ class Template:
         position, _, token = min(positions, default=(len(tail), 0, ""))
         if not token or tail[:position].strip():
             raise ValueError(
-                f"the chat template closes a reply with the text {tail[:20]!r} and not with a token of its own, "
-                "so a sampled reply would have no end"
+                f"the chat template closes a reply with the text {tail[:20]!r} and not with a special token, so a "
+                "sampled reply would have no end"
             )
         return token, tokens[token]
 

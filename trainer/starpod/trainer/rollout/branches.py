@@ -176,7 +176,7 @@ class Brancher:
         record = await play(_Repeating(turns), session, deadline=self.deadline, turns=len(turns))
         self.spent.add(record.turns, sampled=0)
         if record.failed:
-            raise StarpodError(f"the turns before a branch could not be played again: {record.error}")
+            raise StarpodError(f"the turns before a branch could not be replayed: {record.error}")
         return session
 
 
@@ -215,7 +215,9 @@ class _Repeating(Agent):
     async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
         turn = self._turns[len(episode.turns)]
         if observation.text != turn.observation:
-            raise AgentError(f"before turn {len(episode.turns) + 1} the environment shows something else than it did")
+            raise AgentError(
+                f"before turn {len(episode.turns) + 1} the environment shows another observation than before"
+            )
         return Move(turn.text, turn.actions or None)
 
 

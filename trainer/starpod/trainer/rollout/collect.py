@@ -94,7 +94,7 @@ async def of_all_ranks(collecting: Awaitable[Collected], parallel: Parallel, war
         collected = Collected.joined([collected, *parts])
         collected.groups.sort(key=lambda group: group.id)
     if collected.failed:
-        warn(f"{collected.failed} episodes failed, the first one by: {collected.error}")
+        warn(f"{collected.failed} episodes failed, the first one with: {collected.error}")
     return collected
 
 

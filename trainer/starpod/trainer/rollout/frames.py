@@ -88,7 +88,7 @@ class _Artist(Agent):
         if index == len(self._turns):
             return Stop()
         if observation.text != self._turns[index].observation:
-            raise AgentError("the environment shows something else than it did")
+            raise AgentError("the environment shows another observation than before")
         await self.draw()
         return Move("", self._turns[index].actions or None)
 

@@ -78,9 +78,9 @@ async def open_saved(task: Task, fleet: Fleet, start: SavedStart, count: int, wa
             raise StarpodError(f"a saved start state was not reached: {replay.error}")
         if base.done or base.observation.text != start.observation:
             raise ConfigError(
-                f"{task.environment} {base.version} does not come to the start state that was saved (seed "
-                f"{start.seed}, {len(start.actions)} actions, version {start.version or 'unknown'}): "
-                "save it again with this version"
+                f"{task.environment} {base.version} does not reach the saved start state (seed {start.seed}, "
+                f"{len(start.actions)} actions, version {start.version or 'unknown'}): save it again with this "
+                "version"
             )
         return await base.fork(count, reseed=True)
     finally:

@@ -134,8 +134,8 @@ class Collecting:
             punish_repetition(task.rewards.relations, episodes)
         if not played:
             raise CollectionFailed(
-                f"step {progress.step} has nothing to train on: {total.failed} episodes failed and left no group of at "
-                f"least {config.min_group_size}, the first one by: {total.error}"
+                f"step {progress.step} has nothing to train on: {total.failed} episodes failed and left no group of "
+                f"at least {config.min_group_size}; the first error: {total.error}"
             )
         metrics = episode_metrics(played) | latency_metrics(total.latencies) | diversity(episodes_of(played))
         metrics |= {
@@ -217,11 +217,9 @@ class Collecting:
         for task, level in self.mixture.levels().items():
             metrics[f"environments/{task}/level" if several else "collect/level"] = float(level)
         for task in self.mixture.silent(groups):
-            self._screen.warn(
-                f"{task or 'the environment'} does not say whether an episode succeeded, so its curriculum never rises"
-            )
+            self._screen.warn(f"{task or 'the environment'} does not report success, so its curriculum never advances")
         for task in self.mixture.update(groups):
-            self._screen.phase(f"{task} goes on at level {self.mixture.levels()[task]}".lstrip())
+            self._screen.phase(f"{task} continues at level {self.mixture.levels()[task]}".lstrip())
         return metrics
 
     def _early(self, step: int) -> int:

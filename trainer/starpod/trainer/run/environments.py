@@ -69,8 +69,8 @@ class Served:
         refuse_held_out(config, "warm_start.demonstrations", path, (demo.episode.seed for demo in demos))
         if self.config.prompt.shows_images and not all(turn.image for demo in demos for turn in demo.episode.turns):
             raise ConfigError(
-                f"warm_start.demonstrations {path} holds turns without an image, and prompt.observation is "
-                f"{self.config.prompt.observation}: give a file of a run that was shown images"
+                f"warm_start.demonstrations {path} has turns without an image, but prompt.observation is "
+                f"{self.config.prompt.observation}: give a file of a run that showed images"
             )
         return demos
 

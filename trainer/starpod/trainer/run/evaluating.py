@@ -81,7 +81,7 @@ class Evaluating:
                 self._best, self._best_at = summary["success"], step
             self.success, self._evaluated = summary["success"], step
         else:
-            self._screen.warn(f"the evaluation at step {step} says nothing: all of its episodes failed")
+            self._screen.warn(f"the evaluation at step {step} has no result: all of its episodes failed")
         if self._parallel.is_main:
             self._folder.append_evaluation(summary)
             self._folder.write_episodes(step, self.held_out.kept(collections))
@@ -110,7 +110,7 @@ class Evaluating:
         summary |= overall(figures)
         summary["seconds"] = perf_counter() - start_time
         if not all(collected.episodes for collected in collections.values()):
-            self._screen.warn("the final evaluation says nothing: all of its episodes failed")
+            self._screen.warn("the final evaluation has no result: all of its episodes failed")
         elif self._parallel.is_main:
             self._write_final(summary, collections)
 

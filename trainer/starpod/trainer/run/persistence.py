@@ -190,8 +190,8 @@ class Persistence:
         if held.scorer is not None:
             if "scorer" not in loaded.tensors or state["config"]["scorer"]["kind"] != config.scorer.kind:
                 raise ConfigError(
-                    f"scorer.kind is {config.scorer.kind}, and the run that is resumed has no such scorer in its "
-                    "checkpoint: give the same again, or begin another run with another --run-dir"
+                    f"scorer.kind is {config.scorer.kind}, but the run that is resumed has no such scorer in its "
+                    "checkpoint: give the same value, or begin another run with another --run-dir"
                 )
             held.scorer.load_state(loaded.tensors["scorer"], state["scorer"])
         held.progress.load_state_dict(state)

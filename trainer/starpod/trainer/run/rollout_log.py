@@ -37,7 +37,7 @@ class RolloutLog:
 
     def begin(self, played: Sequence[Group], passed_over: Sequence[Group]) -> None:
         """Set the groups of a step. passed_over: groups that dynamic sampling rejected."""
-        verdict = Verdict(False, "Its returns are all the same: dynamic sampling asked for another.")
+        verdict = Verdict(False, "Its returns are all the same: dynamic sampling replaced it.")
         self._played, self._verdicts = played, {group.id: verdict for group in passed_over}
 
     def judge(self, config: FilterConfig, groups: Sequence[Group], kept: Sequence[Group]) -> None:

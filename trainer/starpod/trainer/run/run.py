@@ -328,8 +328,8 @@ class Run:
         metrics["collect/stage"] = float(stages.index)
         if metric := stages.unknown(metrics):
             screen.warn(
-                f"stages[{stages.index}] waits for the metric {metric}, and this iteration has none of that name"
-                f"{nearest(metric, sorted(metrics))}"
+                f"stages[{stages.index}] waits for the metric {metric}, but this iteration has no such "
+                f"metric{nearest(metric, sorted(metrics))}"
             )
         if stages.update(self.progress.step, metrics):
             self._begin_stage()
