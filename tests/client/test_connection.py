@@ -121,12 +121,15 @@ async def test_rows_that_cannot_be_read_end_the_calls_that_wait_for_them(
 
 @every_way
 @pytest.mark.parametrize("deterministic", [True, False])
-async def test_a_cancelled_open_leaves_no_sessions_behind(fake: FakeServer, deterministic: bool) -> None:
+@pytest.mark.parametrize("method", ["open", "fork"])
+async def test_a_cancelled_call_leaves_no_sessions_behind(fake: FakeServer, deterministic: bool, method: str) -> None:
     fake.deterministic = deterministic
     async with Fleet(fake.address, health_seconds=0.02) as fleet, asyncio.timeout(60):
+        (parent,) = await fleet.open("walk-v1", seed=1)
         for moment in range(40):
             fake.delay = lambda kind, seconds=0.002 * (moment % 3): seconds  # type: ignore[misc]
-            task = asyncio.create_task(fleet.open("walk-v1", seed=moment, count=2))
+            work = fleet.open("walk-v1", seed=moment, count=2) if method == "open" else parent.fork(2)
+            task = asyncio.create_task(work)
             for _ in range(moment // 3):
                 await asyncio.sleep(0)
             if moment % 5 == 0:
@@ -134,7 +137,7 @@ async def test_a_cancelled_open_leaves_no_sessions_behind(fake: FakeServer, dete
             if not task.cancel():
                 for session in await task:
                     await session.close()
-        await eventually(lambda: not fake.sessions)
+        await eventually(lambda: len(fake.sessions) == 1)
 
 
 @every_way

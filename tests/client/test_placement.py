@@ -189,7 +189,7 @@ async def test_where_all_are_full_they_are_asked_again_until_the_patience_ends()
     ):
         one.before = refuse(0.01)
         two.before = refuse(600.0)
-        first = asyncio.create_task(patient.open("walk-v1", seed=9))
+        first = asyncio.create_task(patient.open("walk", seed=9))
         await eventually(lambda: one.calls.get("open", 0) > 3)
         assert two.calls["open"] == 1
         with pytest.raises((Overloaded, DeadlineExceeded)):  # the latter where the last call is cut off

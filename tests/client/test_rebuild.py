@@ -1,12 +1,11 @@
 """A rebuild that fails leaves no session on the server."""
 
 import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from starpod.client.connection import CLOSE, RESET, RESTORE
+from starpod.client.connection import RESET, RESTORE
 from starpod.client.errors import BadArgument
 from starpod.client.history import History, Restarted, Restored
 from starpod.client.recovery.rebuild import rebuild
@@ -23,11 +22,11 @@ class Server:
         if method is RESTORE:
             self.sessions.add("base")
             return pb.RestoreResponse(sessions=[pb.Session(session_id="base", epoch=1)])
-        if method is RESET:
-            raise BadArgument("no such option")
-        assert method is CLOSE
-        self.sessions -= set(request.session_ids)
-        return SimpleNamespace()
+        assert method is RESET
+        raise BadArgument("no such option")
+
+    async def close_sessions(self, session_ids: list[str], until: float) -> None:
+        self.sessions -= set(session_ids)
 
 
 async def test_a_refused_reset_closes_the_restored_session() -> None:

@@ -12,6 +12,7 @@ from starpod.client import JSON, BadArgument, Fleet, Limits, Session, ToolCall, 
 from starpod.client.observation import as_actions
 from tests.client.fake_server import FakeServer
 from tests.client.test_fleet import seen, undisturbed
+from tests.waiting import eventually
 
 # A call that is made while another one is in flight, and how many passes of the event loop later it is cancelled.
 CALLS = st.lists(
@@ -88,6 +89,19 @@ async def test_closing_does_not_wait_for_a_call_that_nobody_waits_for() -> None:
         async with asyncio.timeout(60):
             await fleet.close_sessions([session, other])
     assert other.closed
+
+
+async def test_a_session_is_closed_even_if_closing_another_with_it_is_cancelled() -> None:
+    async with FakeServer() as server, Fleet(server.address, health_seconds=0.02) as fleet:
+        session, busy = await fleet.open("walk-v1", seed=3, count=2)
+        server.delay = lambda kind: 3600 if kind == "step" else 0
+        step = asyncio.create_task(busy.step("left"))
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(fleet.close_sessions([session, busy]))
+        await eventually(lambda: session.closed)
+        closing.cancel()
+        await eventually(lambda: len(server.sessions) == 1)
+        step.cancel()
 
 
 async def test_a_call_that_is_cancelled_when_its_turn_has_come_lets_the_next_one_in(session: Session) -> None:

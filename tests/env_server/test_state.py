@@ -1,6 +1,7 @@
 """States as bytes: every plain value comes back equal, nothing else gets in, and decoding runs no code."""
 
 import contextlib
+import enum
 import pickle
 import random
 
@@ -41,6 +42,20 @@ def test_values_come_back_equal_and_of_their_type(value: object) -> None:
     back = decode(encode(value))
     assert repr(back) == repr(value) if not isinstance(value, set | frozenset | dict | list | tuple) else back == value
     assert type(back) is type(value)
+
+
+class Number(enum.IntEnum):
+    ONE = 1
+
+
+class Name(str, enum.Enum):  # noqa: UP042 - its str() is not its value
+    ONE = "one"
+
+
+@pytest.mark.parametrize("value", [Number.ONE, Name.ONE, [Number.ONE], {"a": Name.ONE}, {Number.ONE}, (np.int8(1),)])
+def test_a_number_or_text_of_another_class_comes_back_plain(value: object) -> None:
+    back = decode(encode(value))
+    assert back == value and type(back) in (int, str, list, dict, set, tuple)
 
 
 @given(st.sets(keys))

@@ -219,12 +219,7 @@ class Fleet:
                 lease_seconds,
             )
             states.append(self._state(replica, spec, message, response, want, origin))
-        try:
-            await self.recovery.checkpoint_all(states)
-        except BaseException:
-            for state in states:
-                state.replica.close_later([state.session_id])
-            raise
+        await self.recovery.checkpoint_new(states)
         return [Session(self.recovery, state) for state in states]
 
     async def restore(self, snapshot: Snapshot, *, want: Want | None = None, lease_seconds: float = 0.0) -> Session:

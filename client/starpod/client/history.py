@@ -76,8 +76,8 @@ class History:
         actions: the actions of each step.
         wants: the `want` of each step that had one, by step number from 1.
         keys: state keys of the replies. Entry 0 is of the first observation, entry i of the reply to step i.
-        digests: digests of the replies, with the same indices. Entry 0 is not compared. They are an
-            array, because freeing one Python object per step would make the next reset slow.
+        digests: digests of the replies, with the same indices; 0 is not compared. They are an array,
+            because freeing one Python object per step would make the next reset slow.
     """
 
     __slots__ = ("actions", "digests", "keys", "origin", "wants")

@@ -15,7 +15,7 @@ from starpod.client.history import History, Reseeded, first_reply
 from starpod.client.observation import Limits, Observation, Transition, Want, as_actions
 from starpod.client.recovery.hot_path import submit_one
 from starpod.client.recovery.rebuild import new_key
-from starpod.client.recovery.recovery import Recovery
+from starpod.client.recovery.recovery import Recovery, close_later
 from starpod.client.recovery.reset import PendingReset
 from starpod.client.recovery.state import BatchResult, SessionState
 from starpod.client.snapshot import Snapshot
@@ -236,10 +236,10 @@ class Session:
                 ),
             )
             copies = [_copy(state, message, reseed=reseed) for message in response.sessions]
-            await self._recovery.checkpoint_all(copies)
+            await self._recovery.checkpoint_new(copies)
             return [Session(self._recovery, copy) for copy in copies]
 
-        return await self._recovery.alone(state, fork)
+        return await self._recovery.alone(state, fork, lambda copies: close_later(copy.state for copy in copies))
 
     async def snapshot(self) -> Snapshot:
         """Serialise the whole state. `Fleet.restore` continues from it, also in another fleet."""

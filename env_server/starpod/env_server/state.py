@@ -85,8 +85,14 @@ def _encode_extension(depth: int, value: Any) -> Any:
             return _prepare(value.item(), depth)
         case complex():
             return msgpack.ExtType(_COMPLEX, _pack([value.real, value.imag], depth - 1))
-        case bool() | int() | float() | str() | bytes():  # subclasses, such as enums
-            return _prepare(type(value).__mro__[-2](value), depth)
+        case int():  # this and the following are subclasses, such as enums
+            return _prepare(int.__int__(value), depth)
+        case float():
+            return float.__float__(value)
+        case str():
+            return str.__str__(value)
+        case bytes():
+            return bytes.__bytes__(value)
     raise TypeError(f"{type(value).__module__}.{type(value).__qualname__} has no encoding")
 
 

@@ -88,6 +88,24 @@ async def test_a_turn_whose_caller_is_cancelled_is_given_on() -> None:
     assert ran == [1, 2] and turns._free == 1
 
 
+async def test_a_request_whose_session_is_closed_is_told_so() -> None:
+    sampler = scripted(lambda request, text: "x")
+    sampling = asyncio.Event()
+
+    async def generate(_: Sampled) -> Reply:
+        sampling.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    engine_of(sampler).generate = generate  # type: ignore[method-assign]
+    one = named("one", sampler)
+    asking = asyncio.ensure_future(one.complete(Ask((USER,))))
+    await sampling.wait()
+    one.close("it was ended")
+    with pytest.raises(Refused, match="the session one is over: it was ended"):
+        await asking
+
+
 async def test_no_session_has_more_replies_than_the_limit_and_none_samples_all_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,6 +1,7 @@
 """The gateway over real sockets, with OpenAI's own client and plain HTTP."""
 
 import asyncio
+import errno
 import json
 import socket
 import threading
@@ -15,7 +16,7 @@ import httpx
 import openai
 import pytest
 
-from starpod.gateway import app
+from starpod.gateway import app, records
 from starpod.gateway.app import Keys, create_app
 from starpod.gateway.control import endpoints
 from starpod.gateway.records import Records
@@ -564,8 +565,12 @@ async def test_keys_are_given_out_by_who_has_the_token(tmp_path: Path) -> None:
         assert gone.value.status_code == 410
 
 
-async def test_a_session_that_nobody_calls_is_ended_as_failed(tmp_path: Path) -> None:
+async def test_a_session_that_nobody_calls_is_ended_as_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = says("x")
+
+    def no_room(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
     sampling, go, generate = asyncio.Event(), asyncio.Event(), engine_of(sampler).generate
 
     async def wait(request: Any) -> Any:
@@ -580,6 +585,9 @@ async def test_a_session_that_nobody_calls_is_ended_as_failed(tmp_path: Path) ->
         with pytest.raises(openai.RateLimitError, match="2 sessions run"):
             await it.ask(key="third")
         it.records.record("dead").called -= 601
+        with monkeypatch.context() as full_disk:
+            full_disk.setattr(records, "write_episodes", no_room)
+            it.records.end_idle(time.monotonic())
         it.records.end_idle(time.monotonic())
         await it.ask(key="third")
         assert (await it.http.get("/sessions")).json() == {"live": 2, "most": 2, "over": 1, "abandoned": 1}

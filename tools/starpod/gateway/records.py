@@ -271,8 +271,12 @@ class Records:
             if idle_seconds > self.idle_seconds and not record.session.sampling:
                 error = f"nobody called the session for {idle_seconds / 60:.0f} minutes"
                 logger.warning("session %s: %s", name, error)
-                self.abandoned += 1
-                self._end(name, record, end="failed", success=None, error=error, abandoned=True)
+                try:
+                    self._end(name, record, end="failed", success=None, error=error, abandoned=True)
+                except OSError as problem:  # a full disk must not end the watch
+                    logger.error("session %s cannot be ended, and will be tried again: %s", name, problem)
+                else:
+                    self.abandoned += 1
 
     def _end(self, name: str, record: Record, **values: Any) -> None:
         record.log("end", **values)

@@ -141,7 +141,12 @@ class Session:
             reply = asyncio.ensure_future(self._reply(key, ask))
             reply.add_done_callback(lambda future: self._forget_failure(key, future))
             self._answers[key] = reply
-        return await asyncio.shield(reply)
+        try:
+            return await asyncio.shield(reply)
+        except asyncio.CancelledError:
+            if reply.cancelled():
+                self._require_open()  # raises, because only `close` cancels a reply
+            raise
 
     async def count(self, ask: Ask) -> int:
         """Return the number of tokens of a request's prompt. Raise Refused if the prompt certainly cannot fit."""

@@ -128,8 +128,9 @@ class ServerPool:
             return spec.id == full_name and satisfies(spec.version, version)
 
         cache_key = environment_id, version
-        full_name = environment_id
-        if cache_key not in self._hosts:
+        if cached_hosts := self._hosts.get(cache_key):
+            full_name = cached_hosts[0][1].id
+        else:
             full_name = latest_name(environment_id, (spec.id for replica in self.replicas for spec in replica.specs))
             try:
                 satisfies("0", version)

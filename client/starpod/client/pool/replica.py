@@ -149,14 +149,15 @@ class Replica(Connection):
         del self.unclosed[:-MOST_UNCLOSED]
 
     async def close_sessions(self, session_ids: list[str], until: float) -> None:
-        """Close sessions now, or else as soon as the server can be reached."""
-        if self.ready:
-            try:
-                await self.call(CLOSE, pb.CloseRequest(session_ids=session_ids), until)
-            except StarpodError:
-                self.close_later(session_ids)
-        else:
+        """Close sessions now, or else as soon as the server can be reached, even if the caller is cancelled."""
+        try:
+            if not self.ready:
+                raise self._lost_error()
+            await self.call(CLOSE, pb.CloseRequest(session_ids=session_ids), until)
+        except BaseException as error:
             self.close_later(session_ids)
+            if not isinstance(error, StarpodError):
+                raise
 
     async def close_unclosed(self, until: float) -> None:
         """Close the sessions in `unclosed`. Raises StarpodError."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 
-from starpod.client.connection import CLOSE, FORK, OPEN, RESET, RESTORE, Step, step_request
+from starpod.client.connection import FORK, OPEN, RESET, RESTORE, Step, step_request
 from starpod.client.connection.calls import STEP
 from starpod.client.errors import BadArgument, OutOfOrder, StarpodError
 from starpod.client.history import History, Opened, Origin, Reseeded, Restarted, Restored, first_reply, step_reply
@@ -38,7 +38,7 @@ async def rebuild(
         replica.close_later([session.session_id])
         raise
     except StarpodError:
-        await _discard(replica, session, until)
+        await replica.close_sessions([session.session_id], until)
         raise
     return session
 
@@ -97,7 +97,7 @@ async def _begin(replica: Replica, origin: Origin, member: int, until: float) ->
             try:
                 reset_response = await replica.call(RESET, reset, until)
             except StarpodError:
-                await _discard(replica, base, until)
+                await replica.close_sessions([base.session_id], until)
                 raise
             return reset_response.session, reset_response.instructions
         case Reseeded():
@@ -118,15 +118,8 @@ async def _begin(replica: Replica, origin: Origin, member: int, until: float) ->
                     until,
                 )
             finally:
-                await _discard(replica, parent, until)
+                await replica.close_sessions([parent.session_id], until)
             return forked.sessions[0], ""
-
-
-async def _discard(replica: Replica, session: pb.Session, until: float) -> None:
-    try:
-        await replica.call(CLOSE, pb.CloseRequest(session_ids=[session.session_id]), until)
-    except StarpodError:
-        replica.close_later([session.session_id])
 
 
 def overrides(limits: pb.Limits) -> pb.LimitOverrides:

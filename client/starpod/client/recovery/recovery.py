@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -109,10 +109,16 @@ class Recovery:
             except StarpodError as error:
                 await self._bring_back(state, error, retry)
 
-    async def alone(self, state: SessionState, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    async def alone(
+        self,
+        state: SessionState,
+        work: Callable[[], Coroutine[Any, Any, T]],
+        unclaimed: Callable[[T], None] = lambda _: None,
+    ) -> T:
         """Run work on a session after all its earlier calls.
 
         The work is completed even if the caller is cancelled, because the session must learn what the server did.
+        `unclaimed` then receives the result.
         """
         await state.acquire()
         task = self._spawn(work())
@@ -122,6 +128,9 @@ class Recovery:
         except asyncio.CancelledError:
             if self._closed and task.cancelled():
                 raise Unreachable("The fleet was closed.") from None
+            task.add_done_callback(
+                lambda task: None if task.cancelled() or task.exception() else unclaimed(task.result())
+            )
             raise
 
     async def close_sessions(self, states: Iterable[SessionState], seconds: float) -> None:
@@ -131,18 +140,23 @@ class Recovery:
         """
         by_replica: defaultdict[Replica, list[str]] = defaultdict(list)
         until = _now() + seconds
-        for state in states:
-            try:
-                async with asyncio.timeout_at(until if state.busy else None):
-                    await state.acquire()
-            except TimeoutError:
-                self._spawn(self.close_sessions([state], self.patience))
-                continue
-            if not state.closed:
-                state.closed = True
-                state.replica.sessions.discard(state)
-                by_replica[state.replica].append(state.session_id)
-            state.release()
+        try:
+            for state in states:
+                try:
+                    async with asyncio.timeout_at(until if state.busy else None):
+                        await state.acquire()
+                except TimeoutError:
+                    self._spawn(self.close_sessions([state], self.patience))
+                    continue
+                if not state.closed:
+                    state.closed = True
+                    state.replica.sessions.discard(state)
+                    by_replica[state.replica].append(state.session_id)
+                state.release()
+        except asyncio.CancelledError:
+            for replica, ids in by_replica.items():
+                replica.close_later(ids)
+            raise
         await asyncio.gather(*(replica.close_sessions(ids, until) for replica, ids in by_replica.items()))
 
     # --- retry and rebuild -----------------------------------------------------------------------------------------
@@ -262,6 +276,14 @@ class Recovery:
                 except StarpodError as error:
                     await self._bring_back(state, error, retry)
 
+    async def checkpoint_new(self, states: Sequence[SessionState]) -> None:
+        """Take a snapshot of each new session. If that fails, close them, because the caller will not get them."""
+        try:
+            await self.checkpoint_all(states)
+        except BaseException:
+            close_later(states)
+            raise
+
     async def _take_checkpoint(self, state: SessionState) -> None:
         """Take a snapshot. If the server refuses, the session continues without recovery. Raises StarpodError if the
         session was lost."""
@@ -286,6 +308,12 @@ class Recovery:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def close_later(states: Iterable[SessionState]) -> None:
+    """Close sessions that nobody will use as soon as their servers can be reached."""
+    for state in states:
+        state.replica.close_later([state.session_id])
 
 
 async def _run_or_fail(work: Coroutine[Any, Any, None], fail: Callable[[BaseException], None]) -> None:
