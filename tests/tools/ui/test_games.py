@@ -230,6 +230,10 @@ def test_a_session_of_somebody_else_is_taken_over(visitor: Visitor, others: Sync
     assert "turn <b>1</b>" in visitor.text
     with pytest.raises(OutOfOrder):
         others.step("Up")
+    (over,) = others.fleet.open("sokoban-v1", seed=3, options={"boxes": 1}, limits=Limits(max_turns=1))
+    over.step("Up")
+    visitor.get(f"/watch?session={over.id}")
+    assert visitor.send("/watch/act", action="Up") == 200 and "The episode is over." in visitor.text
 
 
 def test_a_game_is_played_and_taken_back(visitor: Visitor) -> None:

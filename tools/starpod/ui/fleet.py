@@ -283,10 +283,10 @@ async def watch_action(site: Site, request: Request) -> Response:
     try:
         actions = [part.strip() for part in form.get("action", "").split(SEPARATOR)]
         await watching.act(await games.fleet(), session, (epoch, index), actions)
+    except EpisodeOver:  # a kind of OutOfOrder
+        notice = "over"
     except OutOfOrder:
         notice = "moved"
-    except EpisodeOver:
-        notice = "over"
     return RedirectResponse(query("/watch", session=session, run=form.get("run", ""), notice=notice), 303)
 
 
