@@ -134,6 +134,10 @@ def test_environments_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     file.write_text(file.read_text().replace("title='Mine'", "title='Ours'"))
     os.utime(file, ns=(saved.st_atime_ns, saved.st_mtime_ns))  # saved twice within one tick of the clock
     assert load_class(reference_to(mine)).spec.title == "Ours"
+    (namesake := tmp_path / "theirs" / "mine.py").parent.mkdir()
+    namesake.write_text(file.read_text().replace("mine-v1", "theirs-v1"))
+    registry.add_module(str(namesake))
+    assert [load_class(reference_to(environment)).spec.id for environment in registry] == ["mine-v1", "theirs-v1"]
     (tmp_path / "empty.py").write_text("x = 1\n")
     with pytest.raises(RegistryError, match="defines no Environment"):
         registry.add_module(str(tmp_path / "empty.py"))

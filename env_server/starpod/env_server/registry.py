@@ -68,6 +68,9 @@ def _load_module(source: str) -> ModuleType:
         except ModuleNotFoundError as error:
             raise RegistryError(f"cannot import {source!r}: {error}; the path of a file ends in .py") from error
     name = _LOADED_PREFIX + (path.parent.resolve().name if path.name == "__init__.py" else path.stem)
+    # Files of equal names in different folders are different modules.
+    while (other := sys.modules.get(name)) is not None and Path(str(other.__file__)).resolve() != path.resolve():
+        name += "_"
     spec = importlib.util.spec_from_file_location(name, path, loader=_UncachedLoader(name, str(path)))
     if spec is None or spec.loader is None or not path.is_file():
         raise RegistryError(f"no such file: {source}")

@@ -146,6 +146,7 @@ class ThreadPool:
                     self.abandoned -= 1
                     return
                 self._busy -= 1
+                work.started = None  # it can no longer hang, even if the event loop learns of its end too late
             with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits any more
                 work.loop.call_soon_threadsafe(_settle, work.done, result, error)
             del work, result, error
