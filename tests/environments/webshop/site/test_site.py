@@ -446,8 +446,9 @@ async def test_sessions_of_every_worker_are_found() -> None:
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(servers[1].address))
         opened = await EnvironmentServiceStub(channel).Open(pb.OpenRequest(environment_id="webshop-v1"))  # type: ignore[no-untyped-call]
         assert (await service.current_place(opened.sessions[0].session_id)).index == 0
-        for number in range(4):
-            await service.open("webshop-v1", {}, None, f"key {number}", 60)
+        for key in ("blue", "white", "red", "green"):
+            session = await service.open("webshop-v1", {}, None, key, 60)
+            assert await service.open("webshop-v1", {}, None, key, 60) == session, "a form is sent twice"
         assert [server.worker.live_sessions for server in servers] == [2, 3]
 
 

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+from zlib import crc32
 
 import grpc
 from google.protobuf.json_format import ParseDict
@@ -88,7 +89,6 @@ class Service:
         self._stubs: dict[str, Any] = {}
         self._channels: list[grpc.aio.Channel] = []
         self._homes: OrderedDict[str, str] = OrderedDict()  # session -> the address of its worker
-        self._turn = 0
 
     async def close(self) -> None:
         await asyncio.gather(*(channel.close() for channel in self._channels))
@@ -105,10 +105,12 @@ class Service:
     async def open(
         self, environment: str, options: Mapping[str, Any], seed: int | None, key: str, lease_seconds: float
     ) -> str:
-        """Open a session without limits and return its id. Workers take turns. An equal key gives the same session."""
+        """Open a session without limits and return its id. An equal key gives the same session.
+
+        The key also selects the worker, because each worker knows only its own keys.
+        """
         workers = list(self._stubs) or [self.address]
-        self._turn += 1
-        address = workers[self._turn % len(workers)]
+        address = workers[crc32(key.encode()) % len(workers)]
         request = pb.OpenRequest(environment_id=environment, key=key, lease_seconds=lease_seconds)
         request.options.CopyFrom(ParseDict(dict(options), Struct()))
         request.limits.CopyFrom(pb.LimitOverrides(max_turns=0, max_actions=0))  # people browse more than agents
