@@ -127,6 +127,7 @@ class FakeServer(pb_grpc.EnvironmentServiceServicer):
         self.alter: Callable[[pb.Transition], object] = lambda transition: None
         self.instructions = "Walk."
         self.draining = False
+        self.state_keys = True
         self.token = ""
         self.endpoints: list[str] = []
         self.calls: dict[str, int] = {}
@@ -198,7 +199,7 @@ class FakeServer(pb_grpc.EnvironmentServiceServicer):
                     options_schema_json=json.dumps(OPTIONS),
                     action_space=pb.ActionSpace(names=["left", "right", "bad"]),
                     capabilities=pb.EnvironmentCapabilities(
-                        fork=True, snapshot=True, deterministic=self.deterministic, state_key=True
+                        fork=True, snapshot=True, deterministic=self.deterministic, state_key=self.state_keys
                     ),
                 )
             ],

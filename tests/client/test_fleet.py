@@ -32,6 +32,7 @@ from starpod.client import (
 from starpod.client.nearest import explain_options
 from starpod.v1 import environment_pb2 as pb
 from tests.client.fake_server import FakeServer, every_way, overloaded, session_lost
+from tests.tools.check.refused import Refused
 from tests.waiting import eventually
 
 TURNS: list[Any] = ["left", ["right", "left"], "bad", ["left"], [], "right"]
@@ -184,6 +185,18 @@ async def test_state_keys_are_shown_to_those_who_want_them(fleet: Fleet) -> None
     (with_key,) = await fleet.open("walk-v1", seed=3, want=Want(state_key=True))
     assert (await without.step("left")).observation.state_key == b""
     assert len((await with_key.step("left")).observation.state_key) == 16
+
+
+async def test_an_environment_without_state_keys_is_never_asked_for_them(fake: FakeServer) -> None:
+    def refuse(kind: str, request: Any) -> None:
+        if request is not None and "want" in request.DESCRIPTOR.fields_by_name and request.want.state_key:
+            raise Refused("UNSUPPORTED", "state_key is not supported")
+
+    fake.state_keys, fake.before = False, refuse
+    async with Fleet(fake.address) as fleet:
+        (session,) = await fleet.open("walk-v1", seed=3, want=Want(score=True))
+        await session.step("left", want=Want(score=True))
+        await session.reset(want=Want(score=True))
 
 
 @pytest.mark.parametrize("call", ["step", "reset"])

@@ -186,8 +186,7 @@ class Session:
             limits=limits.to_proto() if limits else None,
         )
         if want is not None:
-            has_state_key = state.history is not None and state.history.root.want.state_key
-            request.want.CopyFrom(want.to_proto(state_key=has_state_key))
+            request.want.CopyFrom(state.message_of(want))
         result: BatchResult[Observation] = BatchResult(state.replica.loop.create_future())
         if state.busy:
             await state.acquire()

@@ -64,7 +64,7 @@ def submit(
         state.want = None
         state.plain = set(map(type, actions)) <= {str}
     else:
-        state.want = want.to_proto(state_key=state.history is not None)
+        state.want = state.message_of(want)
         state.step_shows_key = want.state_key
         state.plain = False
     state.replica.submit(state)

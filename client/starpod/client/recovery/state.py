@@ -166,6 +166,10 @@ class SessionState(Step):
         key = observation.state_key if self.show_key else b""
         self.last: Observation | Transition = observation_from_proto(observation, key)
 
+    def message_of(self, want: Want) -> pb.Want:
+        """Return a `want` as a message, which also asks for state keys if the log has them."""
+        return want.to_proto(state_key=self.history is not None and self.history.root.want.state_key)
+
     @property
     def done(self) -> bool:
         """Whether the episode is over."""
