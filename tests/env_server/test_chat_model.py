@@ -45,5 +45,5 @@ def test_what_is_said(content: Any, said: str) -> None:
 def test_a_reply_that_says_nothing_is_sampled_again_and_then_an_error(content: Any) -> None:
     silent = {"content": content, "reasoning_content": "thinking"}
     assert ask(silent, {"content": "It is small."}) == "It is small."
-    with pytest.raises(ValueError, match=r"holds no text to say \(after 3 replies"):
+    with pytest.raises(ValueError, match=r"has no text \(after 3 replies"):
         ask(silent)

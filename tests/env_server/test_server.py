@@ -160,7 +160,7 @@ def test_tokens_in_the_clear_are_warned_of(
 ) -> None:
     (tmp_path / "tokens").write_text("0123456789abcdef")
     EnvironmentServer(Registry(ALL), ServerConfig(host=host, token_file=tmp_path / "tokens"))
-    assert ("tokens travel in the clear" in caplog.text) == warned
+    assert ("tokens are sent unencrypted" in caplog.text) == warned
 
 
 async def test_metrics_count_what_happened(serve: Serve) -> None:

@@ -50,7 +50,7 @@ def test_hung_steps_are_lost_and_their_threads_replaced(stub: EnvironmentService
     sessions = [start(stub) for _ in range(THREADS)]
     calls = [stub.Step.future(step(session, "hang"), timeout=60) for session in sessions]
     assert [status_class(call.exception()) for call in calls] == ["SESSION_LOST"] * THREADS
-    assert "its thread was left behind" in calls[0].exception().details()
+    assert "its thread was abandoned" in calls[0].exception().details()
     again = start(stub)
     assert stub.Step(step(again, "go on"), timeout=60).transition.reward == 1.0
 

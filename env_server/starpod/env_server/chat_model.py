@@ -83,7 +83,7 @@ class ChatModel:
         with urllib.request.urlopen(call, timeout=self.seconds) as reply:
             message = json.load(reply)["choices"][0]["message"]
             if not isinstance(message, dict):
-                raise ValueError(f"the model's reply holds no message but {str(message)[:100]!r}")
+                raise ValueError(f"the model's reply has no message: {str(message)[:100]!r}")
             return message
 
 
@@ -97,5 +97,5 @@ def _spoken(message: Mapping[str, Any]) -> str:
         content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
     text = _THOUGHT.sub("", content, count=1).strip() if isinstance(content, str) else ""
     if not text:
-        raise ValueError("the model's reply holds no text to say")
+        raise ValueError("the model's reply has no text")
     return text

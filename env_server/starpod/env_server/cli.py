@@ -45,12 +45,12 @@ _SUPERVISED = ("host", "port", "metrics_port", "health_port", "drain_seconds")
 @click.option(
     "--workers",
     type=click.IntRange(1, 256),
-    help="Processes, on consecutive ports; one that dies is started again. Default: this process alone.",
+    help="Processes, on consecutive ports; one that dies is restarted. Default: only this process.",
 )
 @click.option(
     "--end-with-stdin",
     is_flag=True,
-    help="End, as on SIGTERM, when standard input closes: with whoever holds its other end, however that went.",
+    help="Stop, as on SIGTERM, when standard input closes, for example because the parent process ended.",
 )
 @click.option(
     "--log-format",
@@ -64,7 +64,7 @@ _SUPERVISED = ("host", "port", "metrics_port", "health_port", "drain_seconds")
     default="warning",
     show_default=True,
     type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
-    help="The least that is logged, on standard error.",
+    help="Lowest level that is logged, on standard error.",
 )
 def serve(
     environments: tuple[str, ...],
@@ -74,9 +74,9 @@ def serve(
     log_level: str,
     **values: Any,
 ) -> None:
-    """Serves environments over gRPC until SIGTERM or Ctrl-C.
+    """Serve environments over gRPC until SIGTERM or Ctrl-C.
 
-    Without a name: every installed environment; * stands for them beside others. A name may leave out its version:
+    Without a name, every installed environment is served; * adds them to others. A name may omit its version:
     `sokoban` is `sokoban-v1`.
     Prints one line with the address when ready.
     """

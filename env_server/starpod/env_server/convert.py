@@ -21,9 +21,7 @@ _DTYPES = frozenset("bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 floa
 
 EXACT = 2**53
 """Doubles represent all integers up to this number exactly, but no odd integer above it."""
-INEXACT = (
-    "is a whole number that travels rounded, since options are doubles: below 2^53 it is exact, and as text always"
-)
+INEXACT = "is a whole number that would be rounded, because options are doubles: numbers below 2^53 and text are exact"
 _DEEPEST_JSON = 100
 """Maximum nesting of a Struct that protobuf parses."""
 
@@ -167,7 +165,7 @@ def action_to(action: Any) -> pb.Action:
 
 def _tensor_to(array: np.ndarray[Any, Any]) -> pb.Tensor:
     if array.dtype.name not in _DTYPES:
-        raise TypeError(f"a tensor of {array.dtype} cannot travel; use one of {', '.join(sorted(_DTYPES))}")
+        raise TypeError(f"a tensor of {array.dtype} cannot be sent; use one of {', '.join(sorted(_DTYPES))}")
     return tensor_to_proto(array)
 
 
@@ -280,7 +278,7 @@ def _plain(value: Any) -> Any:
             return {str(key): _plain(item) for key, item in value.items()}
         case Iterable():
             return [_plain(item) for item in value]
-    raise TypeError(f"info holds a {type(value).__name__}; only JSON-like values can travel")
+    raise TypeError(f"info holds a {type(value).__name__}; only JSON-like values can be sent")
 
 
 def fill_limits(message: pb.Limits, limits: Limits) -> None:

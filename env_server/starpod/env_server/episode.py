@@ -106,8 +106,8 @@ class TooLate(RuntimeError):
 
     def __init__(self, error: Busy | Unavailable) -> None:
         super().__init__(
-            f"raised {type(error).__name__} ({error}) when the turn had already changed it; raise it before anything "
-            "has changed, or set slow_render in the spec"
+            f"raised {type(error).__name__} ({error}) after the turn had changed the state; raise it before any "
+            "change, or set slow_render in the spec"
         )
         self.error = error
 
@@ -332,7 +332,7 @@ class Episode:
         try:
             instance.set_state(saved.state)
             if instance.options is not saved.options or any(_is_code(environment, name) for name in vars(instance)):
-                raise ValueError("the state holds what is no state")
+                raise ValueError("the state has invalid contents")
         except (Exception, SystemExit) as error:  # the environment's code runs on untrusted bytes here
             raise StateError(f"not a saved episode of {environment.spec.id}: {error!r}") from error
         episode = cls(instance, saved.limits)

@@ -112,7 +112,7 @@ class Metrics(Collector):
         yield _gauge("starpod_live_sessions", "Sessions alive.", self._live)
         yield _counter("starpod_sessions_opened", "Sessions created.", self._opened)
         yield _counter("starpod_sessions_reaped", "Sessions whose lease ran out.", self._reaped)
-        yield _counter("starpod_sessions_lost", "Sessions that their environment took down.", self._lost)
+        yield _counter("starpod_sessions_lost", "Sessions that were lost because of their environment.", self._lost)
         errors = CounterMetricFamily("starpod_errors", "Failed calls by reason.", labels=["method", "reason"])
         for (method, reason), count in list(self._errors.items()):
             errors.add_metric([method, reason], count)
@@ -129,7 +129,7 @@ class Metrics(Collector):
         for labels, count in list(self.effects.items()):
             effects.add_metric(labels, count)
         yield effects
-        yield GaugeMetricFamily("starpod_calls_in_flight", "Calls being worked on.", value=self.calls_in_flight)
+        yield GaugeMetricFamily("starpod_calls_in_flight", "Calls in progress.", value=self.calls_in_flight)
         yield GaugeMetricFamily("starpod_streams", "Streams connected.", value=self.streams)
         yield from self._of_tenants()
 
@@ -143,8 +143,8 @@ class Metrics(Collector):
             streams[tenant.name] += tenant.streams
             refusals.update({(tenant.name, limit): count for limit, count in tenant.refused.items()})
         for name, text, values in (
-            ("starpod_tenant_sessions", "Sessions alive by the name of their token.", sessions),
-            ("starpod_tenant_streams", "Streams connected by the name of their token.", streams),
+            ("starpod_tenant_sessions", "Live sessions by name of their token.", sessions),
+            ("starpod_tenant_streams", "Connected streams by name of their token.", streams),
         ):
             gauge = GaugeMetricFamily(name, text, labels=["tenant"])
             for tenant_name, value in values.items():

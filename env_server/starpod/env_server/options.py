@@ -122,7 +122,7 @@ _PLAIN = (
         default=0,
         show_default=True,
         type=click.IntRange(0, 65535),
-        help="Answer grpc.health.v1 here too, without TLS (worker i on port + i), for probes that speak none; 0: not.",
+        help="Answer grpc.health.v1 here too, for probes without TLS (worker i on port + i); 0: not at all.",
     ),
     _option(
         "--drain",
@@ -130,7 +130,7 @@ _PLAIN = (
         default=30.0,
         show_default=True,
         type=click.FloatRange(0),
-        help="Seconds that live sessions may go on after SIGTERM.",
+        help="Seconds that live sessions may continue after SIGTERM.",
     ),
     _option(
         "--keepalive",
@@ -138,10 +138,12 @@ _PLAIN = (
         default=60.0,
         show_default=True,
         type=click.FloatRange(0.1),
-        help="Seconds without traffic after which a client is asked whether it is still there; without an answer for "
-        "half as long it is gone.",
+        help="Seconds without traffic after which a client is pinged; without an answer for half as long, it counts "
+        "as gone.",
     ),
-    _option("--threads", default=16, show_default=True, type=click.IntRange(1), help="Pool for steps of class thread."),
+    _option(
+        "--threads", default=16, show_default=True, type=click.IntRange(1), help="Threads for steps of class thread."
+    ),
     _option(
         "--thread-timeout",
         "thread_seconds",
@@ -153,14 +155,14 @@ _PLAIN = (
     _option(
         "--snapshot-key-file",
         type=click.Path(path_type=Path),
-        help="Seal snapshots with the first key of this file, one per line; all open them. The same for the whole "
-        "fleet.",
+        help="Seal snapshots with the first key of this file (one per line); all keys open them. All servers of a "
+        "fleet need the same file.",
     ),
     _option(
         "--effects",
         type=click.Path(file_okay=False, path_type=Path),
-        help="Record in this folder what judges and the like reply to environments, so that no replay asks again. The "
-        "same for the whole fleet.",
+        help="Record in this folder what judges and the like reply to environments, so that replays do not ask "
+        "again. All servers of a fleet share it.",
     ),
     _option("--otlp-endpoint", default="", help="Send OpenTelemetry spans to this collector, host:port."),
 )
@@ -213,7 +215,7 @@ _HTTP = (
         help="Serve the Open Reward Standard, too, at HTTP's address: tasks are seeds, turns are calls of tools.",
     ),
     _option("--endpoints", default="", hidden=True, help="Set by the supervisor: addresses of all workers."),
-    _option("--http-endpoints", default="", hidden=True, help="Set by the supervisor: their addresses of HTTP."),
+    _option("--http-endpoints", default="", hidden=True, help="Set by the supervisor: HTTP addresses of all workers."),
 )
 
 
@@ -221,24 +223,24 @@ _HTTP = (
 
 
 _LIMIT_HELP = {
-    "max_sessions": "Sessions alive or being made, in one worker. So too the limits below.",
-    "max_message_bytes": "One message in either direction.",
-    "max_calls_in_flight": "Calls being worked on, also those whose caller gave up.",
-    "max_snapshot_bytes": "One snapshot; of class process never more than 64 MiB, which bounds forks too.",
-    "max_processes": "Sessions of class process, which have a process each.",
+    "max_sessions": "Sessions per worker, open or being opened. The limits below are per worker, too.",
+    "max_message_bytes": "Bytes of a message in either direction.",
+    "max_calls_in_flight": "Calls in progress, including those whose caller gave up.",
+    "max_snapshot_bytes": "Bytes of a snapshot; in class process at most 64 MiB, for forks too.",
+    "max_processes": "Sessions of class process. Each has its own process.",
     "max_group": "Sessions made by one Open, Fork or Restore.",
-    "max_step_actions": "Sub-actions of one turn.",
-    "max_step_bytes": "Their bytes.",
-    "max_options_bytes": "The options of one Open or Reset.",
-    "max_values": "Values in them, and in the JSON of one turn.",
-    "max_connections": "Connections; those beyond are closed.",
+    "max_step_actions": "Sub-actions of a turn.",
+    "max_step_bytes": "Bytes of a turn's sub-actions.",
+    "max_options_bytes": "Bytes of the options of an Open or Reset.",
+    "max_values": "Values in the options, and in the JSON of a turn.",
+    "max_connections": "Connections; further ones are closed.",
     "max_streams": "Streams connected.",
-    "default_lease_seconds": "Seconds a session may rest, unless Open asks otherwise.",
-    "max_lease_seconds": "The longest lease that Open can ask for.",
-    "max_connections_per_address": "From one IPv4 address or IPv6 /64, on Linux. Those beyond are closed within a "
-    "second, those without a stream first; 0: no limit but the one of all.",
-    "max_health_calls": "Calls of health, reflection and pages of HTTP at once; a quarter of them from one "
-    "address, 16 over one connection.",
+    "default_lease_seconds": "Seconds without a call before a session expires, unless Open sets another lease.",
+    "max_lease_seconds": "Longest lease, in seconds, that Open can request.",
+    "max_connections_per_address": "Connections from one IPv4 address or IPv6 /64, on Linux. Further ones are "
+    "closed within a second, those without a stream first; 0: only --max-connections holds.",
+    "max_health_calls": "Concurrent calls of health, reflection and HTTP pages; at most a quarter from one address "
+    "and 16 over one connection.",
 }
 _LEAST = {"max_message_bytes": 1024, "max_step_bytes": 1024, "max_connections_per_address": 0}
 
@@ -283,21 +285,21 @@ _TOKENS = (
     _option(
         "--token-file",
         type=click.Path(path_type=Path),
-        help="Bearer tokens, one per line, each with its own limits if it is to have some. Read again when it changes.",
+        help="Bearer tokens, one per line, optionally with limits. The file is read again when it changes.",
     ),
     _option(
         "--token-sessions",
         default=0,
         show_default=True,
         type=click.IntRange(0),
-        help="Sessions of a token whose line says nothing else; 0: no limit. So too the next two.",
+        help="Sessions of a token whose line sets no limit; 0: no limit. The next two options are alike.",
     ),
     _option(
         "--token-calls-per-second",
         default=0.0,
         show_default=True,
         type=click.FloatRange(0),
-        help="A group counts as its sessions, each 64 KiB of a request as one call more.",
+        help="A group counts as one call per session, and each 64 KiB of a request as one more.",
     ),
     _option("--token-streams", default=0, show_default=True, type=click.IntRange(0), help="Streams connected."),
 )
@@ -331,21 +333,22 @@ _SANDBOX = (
         default=UNTRUSTING.mode,
         show_default=True,
         type=click.Choice(MODES),
-        help="Confine processes of class process: in full or do not serve, as far as the system can, or not at all.",
+        help="Confine processes of class process. require: fully, or do not serve; best-effort: as far "
+        "as the system can.",
     ),
     _option(
         "--sandbox-memory",
         default=UNTRUSTING.memory_bytes // MEBIBYTE,
         show_default=True,
         type=click.IntRange(1),
-        help="MiB that such a process may take beyond what it starts with.",
+        help="MiB that such a process may use beyond its initial size.",
     ),
     _option(
         "--sandbox-cpu",
         default=UNTRUSTING.cpu_seconds,
         show_default=True,
         type=click.IntRange(1),
-        help="CPU seconds of its whole life.",
+        help="CPU seconds of such a process in its lifetime.",
     ),
     _option(
         "--sandbox-read",

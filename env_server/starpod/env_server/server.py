@@ -81,10 +81,10 @@ class EnvironmentServer:
         self.calls = Calls(self.worker)
         self.port = config.port
         if config.token_file and not config.snapshot_key_file:
-            logger.warning("snapshots are not sealed: whoever has a token can make one up; see --snapshot-key-file")
+            logger.warning("snapshots are not sealed: anyone with a token can forge one; see --snapshot-key-file")
         if config.token_file and not config.tls and not is_loopback(config.host):
             logger.warning(
-                "tokens travel in the clear: %s is no loopback address and TLS is off; see --tls-certificate",
+                "tokens are sent unencrypted: %s is not a loopback address and TLS is off; see --tls-certificate",
                 config.host,
             )
         self._authenticator = Authenticator(config.token_file, config.quota if config.token_file else UNLIMITED)
@@ -194,7 +194,7 @@ class EnvironmentServer:
         mode = self.config.sandbox.mode
         environments = [cls for cls in self.worker.registry if cls.spec.concurrency is Concurrency.PROCESS]
         if mode == "off" and environments:
-            logger.warning("sandbox: off; environments of class process can do what this server can")
+            logger.warning("sandbox: off; environments of class process have all rights of this server")
         for environment in environments if mode != "off" else ():
             try:
                 await ProcessHost(environment, self.config.sandbox).try_out()
@@ -296,7 +296,7 @@ class EnvironmentServer:
         if limit:
             kept_addresses = frozenset(map(address_of, self._service.stream_peers))
             if count := await asyncio.to_thread(self._connections.shut_excess, ports, limit, kept_addresses):
-                logger.warning("shut connections beyond those of one address", extra={"connections": count})
+                logger.warning("closed connections beyond the limit of an address", extra={"connections": count})
 
     async def _reap(self) -> None:
         last_bytes = 0
@@ -307,12 +307,12 @@ class EnvironmentServer:
             try:
                 self._authenticator.reload()
                 if pause > _REAP_SECONDS:
-                    logger.warning("this process stood still; leases go on from there", extra={"seconds": pause})
+                    logger.warning("this process stood still; leases continue from now", extra={"seconds": pause})
                     self.worker.extend_leases(list(self._service.tables.values()), pause)
                 count = self.worker.reap(list(self._service.tables.values()))
                 await self._bound_connections()  # last, because it needs descriptors, which may have run out
             except Exception:
-                logger.exception("the reaper failed; it tries again")
+                logger.exception("the reaper failed and will try again")
                 continue
             if (large_bytes := self.worker.large_bytes) > _TRIM_BYTES or 0 < large_bytes == last_bytes:
                 self.worker.large_bytes = large_bytes = 0

@@ -321,7 +321,7 @@ async def test_a_killed_server_is_played_on(server: ServerProcess) -> None:
     [
         ("FrozenLak-v1", "did you mean FrozenLake-v1"),
         ("FrozenLake-v7", "did you mean FrozenLake-v1"),
-        ("ALE/Pong-v5", "no package here registers ALE/"),
+        ("ALE/Pong-v5", "no installed package registers ALE/"),
         ("not_here:Thing-v0", "there is no module not_here; perhaps pip install not-here"),
         ("Pendulum-v1", r"the action space is Box\(-2.0, 2.0"),
         (f"{STRANGE}/Large-v2", r"the observation space\['map'\] is a Box of shape \(84, 84\)"),

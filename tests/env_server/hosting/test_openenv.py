@@ -157,4 +157,4 @@ def test_packages_that_need_openenv_are_found(packages: Path) -> None:
         assert "bandit-v1, openenv-parrot-v1" in process.ready
     with start_server("bandit", "--host", "openenv:*") as process:
         assert "Serving bandit-v1 on" in process.ready
-        assert "--host openenv:*: nothing that fits can be hosted" in process.log
+        assert "--host openenv:*: no matching environment can be hosted" in process.log

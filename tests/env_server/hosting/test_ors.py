@@ -106,7 +106,7 @@ def test_a_call_whose_connection_breaks_is_made_once(ors: str) -> None:
         ("", "there are sums, walk"),
         ("/sums#split=esy", "did you mean easy?"),
         ("/sums#concurrency=process", "concurrency is 'process'; use one of thread"),
-        ("/sums?difficulty=2", "a server that runs takes no arguments"),
+        ("/sums?difficulty=2", "a running server takes no arguments"),
     ],
 )
 def test_what_cannot_be_hosted_is_told(ors: str, place: str, told: str) -> None:

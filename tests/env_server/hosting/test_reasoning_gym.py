@@ -108,7 +108,7 @@ def test_a_star_hosts_all_that_fit_and_can_be(caplog: pytest.LogCaptureFixture) 
     [
         ("leg_count", "did you mean leg_counting"),
         ("leg_counting?legs=3", "takes no 'legs'"),
-        ("leg_counting?size=3", "size is decided by each session's seed"),
+        ("leg_counting?size=3", "size is set by each session's seed"),
         ("leg_counting?min_animals=0", "min_animals must be positive"),
         ("composite", "Must specify at least one dataset"),
     ],

@@ -53,7 +53,7 @@ def test_an_id_is_hosted_once() -> None:
     registry = Registry()
     assert add_hosted(registry, "gymnasium:CliffWalking-v1") == ["gymnasium-cliff-walking-v1"]
     assert add_hosted(registry, "gymnasium:CliffWalking-v1#id=other-v1") == ["other-v1"]
-    with pytest.raises(RegistryError, match="is hosted already; give this one another id: #id=name-vN"):
+    with pytest.raises(RegistryError, match="is already hosted; give this one another id: #id=name-vN"):
         add_hosted(registry, "gymnasium:CliffWalking-v1")
     with pytest.raises(RegistryError, match="not of the form name-vN"):
         add_hosted(registry, "gymnasium:CliffWalking-v1#id=Other")
@@ -63,7 +63,7 @@ def test_a_star_stands_for_any_text() -> None:
     registry = Registry()
     ids = add_hosted(registry, "gymnasium:Frozen*#instructions=brief")
     assert ids == registry.ids == ["gymnasium-frozen-lake-v1", "gymnasium-frozen-lake8x8-v1"]
-    with pytest.raises(RegistryError, match="nothing that fits can be hosted"):
+    with pytest.raises(RegistryError, match="no matching environment can be hosted"):
         add_hosted(registry, "gymnasium:Molten*")
 
 

@@ -110,7 +110,7 @@ def test_the_contract_is_kept_with_tools(server: ServerProcess) -> None:
         ("sums?num_task=3", "taskset.num_task: Extra inputs are not permitted"),
         ("sums?num_tasks=0", "it has no task"),
         ("sums#concurrency=process", "concurrency is 'process'; use one of thread"),
-        ("pair", "an episode has the agents left, right; hosted are those with one"),
+        ("pair", "an episode has the agents left, right; only one agent is supported"),
         ("boxed", "requires image 'ubuntu:24.04'"),
         ("missing", "taskset 'missing' not found"),
     ],

@@ -74,7 +74,7 @@ def add_hosted(registry: Registry, wanted: str) -> list[str]:
     if "*" not in pattern:
         return [_add_one(registry, wanted, family, text)]
     if not hasattr(family, "installed"):
-        raise RegistryError(f"--host {wanted}: this family takes no *; name what is to be hosted")
+        raise RegistryError(f"--host {wanted}: this family does not take *; name the environments to host")
     ids: list[str] = []
     reasons: list[str] = []
     for name in family.installed(pattern):
@@ -86,7 +86,7 @@ def add_hosted(registry: Registry, wanted: str) -> list[str]:
             logger.info("--host %s: %s", wanted, reasons[-1])
     if not ids:
         because = "".join(f"; {reason}" for reason in reasons[:1])
-        raise NothingFits(f"--host {wanted}: nothing that fits can be hosted{because}")
+        raise NothingFits(f"--host {wanted}: no matching environment can be hosted{because}")
     if reasons:
         advice = "; --log-level info lists all reasons" if reasons[1:] else ""
         logger.warning("--host %s: hosts %d, cannot host %d: %s%s", wanted, len(ids), len(reasons), reasons[0], advice)
@@ -103,7 +103,7 @@ def _add_one(registry: Registry, wanted: str, family: Family, text: str) -> str:
             logger.debug("--host %s wrote: %s", wanted, output.getvalue().strip())
     id = environment.spec.id
     if id in registry.ids:
-        raise RegistryError(f"--host {wanted}: {id} is hosted already; give this one another id: #id=name-vN")
+        raise RegistryError(f"--host {wanted}: {id} is already hosted; give this one another id: #id=name-vN")
     registry.add(environment)
     return id
 
@@ -113,7 +113,7 @@ def _soon() -> Iterator[None]:
     """Raise TimeoutError in code that takes more than LONG_START CPU seconds, if this is the main thread."""
 
     def stop(*_: object) -> None:
-        raise TimeoutError(f"it takes more than {LONG_START:g} s to start: name it to host it all the same")
+        raise TimeoutError(f"it takes more than {LONG_START:g} s to start: name it to host it anyway")
 
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -160,7 +160,7 @@ def _find(request: HostingRequest) -> EnvSpec:
         versions = [id for id in gymnasium.registry if id.rpartition("-v")[0] == name.rpartition("-v")[0]]
         if "/" in name and not any(id.startswith(name.partition("/")[0] + "/") for id in gymnasium.registry):
             raise request.fail(
-                f"no package here registers {name.partition('/')[0]}/...; install the one that does, and name its "
+                f"no installed package registers {name.partition('/')[0]}/...; install one that does, and name its "
                 f"module first: --gymnasium MODULE:{name}"
             ) from error
         raise request.fail(f"Gymnasium has no such id{nearest(name, versions or list(gymnasium.registry))}") from error

@@ -232,7 +232,7 @@ class Hosted(Environment):
             and len(actions) <= MAX_REPLAYED_ACTIONS
             and all(isinstance(n, int) for n in (luck, seed))
         ):
-            raise ValueError("not what was played")
+            raise ValueError("not a record of played actions")
         for action in actions:
             _action(action)
         self._past, self._luck, self.dynamics_seed = list(actions), luck, seed

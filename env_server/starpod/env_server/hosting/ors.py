@@ -35,7 +35,7 @@ def host(text: str, probed: str = "") -> type[Hosted]:
     """
     request = HostingRequest.parse(text, ("split",))
     if request.arguments:
-        raise request.fail("a server that runs takes no arguments")
+        raise request.fail("a running server takes no arguments")
     request.choice("concurrency", Concurrency.THREAD.value)
     try:
         factory, version = _find(request)

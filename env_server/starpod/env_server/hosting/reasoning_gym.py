@@ -39,7 +39,7 @@ def host(text: str, probed: str = "") -> type[Hosted]:
         raise request.fail(f"Reasoning Gym has no such dataset{nearest(request.name, DATASETS)}")
     for argument in _OWN_ARGUMENTS:
         if argument in request.arguments:
-            raise request.fail(f"{argument} is decided by each session's seed")
+            raise request.fail(f"{argument} is set by each session's seed")
     dataset_class, configuration = DATASETS[request.name]
     signature = constructor(configuration)
     check_arguments(request, signature)

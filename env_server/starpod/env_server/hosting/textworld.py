@@ -30,7 +30,7 @@ def host(text: str, probed: str = "") -> type[Hosted]:
     """
     request = HostingRequest.parse(text, ())
     if request.arguments:
-        raise request.fail("a game that is made takes no arguments; give them to tw-make")
+        raise request.fail("a finished game takes no arguments; give them to tw-make")
     games = _games(request)
     factory = GameFactory(request, games)
     probe_result = ProbeResult(**json.loads(probed)) if probed else _probe(factory)

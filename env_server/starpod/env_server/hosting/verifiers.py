@@ -192,11 +192,11 @@ def _load(request: HostingRequest) -> GameFactory:
     taskset = {"id": request.name, **request.arguments}
     try:
         if default_harness_id(request.name) != _DEFAULT_HARNESS:
-            raise request.fail("it brings a program of its own for the agent, which would play instead of the caller")
+            raise request.fail("it has its own agent program, which would play instead of the caller")
         config = resolve_env_config({"taskset": taskset})
         agents = agent_config_fields(config)
         if len(agents) != 1:
-            raise request.fail(f"an episode has the agents {', '.join(agents)}; hosted are those with one")
+            raise request.fail(f"an episode has the agents {', '.join(agents)}; only one agent is supported")
         ((agent, preset),) = agents.items()
         if preset.harness is not None:
             raise request.fail(f"its agent is the program {preset.harness.id}, which would play instead of the caller")

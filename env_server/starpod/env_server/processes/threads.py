@@ -114,7 +114,7 @@ class ThreadPool:
             self._threads -= 1
             needs_thread = self.abandoned <= REPLACEMENTS * self._size
             self._threads += needs_thread
-        logger.error("a thread hangs and is left behind", extra={"pool": self._name, "left_behind": self.abandoned})
+        logger.error("a thread hangs and is abandoned", extra={"pool": self._name, "left_behind": self.abandoned})
         if needs_thread:
             self._start()
         elif not self._threads:
@@ -122,7 +122,7 @@ class ThreadPool:
                 if (waiting := self._queue.get()) and not waiting.done.done():
                     waiting.done.set_exception(self._all_hang())
                     self._busy -= 1
-        raise Hung(f"hung: it took longer than {self._seconds:g} s, so its thread was left behind")
+        raise Hung(f"hung: it took longer than {self._seconds:g} s, so its thread was abandoned")
 
     def _all_hang(self) -> Busy:
         return Busy(f"all threads hang, {self.abandoned} of them; see the server's log", _RETRY_SECONDS)

@@ -41,7 +41,7 @@ def pack_result(value: str | bytes | None) -> bytes:
         case str():
             reply = b"s" + value.encode()
         case _:
-            raise TypeError(f"{type(value).__name__} cannot travel; str, bytes and None can")
+            raise TypeError(f"{type(value).__name__} cannot be sent; str, bytes and None can")
     if len(reply) > MAX_REPLY:
         raise TooLarge(f"{len(reply) - 1} bytes; at most {MAX_REPLY - 1} leave an environment's process")
     return reply

@@ -148,7 +148,7 @@ def _own_namespaces(report: Report, paths: list[str], began: str) -> str:
     """
     if os.geteuid() == 0:
         report.note(["names of files"], began or namespaces.own_root(paths))
-        return "its user is root, whom no limit holds"
+        return "its user is root, who is not limited"
     problem = began or namespaces.own_user_namespace()
     report.note(["names of files"], problem or namespaces.own_root(paths))
     if not problem and not namespaces.counts_threads():

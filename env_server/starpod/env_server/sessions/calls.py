@@ -199,7 +199,7 @@ class Calls:
         except EnvironmentBug as bug:
             if self.worker.seal.keyed:
                 raise
-            raise bad_argument("snapshot.state", f"is no episode of its environment: {bug}") from bug
+            raise bad_argument("snapshot.state", f"is not an episode of its environment: {bug}") from bug
 
     def _describe_created(
         self,

@@ -186,7 +186,7 @@ class Session:
         if (epoch, index) == (self.epoch, self.next_index):
             return CallError("EPISODE_OVER", "the episode is over; reset the session first", numbers)
         if (epoch, index) == (self.epoch, self.next_index - 1):
-            problem = f"step {index} was already made with other actions"
+            problem = f"step {index} was already played with other actions"
         else:
             problem = f"got epoch {epoch}, step {index}"
         return CallError("OUT_OF_ORDER", f"{problem}; expected epoch {self.epoch}, step {self.next_index}", numbers)

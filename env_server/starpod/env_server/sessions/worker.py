@@ -91,7 +91,7 @@ class Worker:
         """Raise OVERLOADED if the maximum number of calls is in flight."""
         limit = self.limits.max_calls_in_flight
         if self.metrics.calls_in_flight >= limit:
-            raise overloaded("max_calls_in_flight", f"{limit} calls are being worked on; try again later", 0.1)
+            raise overloaded("max_calls_in_flight", f"{limit} calls are in progress; try again later", 0.1)
 
     def host(self, environment: type[Environment], want: Want) -> Host:
         self.make_room(environment)
@@ -212,7 +212,7 @@ class Worker:
         if isinstance(error, CallError):
             return error
         logger.error("server bug: %r", error, exc_info=error)
-        return CallError("SERVER_BUG", f"the server has a bug: {type(error).__name__}; its log tells more")
+        return CallError("SERVER_BUG", f"the server has a bug: {type(error).__name__}; see its log")
 
 
 async def _close_in_turn(session: Session) -> None:

@@ -160,7 +160,7 @@ class ORSService(Carried):
     async def _create(self, exchange: Exchange, tenant: Tenant, given: Json) -> Json:
         id = _session_id(exchange)
         if given.get("toolset_name"):
-            raise bad_argument("toolset_name", "names tools of the caller's; here are the environment's alone")
+            raise bad_argument("toolset_name", "names the caller's tools; only the environment's are supported")
         task = given.get("task_spec")
         if task is None:
             task = {"seed": _seed(given)}

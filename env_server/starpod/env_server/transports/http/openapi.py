@@ -36,7 +36,7 @@ _WELL_KNOWN: dict[str, Schema] = {
     "google.protobuf.Duration": {"type": "string"},
 }
 _FIELD_OF_PATH = {
-    "session_id": "From Open, Fork or Restore. What the body says of it does not count.",
+    "session_id": "From Open, Fork or Restore. The body's value is ignored.",
     "environment_id": "`name-vN`.",
 }
 

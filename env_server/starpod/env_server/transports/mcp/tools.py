@@ -18,8 +18,8 @@ from starpod.v1 import environment_pb2 as pb
 _STEP_INDEX: Schema = {
     "type": "integer",
     "minimum": 0,
-    "description": "The turn's place in its episode, next_step_index of the last result. The same call with the same "
-    "step_index again is not played again: it has the same result.",
+    "description": "Index of the turn: next_step_index of the last result. Repeating a call with its step_index "
+    "plays nothing and returns the same result.",
 }
 _RESET, _OBSERVE, _FORK, _CLOSE = "reset", "observe", "fork", "close"
 _REPLY = "starpod.v1/reply"
@@ -34,20 +34,20 @@ def list_tools(spec: pb.EnvironmentSpec) -> list[Tool]:
     properties: Schema = {
         "seed": {"type": "integer", "minimum": 0, "description": "Fixes the start."},
         "options": options,
-        **({"image": {"type": "boolean", "description": "Show pictures, too."}} if pictures else {}),
+        **({"image": {"type": "boolean", "description": "Also return images."}} if pictures else {}),
     }
     image_properties: Schema = {"image": {"type": "boolean", "description": "As a picture."}} if pictures else {}
     tools = [
         _tool(_RESET, f"Begin a new episode of {spec.title}. {spec.instructions}", properties, definitions=definitions),
         _tool(_OBSERVE, "Show the present state.", image_properties),
-        _tool(_CLOSE, "End the session and free what it holds.", {}),
+        _tool(_CLOSE, "End the session and free its resources.", {}),
     ]
     tools += [
         Tool(name=name, description=description, input_schema=_with_step_index(schema))
         for name, description, schema in turn_tools(spec, OWN)
     ]
     if spec.capabilities.fork:
-        name = {"type": "string", "description": "The copy is played at this server's URL with this name at its end."}
+        name = {"type": "string", "description": "Name of the copy, with which this server's URL ends."}
         tools.append(_tool(_FORK, "Copy the session in its present state.", {"name": name}, "name"))
     return tools
 
