@@ -107,8 +107,8 @@ MUTATIONS: dict[str, tuple[str, str, str, str]] = {
     ),
     "a reply that was cut is not closed": (
         f"{TRAINER}/prompts/conversation.py",
-        "return list(following) if reply and reply[-1] == self.end else [self.end, *following]",
-        "return list(following)",
+        "return list(next_ids) if reply and reply[-1] == self.end else [self.end, *next_ids]",
+        "return list(next_ids)",
         "tests/trainer/prompts/test_conversation.py::test_a_reply_that_was_cut_is_closed_outside_of_what_is_trained",
     ),
     "exactly once: a repeat with other actions gets the last reply": (

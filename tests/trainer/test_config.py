@@ -7,14 +7,14 @@ import yaml
 
 from starpod.trainer.algorithms.config import PRESETS, AlgorithmConfig
 from starpod.trainer.config import ConfigError, load_config, parse_config
-from starpod.trainer.section import shipped
+from starpod.trainer.section import packaged_configs
 
 
-@pytest.mark.parametrize("name", sorted(shipped()))
+@pytest.mark.parametrize("name", sorted(packaged_configs()))
 def test_what_comes_with_the_package_is_valid(name: str) -> None:
     config = load_config(name)
     assert parse_config(config.to_dict()) == config
-    assert shipped()[name].read_text(encoding="utf-8").startswith("# ")
+    assert packaged_configs()[name].read_text(encoding="utf-8").startswith("# ")
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))

@@ -123,7 +123,7 @@ def test_each_agent_of_a_demonstration_has_its_own_turns_in_view() -> None:
     episode = Episode(0, 0, "tic_tac_toe-v1", turns=turns)
     demonstration = Demonstration(episode, Limits(), [True, False, True, True])
     script = ScriptConfig(name="self_play")
-    said = list(DemonstrationWriter(WarmStartConfig(), PromptConfig(), tuple("0123"), script)._said(demonstration))
+    said = list(DemonstrationWriter(WarmStartConfig(), PromptConfig(), tuple("0123"), script)._replies(demonstration))
     assert [each.speaker for each in said] == list("XOOX")
     assert [each.observation for each in said] == [turn.observation for turn in turns]
     assert [each.imitate for each in said] == [True, False, True, True]

@@ -505,7 +505,7 @@ class TwoRanks(Parallel):
 
 async def test_a_time_limit_counts_from_the_first_iteration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(tmp_path, stop={"minutes": 1})
-    clock = SimpleNamespace(now=run.progress._since)
+    clock = SimpleNamespace(now=run.progress._start_time)
     monkeypatch.setattr("starpod.trainer.run.progress.perf_counter", lambda: clock.now)
 
     async def long_imitation() -> dict[str, Any]:

@@ -38,7 +38,7 @@ async def play(fleet: Fleet, count: int, wanted: Sequence[str]) -> tuple[Episode
 
     engine = ScriptedEngine(PLAIN, say)
     plain = collector(fleet, engine, prompt=PromptConfig(style="compact", thinking=False)).agents
-    agents = BestOfAgents.like(plain, count=count, score=score)
+    agents = BestOfAgents.from_agents(plain, count=count, score=score)
     collected = await Collector(fleet=fleet, agents=agents, task=make_task(SMALL, ACTIONS)).collect([Start(0, 1)], 1)
     assert collected.failed == 0
     return collected.groups[0].episodes[0], engine

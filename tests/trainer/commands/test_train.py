@@ -6,7 +6,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from starpod.trainer.commands.train import further, train
+from starpod.trainer.commands.train import doubled_limit, train
 from starpod.trainer.config import ConfigError, StopConfig, load_config
 from starpod.trainer.diagnostics.success import has_risen
 from starpod.trainer.environment_file import remedies
@@ -153,7 +153,7 @@ def test_a_model_that_is_nowhere_is_refused_at_once(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_the_way_on_from_a_limit_is_told_with_a_higher_one(limit: str, words: str) -> None:
-    assert further(StopConfig(iterations=20, minutes=1.5, tokens=8_000_000), limit) == words
+    assert doubled_limit(StopConfig(iterations=20, minutes=1.5, tokens=8_000_000), limit) == words
 
 
 def test_a_run_has_risen_if_an_evaluation_is_clearly_above_the_first_or_little_was_left_to_learn() -> None:

@@ -44,20 +44,20 @@ def test_finds_the_token_that_ends_a_reply(name: str, end: str) -> None:
 
 
 def test_system_text_goes_where_the_template_takes_it() -> None:
-    assert text_of("chatml", template("chatml").first("be good", "hi")) == (
+    assert text_of("chatml", template("chatml").first_prompt("be good", "hi")) == (
         "<|im_start|>system\nbe good<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     )
     assert not template("gemma").takes_system
-    assert text_of("gemma", template("gemma").first("be good", "hi")) == (
+    assert text_of("gemma", template("gemma").first_prompt("be good", "hi")) == (
         "<s><start_of_turn>user\nbe good\n\nhi<end_of_turn>\n<start_of_turn>model\n"
     )
-    assert "system" not in text_of("chatml", template("chatml").first("", "hi"))
+    assert "system" not in text_of("chatml", template("chatml").first_prompt("", "hi"))
 
 
 def test_a_prefill_is_fed_and_told_but_not_sampled() -> None:
     made = template("chatml", "<think>")
-    assert text_of("chatml", made.first("", "hi")).endswith("<|im_start|>assistant\n<think>")
-    assert text_of("chatml", made.following("hi", [made.end])).endswith("<|im_start|>assistant\n<think>")
+    assert text_of("chatml", made.first_prompt("", "hi")).endswith("<|im_start|>assistant\n<think>")
+    assert text_of("chatml", made.next_ids("hi", [made.end])).endswith("<|im_start|>assistant\n<think>")
     ids = made.encode_reply("<think>a</think><answer>Up</answer>")
     assert ids[-1] == made.end
     assert text_of("chatml", ids) == "a</think><answer>Up</answer><|im_end|>"
@@ -69,7 +69,7 @@ def test_a_prefill_is_fed_and_told_but_not_sampled() -> None:
 @pytest.mark.parametrize("prefill", ["", "<think>"])
 def test_a_template_that_opens_the_reasoning_itself_needs_no_prefill(prefill: str) -> None:
     made = template("reasoner", prefill)
-    assert text_of("reasoner", made.first("", "hi")).endswith("assistant\n<think>\n")
+    assert text_of("reasoner", made.first_prompt("", "hi")).endswith("assistant\n<think>\n")
     assert made.decode(made.encode_reply("<think>\na</think>")) == "<think>\na</think>"
     assert made.decode(made.encode_reply("<think>a</think>")) == "<think>\na</think>"
 
@@ -109,10 +109,10 @@ def test_a_reply_that_was_cut_is_closed_outside_of_what_is_trained() -> None:
     assert text_of("chatml", prompt.appended) == (
         "<|im_end|>\n<|im_start|>user\ntwo<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert prompt.context == made.first("", "one") + cut + prompt.appended
+    assert prompt.context == made.first_prompt("", "one") + cut + prompt.appended
     # One that ends with the end of text is closed alike.
     made, eos = template("llama3"), tokenizer("llama3").eos_token_id
-    assert made.following("two", [7, eos]) == made.following("two", [7])
+    assert made.next_ids("two", [7, eos]) == made.next_ids("two", [7])
     assert made.decode([*ids_of("llama3", "Up"), eos]) == "Up"
 
 
@@ -287,7 +287,7 @@ def test_a_grown_conversation_reads_like_one_rendered_whole(name: str, talk: lis
         conversation.answer(made.encode_reply(text), "stop", text)
         past.append((user, text))
     grown = conversation.ask("last").context
-    assert text_of(name, grown) == text_of(name, made.rendered("", past, "last"))
+    assert text_of(name, grown) == text_of(name, made.encode_conversation("", past, "last"))
 
 
 markers = st.sampled_from(
@@ -397,7 +397,7 @@ def test_images_stand_where_they_were_shown(context: Context, seen: list[int]) -
     ids = image_ids(PICTURES[-1], VIEW.tokens)
     place = prompt.appended.index(ids[0])
     assert prompt.appended[place : place + len(ids)] == ids
-    told = SEEING.following(f"a\n{MARK}\nb", [SEEING.end])
+    told = SEEING.next_ids(f"a\n{MARK}\nb", [SEEING.end])
     rest = [*prompt.appended[:place], SEEING.mark, *prompt.appended[place + len(ids) :]]
     assert rest[-len(told) :] == told
     assert sorted(talk.images.values()) == sorted(PICTURES)

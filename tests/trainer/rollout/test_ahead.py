@@ -56,7 +56,7 @@ async def test_groups_are_taken_in_the_order_of_admission(fleet: Fleet) -> None:
     count = len(engine.requests)
     assert [group.id for group in (await ahead.take([Start(2, 6)])).groups] == [2]
     assert len(engine.requests) == count, "it was over"
-    assert ahead.busy > 0
+    assert ahead.busy_seconds > 0
 
 
 async def test_what_is_in_play_goes_on_from_a_checkpoint(fleet: Fleet) -> None:

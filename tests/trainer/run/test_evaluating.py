@@ -29,7 +29,7 @@ class Scripted:
         earned = next(self._returns)
         return {"": Collected([Group(number, [episode(number, 0, value)]) for number, value in enumerate(earned)])}
 
-    def kept(self, played: dict[str, Collected]) -> list[Episode]:
+    def kept_episodes(self, collections: dict[str, Collected]) -> list[Episode]:
         return []
 
 

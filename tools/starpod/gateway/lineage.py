@@ -82,7 +82,7 @@ class Layout:
             ]
         return self._refuse_template_errors(lambda: self.template.text(turns, tools if self._takes_tools else ()))
 
-    def following(self, messages: Sequence[Message], reply: Sequence[int]) -> list[int]:
+    def next_ids(self, messages: Sequence[Message], reply: Sequence[int]) -> list[int]:
         """Return the token ids that append new messages to a reply. No message may be an assistant's message."""
         turns = self._merge_roles(
             [("user" if message.role == "system" else message.role, message.text) for message in messages]
@@ -182,7 +182,7 @@ class Lineage:
         text = ""
         if self._template.extends:
             if parent is not None and not any(message.role == "assistant" for message in new_messages):
-                appended = self._layout.following(new_messages, parent.reply)
+                appended = self._layout.next_ids(new_messages, parent.reply)
         else:
             text = self._render(ask)
             if parent is not None:
@@ -264,7 +264,7 @@ class Lineage:
             else:
                 text_ids = node.text_ids
             ids += text_ids
-            ids += self._layout.following(next_messages, text_ids)
+            ids += self._layout.next_ids(next_messages, text_ids)
         return ids
 
 

@@ -101,19 +101,19 @@ class ProgramAgents(EngineAgents):
 class ProgramAgent(OutsideAgent):
     """An agent that plays one episode through a process."""
 
-    def __init__(self, shared: ProgramAgents, environment: Environment, task: Task, group: int) -> None:
+    def __init__(self, agents: ProgramAgents, environment: Environment, task: Task, group: int) -> None:
         sampler = Sampler(
-            engine=shared.engine,
-            layout=shared.programs.layout(shared.template),
-            sampling=shared.sampling,
-            seed=shared.seed,
-            temperature=shared.temperature,
+            engine=agents.engine,
+            layout=agents.programs.layout(agents.template),
+            sampling=agents.sampling,
+            seed=agents.seed,
+            temperature=agents.temperature,
         )
         # Random, because whoever knows the key can play this episode.
         key = uuid.uuid4().hex
-        stream = f"{shared.purpose}/{group}/{environment.member}"
+        stream = f"{agents.purpose}/{group}/{environment.member}"
         super().__init__(key, sampler, environment, task, stream=stream, order=group)
-        self._programs = shared.programs
+        self._programs = agents.programs
         self._process: asyncio.Task[None] | None = None
         self._finished = asyncio.Event()
 

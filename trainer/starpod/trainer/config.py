@@ -34,7 +34,7 @@ from starpod.trainer.rewards.reward import RewardConfig
 from starpod.trainer.rollout.config import CollectConfig, EnvironmentConfig
 from starpod.trainer.scorers.config import ScorerConfig
 from starpod.trainer.section import ConfigError as ConfigError
-from starpod.trainer.section import Section, shipped
+from starpod.trainer.section import Section, packaged_configs
 from starpod.trainer.seeds import PURPOSES, SeedsConfig
 from starpod.trainer.stages import MAY_CHANGE, StageConfig, difference, may_change
 from starpod.trainer.strict_yaml import YamlError, load_yaml
@@ -502,7 +502,7 @@ def _read(source: str, explore: Explore | None, seen: tuple[str, ...] = ()) -> d
             raise ConfigError(f"{source} is an environment's file: name a YAML file, or use `starpod train {source}`")
         values = dict(explore(source))
         return _merge(_read(str(values.pop("base")), None), values)
-    paths = shipped()
+    paths = packaged_configs()
     path = paths.get(source, Path(source))
     try:
         values = load_yaml(path.read_text(encoding="utf-8"))

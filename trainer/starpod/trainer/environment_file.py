@@ -86,7 +86,8 @@ class Job:
             f"episodes of at most {max_turns} turns: {player} took {min(self.lengths)} to {max(self.lengths)}, and "
             + (f"its own limit is {own_limit}" if own_limit else "it has no limit of its own"),
             *([] if self.solved is None else [f"{player} solved {self.solved} of {len(self.lengths)}{self._advice()}"]),
-            f"the policy sees {self._seen(config)}, and replies with at most {config.sampling.max_reply_tokens} tokens",
+            f"the policy sees {self._describe_context(config)}, and replies with at most "
+            f"{config.sampling.max_reply_tokens} tokens",
             f"first it imitates {examples}" if warm_start.steps else "no warm start",
             f"then {config.algorithm.preset} compares "
             + (
@@ -105,7 +106,7 @@ class Job:
             return ""
         return f"; if training stays flat, give it {remedies(WarmStartConfig())}"
 
-    def _seen(self, config: Config) -> str:
+    def _describe_context(self, config: Config) -> str:
         prompt, tokens = config.prompt, f"(up to {config.sampling.max_episode_tokens} tokens)"
         if prompt.context == "full" or prompt.window is None:
             return f"the whole episode so far {tokens}"
@@ -144,7 +145,7 @@ def choose_job(source: str, context: str | None = None) -> Job:
 
 async def _explore(path: Path, name: str, address: str, context: str | None) -> Job:
     async with Fleet(address) as fleet:
-        spec = _chosen(path, name, await fleet.describe())
+        spec = _choose_spec(path, name, await fleet.describe())
         names, capabilities = tuple(spec.action_space.names), spec.capabilities
         if not (capabilities.expert_action or names or capabilities.valid_actions):
             raise ConfigError(
@@ -169,7 +170,7 @@ async def _explore(path: Path, name: str, address: str, context: str | None) -> 
         return _job(path, spec, warm_start, demonstrations, seconds, context)
 
 
-def _chosen(path: Path, name: str, specs: Sequence[pb.EnvironmentSpec]) -> pb.EnvironmentSpec:
+def _choose_spec(path: Path, name: str, specs: Sequence[pb.EnvironmentSpec]) -> pb.EnvironmentSpec:
     specs_by_id = {spec.id: spec for spec in reversed(specs)}
     if name:
         for id_, spec in specs_by_id.items():
@@ -186,16 +187,16 @@ def _job(
     path: Path,
     spec: pb.EnvironmentSpec,
     warm_start: dict[str, Any],
-    played: Sequence[Demonstration],
+    demonstrations: Sequence[Demonstration],
     seconds: float,
     context: str | None,
 ) -> Job:
     expert, cap = spec.capabilities.expert_action, spec.limits.max_turns
-    lengths = [len(demo.episode.turns) for demo in played]
+    lengths = [len(demo.episode.turns) for demo in demonstrations]
     longest = max(lengths)
     # Allow twice the expert's turns, because a policy that is still learning takes detours.
     turns = min(cap or _MOST_TURNS, _MOST_TURNS, max(4, 2 * longest) if expert else 2 * longest if longest > 1 else 1)
-    reply, turn, mean_turn = _tokens(spec, warm_start, played)
+    reply, turn, mean_turn = _tokens(spec, warm_start, demonstrations)
     episode = turns * mean_turn  # an untrained policy uses all turns
     episode_tokens = _rounded(1.25 * turns * turn)
     prompt, tokens = _chosen_prompt(spec, turn, episode_tokens) if context is None else ({}, episode_tokens)
@@ -240,7 +241,7 @@ def _job(
         "evaluation": {"every": 5, "episodes": 128, "reference": references},
         "stop": {"iterations": iterations, "minutes": minutes, "success": 0.99},
     }
-    successes = [demo.episode.success for demo in played if demo.episode.success is not None]
+    successes = [demo.episode.success for demo in demonstrations if demo.episode.success is not None]
     return Job(
         values,
         path,
@@ -267,17 +268,17 @@ def _chosen_prompt(spec: pb.EnvironmentSpec, turn: int, whole: int) -> tuple[dic
 
 
 def _tokens(
-    spec: pb.EnvironmentSpec, warm_start: dict[str, Any], played: Sequence[Demonstration]
+    spec: pb.EnvironmentSpec, warm_start: dict[str, Any], demonstrations: Sequence[Demonstration]
 ) -> tuple[int, int, float]:
     """Return numbers of tokens: a reply's limit, the longest turn with its reply, and the mean turn with its reply."""
     prompt = PromptConfig(style="compact", thinking=False)
     writer = DemonstrationWriter(WarmStartConfig(**warm_start), prompt, tuple(spec.action_space.names))
     from starpod.trainer.models.tiny import train_tokenizer  # imports torch
 
-    texts, size = list(writer.texts(played)), TinyConfig().vocabulary
+    texts, size = list(writer.texts(demonstrations)), TinyConfig().vocabulary
     # Limits are for text without phrases, because new texts may have none.
     words, phrases = train_tokenizer(texts, size=size), train_tokenizer(texts, size=size, phrases=True)
-    turns = [turn for demo in played for turn in demo.episode.turns]
+    turns = [turn for demo in demonstrations for turn in demo.episode.turns]
     replies = [writer.reply(turn) for turn in turns]
     reply = max(16, round(1.5 * max(len(words.encode(text)) for text in replies)))
     longest = max(len(words.encode(turn.observation)) for turn in turns) + reply + 8

@@ -41,9 +41,9 @@ class Interrupts:
     def __init__(self, notify: Callable[[str], None] | None = None, *, ranks: int = 1) -> None:
         self._notify = notify or (lambda _: None)
         self._alone = ranks == 1
-        self._earlier: dict[signal.Signals, signal._HANDLER] = {}
+        self._earlier_handlers: dict[signal.Signals, signal._HANDLER] = {}
         self._cancel: Callable[[], object] = lambda: None
-        self._at_once = False
+        self._stops_at_once = False
         self.signal: signal.Signals | None = None
 
     async def unless_requested(self, work: Coroutine[Any, Any, Result]) -> Result:
@@ -57,7 +57,7 @@ class Interrupts:
         try:
             return await task
         except asyncio.CancelledError:
-            if not self.requested or self._at_once:
+            if not self.requested or self._stops_at_once:
                 raise
             raise Interrupted from None
         finally:
@@ -83,11 +83,11 @@ class Interrupts:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._earlier = {number: signal.signal(number, self._on_signal) for number in self.SIGNALS}
+            self._earlier_handlers = {number: signal.signal(number, self._on_signal) for number in self.SIGNALS}
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._earlier.items():
+        for number, handler in self._earlier_handlers.items():
             signal.signal(number, handler)
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
@@ -96,7 +96,7 @@ class Interrupts:
             self._notify(f"{self.signal.name}: saving and stopping; a second signal stops at once, without saving")
             self._cancel()  # thread-safe call, because a handler must not touch the loop directly and must wake it
             return
-        self._at_once = True
+        self._stops_at_once = True
         for signal_number in self.SIGNALS:
             signal.signal(signal_number, signal.SIG_DFL)
         self._notify(f"{signal.Signals(number).name} again: stopping without saving")

@@ -27,8 +27,8 @@ class Mixture:
         weights = {task.name: Fraction(task.weight) for task in tasks}
         total = sum(weights.values())
         self._shares = {name: weight / total for name, weight in weights.items()}
-        self._given = dict.fromkeys(weights, 0)
-        self._saved = {
+        self._group_counts = dict.fromkeys(weights, 0)
+        self._saved_starts = {
             task.name: read_starts(task.environment.starts, task.environment.id)
             for task in tasks
             if task.environment.starts
@@ -43,9 +43,9 @@ class Mixture:
         """Return the task of each of the next `count` groups."""
         names = []
         for _ in range(count):
-            number = sum(self._given.values()) + 1
-            name = max(self._shares, key=lambda name: self._shares[name] * number - self._given[name])
-            self._given[name] += 1
+            number = sum(self._group_counts.values()) + 1
+            name = max(self._shares, key=lambda name: self._shares[name] * number - self._group_counts[name])
+            self._group_counts[name] += 1
             names.append(name)
         return names
 
@@ -63,7 +63,7 @@ class Mixture:
 
         It is chosen by the group's number among the task's groups.
         """
-        starts, share, number = self._saved.get(name, ()), self._saved_shares[name], self._begun[name]
+        starts, share, number = self._saved_starts.get(name, ()), self._saved_shares[name], self._begun[name]
         self._begun[name] += 1
         count = math.floor((number + 1) * share)
         return starts[(count - 1) % len(starts)] if starts and count > math.floor(number * share) else None
@@ -96,7 +96,7 @@ class Mixture:
         """Return the state as JSON values."""
         return {
             "shares": {name: str(share) for name, share in self._shares.items()},
-            "given": dict(self._given),
+            "given": dict(self._group_counts),
             "begun": dict(self._begun),
             "curricula": {name: curriculum.state_dict() for name, curriculum in self._curricula.items()},
             "level_from": dict(self._level_from),
@@ -105,7 +105,7 @@ class Mixture:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the values from `state_dict`. If the shares have changed, the division begins anew."""
         if state["shares"] == {name: str(share) for name, share in self._shares.items()}:
-            self._given = dict(state["given"])
+            self._group_counts = dict(state["given"])
         for name, curriculum in self._curricula.items():
             if name in state["curricula"]:
                 self._begun[name] = state.get("begun", state["given"])[name]

@@ -123,11 +123,11 @@ async def check_environment(config: Config, task: TaskConfig, fleet: Fleet, fact
 
     Raises ConfigError, BadArgument for options, and RewardError.
     """
-    for wrong, sentence in _lacking(config, task, facts):
+    for wrong, sentence in _missing_capabilities(config, task, facts):
         if wrong:
             raise ConfigError(sentence)
     environments: list[EnvironmentConfig] = []
-    for environment in _played(config, task):
+    for environment in _played_environments(config, task):
         if environment not in environments:
             environments.append(environment)
             seed = config.seeds.train.start
@@ -158,7 +158,7 @@ def _any_action(observation: Observation, actions: Sequence[str], rng: Random) -
     return choose_expertly(observation, actions, rng) or choose_randomly(observation, actions, rng) or ""
 
 
-def _played(config: Config, task: TaskConfig) -> Iterator[EnvironmentConfig]:
+def _played_environments(config: Config, task: TaskConfig) -> Iterator[EnvironmentConfig]:
     """Yield a task's environment with each set of options that the run uses: for evaluations, stages and levels."""
     yield task.held_out
     for stage in config.in_stages:
@@ -168,7 +168,7 @@ def _played(config: Config, task: TaskConfig) -> Iterator[EnvironmentConfig]:
             yield environment.with_options(level)
 
 
-def _lacking(config: Config, task: TaskConfig, facts: Facts) -> list[tuple[bool, str]]:
+def _missing_capabilities(config: Config, task: TaskConfig, facts: Facts) -> list[tuple[bool, str]]:
     """Return for each setting whether the environment lacks what it needs, and the message for that case."""
     name, search = task.environment.id, config.collect.search
     from_expert = any(each.environment.expert_moves_left for stage in config.in_stages for each in stage.tasks)

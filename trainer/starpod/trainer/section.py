@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 
 
-def shipped() -> dict[str, Path]:
+def packaged_configs() -> dict[str, Path]:
     """Return the configurations that come with the package, by name."""
     folder = Path(str(resources.files("starpod.trainer"))) / "configs"
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}

@@ -81,7 +81,7 @@ class Stages:
 
     def __init__(self, stages: Sequence[StageConfig]) -> None:
         self._stages = stages
-        self._held = 0
+        self._iterations_met = 0
         self.index = 0
 
     def update(self, step: int, metrics: Mapping[str, float]) -> bool:
@@ -90,11 +90,13 @@ class Stages:
         while self.index < len(self._stages):
             until = self._stages[self.index].until
             # Metrics only count for the stage that was played, not for stages that are skipped.
-            self._held = self._held + 1 if self.index == start and until.metric and until.holds(metrics) else 0
+            self._iterations_met = (
+                self._iterations_met + 1 if self.index == start and until.metric and until.holds(metrics) else 0
+            )
             is_over = until.iteration is not None and step >= until.iteration
-            if not is_over and (not until.metric or self._held < until.patience):
+            if not is_over and (not until.metric or self._iterations_met < until.patience):
                 break
-            self.index, self._held = self.index + 1, 0
+            self.index, self._iterations_met = self.index + 1, 0
         return self.index > start
 
     def unknown(self, metrics: Mapping[str, float]) -> str:
@@ -104,11 +106,11 @@ class Stages:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as JSON values."""
-        return {"index": self.index, "held": self._held}
+        return {"index": self.index, "held": self._iterations_met}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the values from `state_dict`. The index is limited to the current number of stages."""
-        self.index, self._held = min(state["index"], len(self._stages)), state["held"]
+        self.index, self._iterations_met = min(state["index"], len(self._stages)), state["held"]
 
 
 def may_change(key: str) -> bool:

@@ -282,7 +282,7 @@ class PolicyTrainer:
             if counts:
                 logprobs[unpacked.rows] += unpacked.in_rows(scores.logprobs_N.float())
                 if values is not None and scores.values_N is not None:
-                    values[unpacked.rows] += _placed_values(unpacked, scores.values_N.float(), blocks)
+                    values[unpacked.rows] += _values_in_rows(unpacked, scores.values_N.float(), blocks)
             if reference is not None and self.reference is not None:
                 scores = self.reference.score(*packed, temperature=self.temperature)
                 if counts:
@@ -394,7 +394,7 @@ class PolicyTrainer:
         # Sequence-level ratios need all turns of an episode. Turns packed into other blocks contribute these
         # precomputed log-probabilities.
         default_logprobs_BT = (
-            self._present_logprobs(batch, rows, proximal_BT) if algorithm.objective.couples_turns else proximal_BT
+            self._current_logprobs(batch, rows, proximal_BT) if algorithm.objective.couples_turns else proximal_BT
         )
         sums, kl = Sums(self.parallel.device), kl_coefficients(algorithm.kl, rollout)
         if record is not None:
@@ -437,7 +437,9 @@ class PolicyTrainer:
             if "critic" in components and critic and returns_BT is not None and rollout.values_BT is not None:
                 assert scores.values_N is not None
                 has_stages = self.algorithm.value_heads > 1
-                values_RT = _placed_values(unpacked, scores.values_N.float(), rollout.blocks_BT if has_stages else None)
+                values_RT = _values_in_rows(
+                    unpacked, scores.values_N.float(), rollout.blocks_BT if has_stages else None
+                )
                 error_RT = value_loss(values_RT, rollout.values_BT[indices], returns_BT[indices], critic.value_clip)
                 critic_loss = (value_weights_BT[indices] * error_RT)[inside_RT].sum()
                 sums.add("critic/loss", critic_loss, counts)
@@ -454,15 +456,15 @@ class PolicyTrainer:
         return Accumulated(metrics, None if step_logprobs_BT is None else self.parallel.sum(step_logprobs_BT))
 
     @torch.no_grad()
-    def _present_logprobs(self, batch: Batch, rows: Sequence[int], otherwise_BT: Tensor) -> Tensor:
-        """Return log-probabilities [B, T] of these rows under the current policy, and `otherwise_BT` for other rows.
+    def _current_logprobs(self, batch: Batch, rows: Sequence[int], default_BT: Tensor) -> Tensor:
+        """Return log-probabilities [B, T] of these rows under the current policy, and `default_BT` for other rows.
 
-        A row with a single sample is never split among blocks. It keeps `otherwise_BT` as well and is not scored.
+        A row with a single sample is never split among blocks. It keeps `default_BT` as well and is not scored.
         """
         split_rows = [row for row in rows if len(batch.samples[row]) > 1]
         if not split_rows:
-            return otherwise_BT
-        logprobs_BT = torch.zeros_like(otherwise_BT)
+            return default_BT
+        logprobs_BT = torch.zeros_like(default_BT)
         for block, counts in self._share(batch, split_rows):
             scores = self.policy.score(*batch.pack(block), temperature=self.temperature)
             if counts:
@@ -471,7 +473,7 @@ class PolicyTrainer:
         self.parallel.sum(logprobs_BT)
         mask_B1 = torch.zeros(len(batch), 1, dtype=torch.bool, device=batch.device)
         mask_B1[split_rows] = True
-        return torch.where(mask_B1, logprobs_BT, otherwise_BT)
+        return torch.where(mask_B1, logprobs_BT, default_BT)
 
 
 def advantages_by_kind(config: AlgorithmConfig, rollout: RolloutBatch) -> Advantages:
@@ -491,7 +493,7 @@ def advantages_by_kind(config: AlgorithmConfig, rollout: RolloutBatch) -> Advant
     )
 
 
-def _placed_values(unpacked: Unpacked, values: Tensor, blocks_BT: Tensor | None) -> Tensor:
+def _values_in_rows(unpacked: Unpacked, values: Tensor, blocks_BT: Tensor | None) -> Tensor:
     """Return a block's values as rows [R, T]. blocks_BT: selects each token's head if the critic has several."""
     if blocks_BT is None:
         return unpacked.in_rows(values)
@@ -506,8 +508,8 @@ class Sums:
         self.device = device
         self.values: dict[str, Tensor] = {}
 
-    def add(self, name: str, value: Tensor, mine: bool) -> None:
-        value = value.detach() * float(mine)
+    def add(self, name: str, value: Tensor, counts: bool) -> None:
+        value = value.detach() * float(counts)
         old = self.values.get(name)
         if old is None:
             self.values[name] = value

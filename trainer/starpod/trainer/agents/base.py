@@ -51,7 +51,7 @@ class Task:
         )
 
 
-def longer(limits: Limits, turns: int) -> Limits:
+def extend_limits(limits: Limits, turns: int) -> Limits:
     """Return limits that allow `turns` more turns of one action each. A limit of 0 (no limit) stays 0."""
     raised_limits = [limit + turns if limit else 0 for limit in (limits.max_turns, limits.max_actions)]
     return Limits(raised_limits[0], limits.max_actions_per_turn, raised_limits[1])
@@ -59,7 +59,7 @@ def longer(limits: Limits, turns: int) -> Limits:
 
 def limits_left(session: Session, begun_at: int) -> Limits:
     """Return the session's limits minus the turns that were played before the episode began (`Episode.begun_at`)."""
-    return longer(session.limits, -begun_at)
+    return extend_limits(session.limits, -begun_at)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ class BestOfAgents(EngineAgents):
     score: Score
 
     @classmethod
-    def like(cls, agents: EngineAgents, *, count: int, score: Score) -> BestOfAgents:
+    def from_agents(cls, agents: EngineAgents, *, count: int, score: Score) -> BestOfAgents:
         """Return best-of agents with the settings of `agents`."""
         return cls(**{each.name: getattr(agents, each.name) for each in fields(EngineAgents)}, count=count, score=score)
 
@@ -38,12 +38,12 @@ class BestOfAgents(EngineAgents):
 class BestOf(EngineAgent):
     """Agent that plays the best of several replies. The first reply is what plain sampling would give."""
 
-    _shared: BestOfAgents
+    _agents: BestOfAgents
 
     async def _reply(self, request: Request, prompt: Prompt, observation: Observation, episode: Episode) -> Reply:
-        seeds = [request.seed, *(derive(request.seed, "further", number) for number in range(1, self._shared.count))]
+        seeds = [request.seed, *(derive(request.seed, "further", number) for number in range(1, self._agents.count))]
         # Sample one reply at a time, so that each one can use the conversation's cache.
-        replies = [await self._shared.engine.generate(replace(request, seed=seed)) for seed in seeds]
+        replies = [await self._agents.engine.generate(replace(request, seed=seed)) for seed in seeds]
         image = self.image_of(observation)
         candidates = [
             replace(
@@ -62,5 +62,5 @@ class BestOf(EngineAgent):
             )
             for reply in replies
         ]
-        scores = [turn_scores[-1] for turn_scores in await self._shared.score(candidates)]
+        scores = [turn_scores[-1] for turn_scores in await self._agents.score(candidates)]
         return replies[max(range(len(replies)), key=scores.__getitem__)]

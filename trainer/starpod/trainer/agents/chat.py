@@ -109,9 +109,9 @@ class ChatAgents(Agents):
 class ChatAgent(Agent):
     """Agent that keeps one episode's messages. Their texts are the same as in training."""
 
-    def __init__(self, shared: ChatAgents, session: Session, task: Task) -> None:
-        self._shared = shared
-        self._prompter = Prompter(shared.prompt, session.instructions, task.actions, session.limits)
+    def __init__(self, agents: ChatAgents, session: Session, task: Task) -> None:
+        self._agents = agents
+        self._prompter = Prompter(agents.prompt, session.instructions, task.actions, session.limits)
         self._messages: list[ChatCompletionMessageParam] = [{"role": "system", "content": self._prompter.system()}]
 
     def recall(self, episode: Episode) -> None:
@@ -123,7 +123,7 @@ class ChatAgent(Agent):
 
     async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
         self._messages.append({"role": "user", "content": self._prompter.following(episode, observation.text)})
-        choice = (await self._shared.complete(self._messages)).choices[0]
+        choice = (await self._agents.complete(self._messages)).choices[0]
         text = choice.message.content or ""
         self._messages.append({"role": "assistant", "content": text})
         parsed_reply = self._prompter.parse(text)

@@ -51,45 +51,45 @@ class EngineAgents(Agents):
 class EngineAgent(Agent):
     """Agent that keeps one episode's conversation as token ids and requests each reply from the engine."""
 
-    def __init__(self, shared: EngineAgents, session: Session, task: Task, begun_at: int | None = None) -> None:
+    def __init__(self, agents: EngineAgents, session: Session, task: Task, begun_at: int | None = None) -> None:
         """begun_at: `Episode.begun_at`; None: the episode begins now."""
-        self._shared, self._session, self._actions = shared, session, task.actions
+        self._agents, self._session, self._actions = agents, session, task.actions
         self._name = ""
         self._begin(session.step_index if begun_at is None else begun_at)
 
     def _begin(self, begun_at: int) -> None:
-        shared, session = self._shared, self._session
+        agents, session = self._agents, self._session
         limits = limits_left(session, begun_at)
-        self._prompter = Prompter(shared.prompt, session.instructions, self._actions, limits)
-        self._conversation = Conversation.of(shared.template, shared.prompt)
+        self._prompter = Prompter(agents.prompt, session.instructions, self._actions, limits)
+        self._conversation = Conversation.of(agents.template, agents.prompt)
         self._conversation.system(self._prompter.system())
 
     async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
-        shared = self._shared
+        agents = self._agents
         prompt = self._ask(observation.text, episode, self.image_of(observation))
-        self._name = f"{shared.purpose}/{episode.group}/{episode.member}"
-        room = shared.sampling.max_episode_tokens - len(prompt.context)
-        if room < shared.sampling.least_room:
+        self._name = f"{agents.purpose}/{episode.group}/{episode.member}"
+        room = agents.sampling.max_episode_tokens - len(prompt.context)
+        if room < agents.sampling.least_room:
             return Stop("context")
         turn = len(episode.turns) + 1
         request = Request(
             prompt.context,
-            max_tokens=min(room, shared.sampling.max_reply_tokens),
-            stop=shared.template.stop,
-            temperature=shared.sampling.temperature if shared.temperature is None else shared.temperature,
-            seed=derive(shared.seed, "reply", shared.purpose, episode.group, episode.member, turn),
+            max_tokens=min(room, agents.sampling.max_reply_tokens),
+            stop=agents.template.stop,
+            temperature=agents.sampling.temperature if agents.temperature is None else agents.temperature,
+            seed=derive(agents.seed, "reply", agents.purpose, episode.group, episode.member, turn),
             # Lower group numbers are trained first, so their requests go first: a step must not wait behind requests
             # for a later step.
             order=episode.group,
             conversation=self._name,
-            agent=shared.speaker,
+            agent=agents.speaker,
             images=self._conversation.images,
         )
         return self._answer(prompt, await self._reply(request, prompt, observation, episode))
 
     async def _reply(self, request: Request, prompt: Prompt, observation: Observation, episode: Episode) -> Reply:
         """Return the reply to play."""
-        return await self._shared.engine.generate(request)
+        return await self._agents.engine.generate(request)
 
     def repeat(self, observation: Observation, episode: Episode, turn: Turn) -> Move | None:
         prompt = self._ask(observation.text, episode, self.image_of(observation))
@@ -98,7 +98,7 @@ class EngineAgent(Agent):
         return self._answer(prompt, Reply(turn.reply, turn.logprobs, turn.versions, turn.finish))
 
     def recall(self, episode: Episode) -> None:
-        template, history = self._shared.template, replace(episode, turns=[])
+        template, history = self._agents.template, replace(episode, turns=[])
         self._begin(episode.begun_at)  # the session already has the turns behind it
         for turn in episode.turns:
             self._ask(turn.observation, history, turn.image)
@@ -110,11 +110,11 @@ class EngineAgent(Agent):
             history.turns.append(turn)
 
     def _answer(self, prompt: Prompt, reply: Reply) -> Move:
-        text = self._shared.template.decode(reply.tokens)
+        text = self._agents.template.decode(reply.tokens)
         parsed_reply = self._prompter.parse(text)
         self._conversation.answer(reply.tokens, reply.finish, text)
-        template, grammar = self._shared.template, self._prompter.grammar
-        spans = template.spans(reply.tokens, grammar.cut(text)) if self._shared.spans else []
+        template, grammar = self._agents.template, self._prompter.grammar
+        spans = template.spans(reply.tokens, grammar.cut(text)) if self._agents.spans else []
         return Move(
             text,
             parsed_reply.actions or None,
@@ -130,8 +130,8 @@ class EngineAgent(Agent):
         return prompt.appended, prompt.fresh
 
     def image_of(self, observation: Observation) -> bytes:
-        view = self._shared.template.view
-        if view is None or not self._shared.prompt.shows_images:
+        view = self._agents.template.view
+        if view is None or not self._agents.prompt.shows_images:
             return b""
         if observation.image is None:
             raise AgentError("the policy is shown images, and the environment gave none")
@@ -141,10 +141,10 @@ class EngineAgent(Agent):
             raise AgentError(str(error)) from error
 
     def close(self) -> None:
-        self._shared.engine.forget(self._name)
+        self._agents.engine.forget(self._name)
 
     def _ask(self, observation: str, episode: Episode, image: bytes = b"") -> Prompt:
-        sampling = self._shared.sampling
+        sampling = self._agents.sampling
         return self._conversation.ask(
             self._prompter.following(episode, observation, image=bool(image)),
             image,

@@ -23,17 +23,17 @@ VERDICTS = ACCEPT, REJECT = "Accept", "Reject"
 # --- messages ---------------------------------------------------------------------------------------------------------
 
 
-def judged(observation: str, proposal: Sequence[str]) -> str:
+def proposal_message(observation: str, proposal: Sequence[str]) -> str:
     """Return the verifier's message about a proposal."""
     return f"{observation}\nProposed: {' || '.join(proposal)}"
 
 
-def rejected(observation: str) -> str:
+def rejection_message(observation: str) -> str:
     """Return the solver's message after a rejection."""
     return f"{REJECT}.\n{observation}"
 
 
-def tried(config: ScriptConfig, prompt: PromptConfig, observation: str) -> str:
+def retry_message(config: ScriptConfig, prompt: PromptConfig, observation: str) -> str:
     """Return the message that begins the second or a later attempt."""
     return f"{'Again.' if prompt.style == 'compact' else config.again}\n{observation}"
 
@@ -76,11 +76,11 @@ class Speaker(EngineAgent):
             past: Episode with the turns whose results the speaker sees.
             fresh: Whether the whole context is recorded as the prompt, because another speaker had the previous turn.
         """
-        self._seen = text, past, fresh
+        self._view = text, past, fresh
         return self
 
     def _ask(self, observation: str, episode: Episode, image: bytes = b"") -> Prompt:
-        text, history, fresh = self._seen
+        text, history, fresh = self._view
         prompt = super()._ask(text, history)
         return Prompt(prompt.context, list(prompt.context), True) if fresh else prompt
 
@@ -92,17 +92,17 @@ class SolverVerifier(Agent):
     turn without actions. After a rejection, the solver makes another proposal.
     """
 
-    def __init__(self, shared: ScriptedAgents, session: Session, task: Task) -> None:
-        self.replies = 2 * shared.script.proposals - 1
-        self._most = shared.script.proposals
+    def __init__(self, agents: ScriptedAgents, session: Session, task: Task) -> None:
+        self.replies = 2 * agents.script.proposals - 1
+        self._max_proposals = agents.script.proposals
         solver, verifier = (
-            replace(shared, prompt=role_prompt(shared.script, shared.prompt, speaker), speaker=speaker)
+            replace(agents, prompt=role_prompt(agents.script, agents.prompt, speaker), speaker=speaker)
             for speaker in (SOLVER, VERIFIER)
         )
         self._solver = Speaker(solver, session, task)
         verdicts = replace(task, actions=VERDICTS)
         self._verifier = Speaker(verifier, session, verdicts)
-        self._sent: list[int] = []
+        self._sent_turns: list[int] = []
         self._proposals: list[Sequence[str]] = []
         self._pending = False
 
@@ -123,10 +123,10 @@ class SolverVerifier(Agent):
 
     def _next(self, observation: Observation, episode: Episode) -> Speaker:
         """Set the view of the next speaker, and return that speaker."""
-        history = replace(episode, turns=[episode.turns[index] for index in self._sent])
+        history = replace(episode, turns=[episode.turns[index] for index in self._sent_turns])
         if self._pending:
-            return self._verifier.see(judged(observation.text, self._proposals[-1]), history, fresh=True)
-        text = rejected(observation.text) if self._proposals else observation.text
+            return self._verifier.see(proposal_message(observation.text, self._proposals[-1]), history, fresh=True)
+        text = rejection_message(observation.text) if self._proposals else observation.text
         return self._solver.see(text, history, fresh=True)
 
     def _follow(self, move: Move, index: int) -> Move:
@@ -139,13 +139,13 @@ class SolverVerifier(Agent):
             actions, replies_back = list(self._proposals[-1]), 1
         else:
             self._proposals.append(move.actions or ())
-            self._pending = bool(move.actions) and len(self._proposals) < self._most
+            self._pending = bool(move.actions) and len(self._proposals) < self._max_proposals
             if self._pending:
                 return replace(move, actions=None, agent_id=SOLVER)
-            if len(self._proposals) < self._most:  # no actions, so there is nothing to judge
+            if len(self._proposals) < self._max_proposals:  # no actions, so there is nothing to judge
                 return replace(move, agent_id=SOLVER)
             actions, replies_back = list(move.actions) if move.actions else None, 0
-        self._sent.append(index - replies_back)
+        self._sent_turns.append(index - replies_back)
         self._proposals = []
         return replace(move, actions=actions, of=replies_back, agent_id=VERIFIER if replies_back else SOLVER)
 
@@ -156,19 +156,19 @@ class Attempts(Agent):
     `play` plays all attempts except the last one on forks.
     """
 
-    def __init__(self, shared: ScriptedAgents, session: Session, task: Task) -> None:
-        self.attempts = shared.script.attempts
-        self._script, self._prompt = shared.script, shared.prompt
-        self._speaker = Speaker(shared, session, task)
-        self._begun = 0
+    def __init__(self, agents: ScriptedAgents, session: Session, task: Task) -> None:
+        self.attempts = agents.script.attempts
+        self._script, self._prompt = agents.script, agents.prompt
+        self._speaker = Speaker(agents, session, task)
+        self._attempt = 0
 
     async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
         move = await self._see(observation, episode).act(observation, episode)
-        return move if isinstance(move, Stop) else self._signed(move, episode)
+        return move if isinstance(move, Stop) else self._name_attempt(move, episode)
 
     def repeat(self, observation: Observation, episode: Episode, turn: Turn) -> Move | None:
         move = self._see(observation, episode).repeat(observation, episode, turn)
-        return None if move is None else self._signed(move, episode)
+        return None if move is None else self._name_attempt(move, episode)
 
     def unanswered(self, observation: Observation, episode: Episode) -> tuple[list[int], bool]:
         return self._see(observation, episode).unanswered(observation, episode)
@@ -177,23 +177,23 @@ class Attempts(Agent):
         self._speaker.close()
 
     def begin_attempt(self, number: int) -> None:
-        self._begun = number
+        self._attempt = number
 
-    def _signed(self, move: Move, episode: Episode) -> Move:
-        return replace(move, agent_id=f"{ATTEMPT}{self._begun + 1}")
+    def _name_attempt(self, move: Move, episode: Episode) -> Move:
+        return replace(move, agent_id=f"{ATTEMPT}{self._attempt + 1}")
 
     def _see(self, observation: Observation, episode: Episode) -> Speaker:
-        attempt = turns_of(episode, f"{ATTEMPT}{self._begun + 1}")
-        starts_retry = self._begun and not attempt.turns
-        text = tried(self._script, self._prompt, observation.text) if starts_retry else observation.text
+        attempt = turns_of(episode, f"{ATTEMPT}{self._attempt + 1}")
+        starts_retry = self._attempt and not attempt.turns
+        text = retry_message(self._script, self._prompt, observation.text) if starts_retry else observation.text
         return self._speaker.see(text, attempt, fresh=False)
 
 
 class SelfPlay(Agent):
     """Agent that plays all agents of an environment, which says whose turn it is. Each sees only its own turns."""
 
-    def __init__(self, shared: ScriptedAgents, session: Session, task: Task) -> None:
-        self._shared, self._session, self._task = shared, session, task
+    def __init__(self, agents: ScriptedAgents, session: Session, task: Task) -> None:
+        self._agents, self._session, self._task = agents, session, task
         self._speakers: dict[str, Speaker] = {}
 
     async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
@@ -212,8 +212,8 @@ class SelfPlay(Agent):
     def _see(self, observation: Observation, episode: Episode) -> Speaker:
         name = observation.agent_id
         if name not in self._speakers:
-            shared = replace(self._shared, speaker=name)
-            self._speakers[name] = Speaker(shared, self._session, self._task, episode.begun_at)
+            agents = replace(self._agents, speaker=name)
+            self._speakers[name] = Speaker(agents, self._session, self._task, episode.begun_at)
         return self._speakers[name].see(observation.text, turns_of(episode, name), fresh=True)
 
 

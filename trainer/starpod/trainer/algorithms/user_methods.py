@@ -37,7 +37,9 @@ def check_user_methods(config: AlgorithmConfig) -> None:
     shape = rollout.mask_BT.shape
     if names_file(config.advantage):
         setting = f"algorithm.advantage {config.advantage}"
-        advantages = _tried(setting, config.estimator.estimate, config.estimator_settings, rollout, rollout.rewards_BT)
+        advantages = _call_on_example(
+            setting, config.estimator.estimate, config.estimator_settings, rollout, rollout.rewards_BT
+        )
         advantages_BT = advantages.advantages_BT
         if not (isinstance(advantages_BT, Tensor) and advantages_BT.shape == shape and advantages_BT.isfinite().all()):
             raise ConfigError(
@@ -47,7 +49,7 @@ def check_user_methods(config: AlgorithmConfig) -> None:
     if names_file(config.loss):
         setting = f"algorithm.loss {config.loss}"
         logprobs_BT = rollout.old_logprobs_BT.clone().requires_grad_()
-        loss = _tried(
+        loss = _call_on_example(
             setting,
             config.policy_loss,
             logprobs_BT,
@@ -63,13 +65,13 @@ def check_user_methods(config: AlgorithmConfig) -> None:
             )
 
 
-def _tried(place: str, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+def _call_on_example(setting: str, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
     try:
         return function(*arguments, **keywords)
     except ConfigError:  # it cannot be loaded
         raise
     except Exception as error:
-        raise ConfigError(f"{place} fails on two made-up episodes: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"{setting} fails on two made-up episodes: {type(error).__name__}: {error}") from error
 
 
 def _two_episodes() -> RolloutBatch:

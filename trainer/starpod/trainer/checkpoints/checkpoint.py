@@ -156,7 +156,7 @@ class Checkpoints:
         except (OSError, RankFailed) as error:
             raise CheckpointError(
                 f"the checkpoint of step {snapshot.step} could not be saved in {self.folder}: {_reason(error)}; "
-                f"{_free(self.folder)}earlier checkpoints are untouched"
+                f"{_free_space(self.folder)}earlier checkpoints are untouched"
             ) from error
 
     def _begin(self, snapshot: Snapshot) -> Path:
@@ -222,38 +222,38 @@ class Checkpoints:
         os.rename(path, new_path)
         shutil.rmtree(new_path)
 
-    def _point(self, name: str, to: Path) -> None:
+    def _point(self, name: str, target: Path) -> None:
         temporary = self.folder / (TEMPORARY + name)
-        _write(temporary, f"{to.name}\n".encode())
+        _write(temporary, f"{target.name}\n".encode())
         os.replace(temporary, self.folder / name)
         _sync(self.folder)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
-    def latest(self, only: Collection[str] | None = None) -> Loaded | None:
+    def latest(self, names: Collection[str] | None = None) -> Loaded | None:
         """Return the newest usable checkpoint, or None if there is no checkpoint.
 
-        only: see `load_checkpoint`. Damaged checkpoints are reported and skipped. Raises CheckpointError if all are
+        names: see `load_checkpoint`. Damaged checkpoints are reported and skipped. Raises CheckpointError if all are
         damaged.
         """
-        return self._first_usable(self._newest_first(), only)
+        return self._first_usable(self._newest_first(), names)
 
-    def best(self, only: Collection[str] | None = None) -> Loaded | None:
+    def best(self, names: Collection[str] | None = None) -> Loaded | None:
         """Return the usable checkpoint with the highest score, or None if none has a score. See `latest`.
 
         If several have the same score, the newest one is returned.
         """
         scores = _scores(self._newest_first())
-        return self._first_usable(sorted(scores, key=lambda path: -scores[path]), only)
+        return self._first_usable(sorted(scores, key=lambda path: -scores[path]), names)
 
     def _newest_first(self, without: Collection[Path] = ()) -> list[Path]:
         return [checkpoint.path for checkpoint in list_checkpoints(self.folder, without)]
 
-    def _first_usable(self, paths: list[Path], only: Collection[str] | None) -> Loaded | None:
+    def _first_usable(self, paths: list[Path], names: Collection[str] | None) -> Loaded | None:
         errors: list[str] = []
         for path in paths:
             try:
-                return load_checkpoint(path, only)
+                return load_checkpoint(path, names)
             except CheckpointError as error:
                 errors.append(str(error))
                 if path != paths[-1]:
@@ -263,10 +263,10 @@ class Checkpoints:
         return None
 
 
-def load_checkpoint(path: Path, only: Collection[str] | None = None) -> Loaded:
+def load_checkpoint(path: Path, names: Collection[str] | None = None) -> Loaded:
     """Read one folder, and verify all bytes against its manifest.
 
-    only: names of the tensor files to read; None: all. Raises CheckpointError if the folder is damaged or is not a
+    names: names of the tensor files to read; None: all. Raises CheckpointError if the folder is damaged or is not a
     checkpoint.
     """
     try:
@@ -276,7 +276,7 @@ def load_checkpoint(path: Path, only: Collection[str] | None = None) -> Loaded:
         state = json.loads((path / STATE).read_bytes())
         tensors = {}
         for name, ties in manifest["tensors"].items():
-            if only is None or name in only:
+            if names is None or name in names:
                 file = f"{name}.safetensors"
                 _check(path / file, files[file])
                 with safetensors.safe_open(path / file, "pt") as reader:
@@ -390,7 +390,7 @@ def _reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) and error.strerror else str(error)) or type(error).__name__
 
 
-def _free(folder: Path) -> str:
+def _free_space(folder: Path) -> str:
     try:
         return f"{shutil.disk_usage(folder).free / 2**20:.1f} MiB are free there; "
     except OSError:

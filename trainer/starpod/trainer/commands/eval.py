@@ -30,7 +30,7 @@ from starpod.trainer.agents.scripted import ReferenceAgents, reference_names
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import write_episodes
 from starpod.trainer.evaluation.compare import NotComparable, compare_evaluations, read_evaluation
-from starpod.trainer.evaluation.figures import episode_results, numbered, summarise
+from starpod.trainer.evaluation.figures import episode_results, renumber_groups, summarise
 from starpod.trainer.rollout.collect import Collector, starts_from
 from starpod.trainer.rollout.config import EnvironmentConfig
 from starpod.trainer.rollout.environment import local_services
@@ -149,18 +149,18 @@ def evaluate(
         _compare(*compared, json_file=json_file)
         return
     if not model or not (Path(model).is_dir() or (address and environments)):
-        raise _incomplete(model, address, environments)
+        raise _incomplete_call(model, address, environments)
     if episodes_file and not episodes_file.endswith((".jsonl", ".jsonl.gz")):
         raise click.BadParameter(f"{episodes_file!r} does not end in .jsonl or .jsonl.gz", param_hint="--jsonl")
     sampling = Sampling(temperature, max_tokens, thinking)
     policy = _policy(model, sampling, engine, base_url, concurrency)
     names = environments or [name or environment for name, environment in policy.tasks.items()]
     if not names or not (address or policy.served):
-        raise _incomplete(model, address, names)
+        raise _incomplete_call(model, address, names)
     seeds = _seeds(policy.seeds, seed, episodes)
     limits = Limits(turns, actions_per_turn, actions)
     choose_tasks = partial(
-        _tasks, own=policy.tasks, names=names, assignments=assignments, version=version, limits=limits
+        _tasks, run_tasks=policy.tasks, names=names, assignments=assignments, version=version, limits=limits
     )
     start_time = perf_counter()
     try:
@@ -199,7 +199,7 @@ def evaluate(
         },
     }
     if episodes_file:
-        write_episodes(episodes_file, numbered([results for _, results in task_results]))
+        write_episodes(episodes_file, renumber_groups([results for _, results in task_results]))
     console = safe_console(stderr=json_file == "-", highlight=False)
     if not console.is_terminal:
         console.width = max(console.width, 120)  # avoid wrapping in a log
@@ -218,7 +218,7 @@ def _own_service(environments: Sequence[EnvironmentConfig]) -> contextlib.Abstra
     return local_services(names, arguments=[word for words in arguments for word in words])
 
 
-def _incomplete(model: str | None, address: str | None, environments: Sequence[str]) -> click.UsageError:
+def _incomplete_call(model: str | None, address: str | None, environments: Sequence[str]) -> click.UsageError:
     """Return the error for a call that lacks a model, a server or an environment. The error shows a full command."""
     other_models = f"{CHAT}MODEL or {', '.join(reference_names())}"
     if not model:
@@ -250,7 +250,7 @@ async def _run(
             specs = pb.DescribeResponse(environments=await fleet.describe())
             tasks = [policy.agents.fit(task) for task in choose_tasks(specs)]
             if set(policy.tasks.values()) & {task.environment for task in tasks}:
-                _warn_of_trained(policy.seeds, seeds)
+                _warn_of_used_seeds(policy.seeds, seeds)
             with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
                 for task in tasks:
                     bar = progress.add_task(task.name or task.environment, total=len(seeds) * samples)
@@ -336,17 +336,17 @@ def _seeds(seeds: SeedsConfig, first: int | None, count: int) -> range:
         raise click.BadParameter(f"{error}; give --seed to play others", param_hint="--episodes") from error
 
 
-def _warn_of_trained(seeds: SeedsConfig, played: range) -> None:
+def _warn_of_used_seeds(seeds: SeedsConfig, played_seeds: range) -> None:
     training_warning = "it may have been trained on these start states"
     for name, span, meaning in (
         ("train", seeds.train, training_warning),
         ("warmstart", seeds.warmstart, training_warning),
         ("selection", seeds.selection, "its best checkpoint was chosen on these start states"),
     ):
-        if played.start < span.stop and span.start < played.stop:
+        if played_seeds.start < span.stop and span.start < played_seeds.stop:
             click.echo(
-                f"Warning: seeds {played.start} to {played.stop - 1} reach into the run's seeds.{name} ({span.start} "
-                f"to {span.stop - 1}): {meaning}; without --seed they are held out",
+                f"Warning: seeds {played_seeds.start} to {played_seeds.stop - 1} reach into the run's seeds.{name} "
+                f"({span.start} to {span.stop - 1}): {meaning}; without --seed they are held out",
                 err=True,
             )
 
@@ -354,7 +354,7 @@ def _warn_of_trained(seeds: SeedsConfig, played: range) -> None:
 def _tasks(
     specs: pb.DescribeResponse,
     *,
-    own: Mapping[str, str],
+    run_tasks: Mapping[str, str],
     names: Sequence[str],
     assignments: Sequence[str],
     version: str,
@@ -362,12 +362,12 @@ def _tasks(
 ) -> list[Task]:
     """Return the tasks to play, each with its options. An environment that is named twice is played once.
 
-    own: see `EvaluatedPolicy.tasks`. A name in `own` takes precedence over an environment's id.
+    run_tasks: see `EvaluatedPolicy.tasks`. A name in `run_tasks` takes precedence over an environment's id.
     """
     task_specs: dict[str, pb.EnvironmentSpec] = {}
     for name in names:
-        spec = find_environment(specs, own.get(name, name))
-        task_specs[name if name in own else spec.id] = spec
+        spec = find_environment(specs, run_tasks.get(name, name))
+        task_specs[name if name in run_tasks else spec.id] = spec
     task_options: dict[str, list[str]] = {name: [] for name in task_specs}
     for assignment in assignments:
         prefix, colon, option = assignment.partition(":")
@@ -388,7 +388,7 @@ def _tasks(
             parse_options(spec, task_options[name]),
             limits,
             tuple(spec.action_space.names),
-            name if name in own else "",
+            name if name in run_tasks else "",
         )
         for name, spec in task_specs.items()
     ]

@@ -70,10 +70,10 @@ def train(
     algorithm=starpo-grpo collect.groups=16 (see --keys). The default of CONFIG is frozen_lake, or the run's own
     configuration with --resume. On Ctrl-C or SIGTERM, the run saves and exits.
     """
-    from starpod.trainer.section import ConfigError, shipped
+    from starpod.trainer.section import ConfigError, packaged_configs
 
     if list_configurations:
-        for name, path in shipped().items():
+        for name, path in packaged_configs().items():
             click.echo(f"{name:16} {path.read_text(encoding='utf-8').splitlines()[0].removeprefix('# ')}")
         return 0
     if keys is not None:
@@ -214,14 +214,14 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
         finally:
             parallel.close()
         if parallel.is_main:
-            screen.done(_ending(path, config, reason, screen))
+            screen.done(_write_ending(path, config, reason, screen))
     if site and parallel.world == 1 and not interrupts.requested and sys.stdin.isatty() and sys.stderr.isatty():
         _show_on(path, config, site)
     parallel.end(interrupts.status)
     return interrupts.status
 
 
-def _ending(path: Path, config: Config, reason: StopReason, screen: Screen) -> dict[str, str]:
+def _write_ending(path: Path, config: Config, reason: StopReason, screen: Screen) -> dict[str, str]:
     """Write the report of a run that is over or stopped. Return the last lines of the screen by heading."""
     from starpod.trainer.diagnostics.success import has_risen
     from starpod.trainer.environment_file import remedies
@@ -242,7 +242,7 @@ def _ending(path: Path, config: Config, reason: StopReason, screen: Screen) -> d
         lines["last"] = f"success {with_interval(last_result)} at step {last_result['step']}, on the selection seeds"
     lines |= {} if best_step is None else {"best": f"the checkpoint of step {best_step}"}
     command_lines = commands(path, config.to_dict())
-    command_lines["go on"] += (advice := further(config.stop, reason.limit))
+    command_lines["go on"] += (advice := doubled_limit(config.stop, reason.limit))
     if not has_risen(evaluations):
         prefix = "train longer, or " * bool(advice)
         lines["success did not rise"] = f"{prefix}give the environment {remedies(config.warm_start)}"
@@ -304,7 +304,7 @@ def _next(path: Path, config: Config) -> str:
     return f"{condition}give the same command again: nothing was trained yet"
 
 
-def further(stop: StopConfig, limit: str) -> str:
+def doubled_limit(stop: StopConfig, limit: str) -> str:
     """Return the command-line word that doubles the limit that ended a run, or "" if no limit did.
 
     Without this word, `--resume` would only evaluate the run again and stop.

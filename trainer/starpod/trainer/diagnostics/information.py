@@ -48,7 +48,7 @@ class Information:
     """The value of `retrieval` that is expected if the k prompts are chosen at random."""
 
 
-def information(L_NM: Tensor, own_N: Tensor, *, deviation: float | None = None) -> Information:
+def information(L_NM: Tensor, prompts_N: Tensor, *, deviation: float | None = None) -> Information:
     """Return the diagnostics of N samples of reasoning under M distinct prompts.
 
     Identical prompts must be merged into one column, because they would compete with each other in retrieval. p(Z_i)
@@ -56,13 +56,13 @@ def information(L_NM: Tensor, own_N: Tensor, *, deviation: float | None = None) 
 
     Args:
         L_NM: Log-probability of each sample after each prompt, in nats.
-        own_N: Column of each sample's own prompt.
+        prompts_N: Column of each sample's own prompt.
         deviation: Divisor of the z-score; None: this batch's deviation.
     """
     L_NM = L_NM.double()
     samples, prompts = L_NM.shape
-    weights_M = torch.bincount(own_N, minlength=prompts).double() / samples
-    conditional_N = L_NM.gather(1, own_N[:, None]).squeeze(1)
+    weights_M = torch.bincount(prompts_N, minlength=prompts).double() / samples
+    conditional_N = L_NM.gather(1, prompts_N[:, None]).squeeze(1)
     marginal_N = torch.logsumexp(L_NM + weights_M.log(), dim=1)
     mutual_information = float((conditional_N - marginal_N).mean())
     spread = float(marginal_N.std(correction=0))
@@ -251,11 +251,11 @@ class InformationProbe:
         )
         return {f"information/{name}/{key}": value for key, value in metrics.items() if math.isfinite(value)}
 
-    def _smoothed(self, history: _History, form: str, L_NM: Tensor, own_N: Tensor) -> tuple[Information, float]:
-        result = information(L_NM, own_N)
+    def _smoothed(self, history: _History, form: str, L_NM: Tensor, prompts_N: Tensor) -> tuple[Information, float]:
+        result = information(L_NM, prompts_N)
         average = history.deviation.get(form, result.deviation)
         history.deviation[form] = self._config.decay * average + (1 - self._config.decay) * result.deviation
-        return result, information(L_NM, own_N, deviation=history.deviation[form]).z_score
+        return result, information(L_NM, prompts_N, deviation=history.deviation[form]).z_score
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as JSON values."""

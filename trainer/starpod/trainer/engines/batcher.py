@@ -34,7 +34,7 @@ class Job:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     slot: int = -1
-    fed: int = 0
+    cached_tokens: int = 0
     """Number of tokens of the context that are in the cache."""
     leader: Job | None = None
     """Running job whose context begins with the same `shared` tokens. This job waits and copies their cache entries.
@@ -86,7 +86,7 @@ class Batcher:
         """Drop all caches because the weights have changed. Running jobs are read again from the start."""
         self.slots.forget_all()
         for job in self.running:
-            job.fed, job.leader = 0, None
+            job.cached_tokens, job.leader = 0, None
 
     def drop_all(self) -> list[Job]:
         """Drop all jobs and caches and return the unfinished jobs."""
@@ -114,8 +114,8 @@ class Batcher:
         ready_jobs: list[Job] = []
         rows: list[int] = []
         for job, span, row in zip(jobs, spans, feed.last, strict=True):
-            job.fed += len(span.tokens)
-            if job.fed == len(job.context):
+            job.cached_tokens += len(span.tokens)
+            if job.cached_tokens == len(job.context):
                 ready_jobs.append(job)
                 rows.append(row)
         self._copy_shared()  # before a finished leader releases its slot
@@ -125,13 +125,13 @@ class Batcher:
         """Assign free slots to waiting jobs, lowest `order` first, then in the order of arrival."""
         while self.waiting:
             job = self.waiting[0]
-            slot_and_fed = self.slots.take(job.request.conversation, job.context, rewinds=self.cache.rewinds)
-            if slot_and_fed is None:
+            slot_and_count = self.slots.take(job.request.conversation, job.context, rewinds=self.cache.rewinds)
+            if slot_and_count is None:
                 return
             self.waiting.pop(0)
-            job.slot, job.fed = slot_and_fed
-            self.stats.reused += job.fed
-            if not job.fed:
+            job.slot, job.cached_tokens = slot_and_count
+            self.stats.reused += job.cached_tokens
+            if not job.cached_tokens:
                 self._follow(job)
             self.running.append(job)
 
@@ -141,7 +141,7 @@ class Batcher:
         prompt = job.context[:-1]
         for candidate in self.running:
             shared_length = common_prefix(candidate.context, prompt)
-            if shared_length > job.shared and (self.cache.rewinds or shared_length >= candidate.fed):
+            if shared_length > job.shared and (self.cache.rewinds or shared_length >= candidate.cached_tokens):
                 job.leader, job.shared = candidate, shared_length
                 if shared_length == len(prompt):
                     return
@@ -149,11 +149,11 @@ class Batcher:
     def _copy_shared(self) -> None:
         """Copy cache entries from leaders that have read the shared tokens. Leaders precede their followers."""
         for job in self.running:
-            if job.leader is not None and job.leader.fed >= job.shared:
-                if self.cache.rewinds or job.leader.fed == job.shared:
+            if job.leader is not None and job.leader.cached_tokens >= job.shared:
+                if self.cache.rewinds or job.leader.cached_tokens == job.shared:
                     self.cache.copy(job.leader.slot, job.slot, job.shared)
                     self.stats.reused += job.shared
-                    job.fed = job.shared
+                    job.cached_tokens = job.shared
                 job.leader = None
 
     def _choose(self) -> tuple[list[Job], list[Span]]:
@@ -163,17 +163,19 @@ class Batcher:
         for job in self.running:
             if job.leader is not None:
                 continue
-            count = len(job.context) - job.fed
+            count = len(job.context) - job.cached_tokens
             if not self.cache.rewinds:
                 # Stop where followers copy the cache.
-                count = min([count, *(peer.shared - job.fed for peer in self.running if peer.leader is job)])
+                count = min([count, *(peer.shared - job.cached_tokens for peer in self.running if peer.leader is job)])
             if count > 1 or not job.logprobs:
                 count = min(count, room)
                 room -= count
                 self.stats.prefilled += count
             if count:
                 jobs.append(job)
-                spans.append(Span(job.slot, job.fed, job.context[job.fed : job.fed + count]))
+                spans.append(
+                    Span(job.slot, job.cached_tokens, job.context[job.cached_tokens : job.cached_tokens + count])
+                )
         return jobs, spans
 
     def _sample(
@@ -212,7 +214,7 @@ class Batcher:
     def _release(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             conversation = job.request.conversation if job.keep else ""
-            self.slots.give_back(job.slot, conversation, job.context[: job.fed])
+            self.slots.give_back(job.slot, conversation, job.context[: job.cached_tokens])
         released_ids = {id(job) for job in jobs}
         self.running = [job for job in self.running if id(job) not in released_ids]
         for job in self.running:

@@ -147,13 +147,13 @@ class LocalVllm(ServedEngine):
         self._watch, self._watch_loading = (
             Watch(
                 "the vLLM engine core",
-                look=LOOK_SECONDS,
+                interval=LOOK_SECONDS,
                 check=self._check_alive,
                 # The core answers this between two steps.
-                ask=lambda: self._llm.is_sleeping(),
-                working=working,
-                health=config.health_timeout,
-                hung=EngineLost,
+                health_check=lambda: self._llm.is_sleeping(),
+                is_working=working,
+                health_timeout=config.health_timeout,
+                hang_error=EngineLost,
             )
             for working in (self._is_working, _none_is_stopped)
         )

@@ -59,13 +59,13 @@ class VllmServer:
 
     Attributes:
         breaks: Number of lost connections.
-        known: Value of `breaks` when the server was last known to be the expected process.
+        known_breaks: Value of `breaks` when the server was last known to be the expected process.
         instance: Id of that process; "" if the server does not report it.
     """
 
     def __init__(self, url: str, *, key: str, config: EngineConfig) -> None:
         self.url = url.rstrip("/")
-        self.breaks = self.known = 0
+        self.breaks = self.known_breaks = 0
         self.instance = ""
         # Health checks have separate connections, because all others may be busy with replies.
         self._client, self._checks = (
@@ -76,10 +76,10 @@ class VllmServer:
         self._watch, self._watch_busy = (
             Watch(
                 f"the vLLM server at {self.url}",
-                look=LOOK_SECONDS,
-                ask=partial(self._checks.get, question, cast_to=NoneType),
-                health=config.health_timeout,
-                reply=config.timeout,
+                interval=LOOK_SECONDS,
+                health_check=partial(self._checks.get, question, cast_to=NoneType),
+                health_timeout=config.health_timeout,
+                reply_timeout=config.timeout,
             )
             for question in ("/is_sleeping", "/health")
         )
@@ -189,10 +189,10 @@ class RemoteVllm(ServedEngine):
         servers = [VllmServer(url, key=key, config=config) for url in config.urls]
         self._placement = Placement(servers, first=self._parallel.rank)
         self._ids = itertools.count()
-        self._checked = asyncio.Lock()
-        self._right = False
+        self._check_lock = asyncio.Lock()
+        self._is_checked = False
         # Folder of the current weights, from which restarted servers load them; None before the first hand-over.
-        self._written: Path | None = None
+        self._weights_folder: Path | None = None
         folder = make_folder(config.handover_folder) if self._parallel.is_main else Path()
         self._folder = self._parallel.broadcast_object(folder)
         nccl = config.handover == "nccl"
@@ -216,11 +216,11 @@ class RemoteVllm(ServedEngine):
                 if error.status == 503 and not self._open.is_set():
                     return Piece([], [], aborted=True)  # newer versions refuse requests during a pause
                 raise
-        if (breaks := server.breaks) != server.known:
+        if (breaks := server.breaks) != server.known_breaks:
             instance_id = (await server.info()).get("instance_id", "")
             if self._loads and instance_id != server.instance:
                 raise EngineLost(f"the vLLM server at {server.url} was restarted, so it has other weights")
-            server.instance, server.known = instance_id, breaks
+            server.instance, server.known_breaks = instance_id, breaks
         try:
             choice = reply["choices"][0]
             tokens = list(choice["token_ids"] or ())
@@ -247,12 +247,12 @@ class RemoteVllm(ServedEngine):
 
     async def _check(self) -> None:
         """Check once that the servers can be controlled and report the log-probabilities that training needs."""
-        async with self._checked:
-            if self._right:
+        async with self._check_lock:
+            if self._is_checked:
                 return
             for server in self._servers:
                 breaks, info = server.breaks, await server.info()
-                server.instance, server.known = info.get("instance_id", ""), breaks
+                server.instance, server.known_breaks = info.get("instance_id", ""), breaks
                 model = info.get("model_config") or {}
                 if (mode := model.get("logprobs_mode", "processed_logprobs")) != "processed_logprobs":
                     raise EngineError(
@@ -265,7 +265,7 @@ class RemoteVllm(ServedEngine):
                         f"{self._max_context}: start it with --max-model-len {self._max_context}"
                     )
                 await self._probe(server)
-            self._right = True
+            self._is_checked = True
 
     @staticmethod
     async def _probe(server: VllmServer) -> None:
@@ -297,8 +297,8 @@ class RemoteVllm(ServedEngine):
             await self._halt_servers()
 
     async def _halt_servers(self) -> None:
-        if any(server.breaks != server.known for server in self._servers):
-            self._right = False
+        if any(server.breaks != server.known_breaks for server in self._servers):
+            self._is_checked = False
         await self._check()
         await self._all("/pause", query={"mode": "abort"})
 
@@ -308,16 +308,16 @@ class RemoteVllm(ServedEngine):
 
     async def _restart(self) -> None:
         """Reload the current weights from their folder on all servers after one was restarted. Any rank may do it."""
-        self._right = False
+        self._is_checked = False
         if self._nccl is not None and self._version:
             raise EngineError(
                 "a vLLM server was restarted, so it no longer receives broadcast weights: start all servers, then "
                 "resume the run, or set engine.handover to disk"
             )
-        if self._written is None:
+        if self._weights_folder is None:
             return
         await self._halt_servers()
-        await self._reload(self._written)
+        await self._reload(self._weights_folder)
         await self._all("/resume")
 
     async def _hand_over(self, version: int, model: torch.nn.Module) -> None:
@@ -327,12 +327,12 @@ class RemoteVllm(ServedEngine):
         elif self._nccl is not None:
             await self._nccl.send(model)
         else:
-            before = self._written
+            before = self._weights_folder
             await self._parallel.in_thread(write_weights, model, folder)
             await self._reload(folder)
             if before not in (None, folder):
                 shutil.rmtree(before, ignore_errors=True)
-        self._written = folder if self._nccl is None else None
+        self._weights_folder = folder if self._nccl is None else None
 
     async def _reload(self, folder: Path) -> None:
         try:

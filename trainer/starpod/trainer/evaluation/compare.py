@@ -61,7 +61,9 @@ def compare_evaluations(first: Mapping[str, Any], second: Mapping[str, Any]) -> 
     """
     _check(first, second)
     return {
-        environment: _compared(figures["results"], second["environments"][environment]["results"], first["samples"])
+        environment: _compare_outcomes(
+            figures["results"], second["environments"][environment]["results"], first["samples"]
+        )
         for environment, figures in first["environments"].items()
     }
 
@@ -70,8 +72,9 @@ def _check(first: Mapping[str, Any], second: Mapping[str, Any]) -> None:
     for name in ("seeds", "samples"):
         if first[name] != second[name]:
             raise NotComparable(
-                f"the {name} differ: {_told(name, first[name])} and {_told(name, second[name])}. Episodes pair only "
-                "from the same start states: evaluate both with the same --seed, --episodes and --samples"
+                f"the {name} differ: {_format_setting(name, first[name])} and {_format_setting(name, second[name])}. "
+                "Episodes pair only from the same start states: evaluate both with the same --seed, --episodes and "
+                "--samples"
             )
     if first["environments"].keys() != second["environments"].keys():
         names = (", ".join(report["environments"]) for report in (first, second))
@@ -83,11 +86,11 @@ def _check(first: Mapping[str, Any], second: Mapping[str, Any]) -> None:
                 raise NotComparable(f"the {name} of {environment} differ: {json.dumps(left)} and {json.dumps(right)}")
 
 
-def _told(name: str, value: Any) -> str:
+def _format_setting(name: str, value: Any) -> str:
     return f"{value[0]} to {value[1] - 1}" if name == "seeds" else str(value)
 
 
-def _compared(first: Mapping[str, Any], second: Mapping[str, Any], samples: int) -> dict[str, Any]:
+def _compare_outcomes(first: Mapping[str, Any], second: Mapping[str, Any], samples: int) -> dict[str, Any]:
     """Compare the `episode_results` of one environment."""
     left, right = _by_episode(first), _by_episode(second)
     pairs = [key for key in left if key in right]

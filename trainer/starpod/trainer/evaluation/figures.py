@@ -158,7 +158,7 @@ def final_figures(summary: dict[str, Any], task: Task, seeds: range, episodes: S
         summary |= facts
 
 
-def numbered(results: Sequence[Sequence[Episode]]) -> list[Episode]:
+def renumber_groups(results: Sequence[Sequence[Episode]]) -> list[Episode]:
     """Return all episodes, renumbering groups so that they are unique across environments."""
     first = 0
     for episodes in results:

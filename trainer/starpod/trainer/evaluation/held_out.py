@@ -12,7 +12,7 @@ from starpod.trainer.agents.best_of import BestOfAgents
 from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.config import Config
 from starpod.trainer.data.episode import Episode
-from starpod.trainer.evaluation.figures import evaluate_reference, numbered
+from starpod.trainer.evaluation.figures import evaluate_reference, renumber_groups
 from starpod.trainer.interrupts import Interrupts
 from starpod.trainer.output.pictures import in_order, write_pictures
 from starpod.trainer.output.run_folder import RunFolder
@@ -73,7 +73,7 @@ class HeldOut:
             if way == "best_of":
                 assert self.scorer is not None
                 score = partial(self.parallel.in_thread, self.scorer.score)
-                agents = BestOfAgents.like(agents, count=self.config.evaluation.best_of, score=score)
+                agents = BestOfAgents.from_agents(agents, count=self.config.evaluation.best_of, score=score)
             player = replace(collector, agents=agents, task=self.task(name), search=None, others={})
             starts = self.parallel.split(starts_from(self.seeds(name, purpose)))
             collecting = of_all_ranks(player.collect(starts, 1), self.parallel, self.screen.warn)
@@ -104,10 +104,10 @@ class HeldOut:
     def task(self, name: str) -> Task:
         return make_task(self.tasks[name].held_out, self.collectors[name].task.actions, name)
 
-    def kept(self, played: Mapping[str, Collected]) -> list[Episode]:
+    def kept_episodes(self, collections: Mapping[str, Collected]) -> list[Episode]:
         """Return the first `keep_episodes` episodes of each environment, with unique group numbers."""
         limit = self.config.evaluation.keep_episodes
-        return numbered([collected.episodes[:limit] for collected in played.values()])
+        return renumber_groups([collected.episodes[:limit] for collected in collections.values()])
 
     async def draw(self, folder: RunFolder) -> None:
         """Render episodes of the evaluations for the report."""

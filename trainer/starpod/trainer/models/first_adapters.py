@@ -23,8 +23,8 @@ class FirstAdapters:
         self._policy = policy
         self._parallel = parallel
         trained = {id(parameter) for parameter in policy.trained_parameters()}
-        self._present = {name: parameter for name, parameter in policy.named_parameters() if id(parameter) in trained}
-        self._first = {name: parameter.detach().clone() for name, parameter in self._present.items()}
+        self._adapters = {name: parameter for name, parameter in policy.named_parameters() if id(parameter) in trained}
+        self._first_values = {name: parameter.detach().clone() for name, parameter in self._adapters.items()}
 
     def score(
         self,
@@ -39,19 +39,19 @@ class FirstAdapters:
 
         Weights are swapped in place, so do not call this between a forward pass of the policy and its backward pass.
         """
-        with self._exchanged():
+        with self._with_first_values():
             return self._policy.score(tokens_BL, lengths_B, sampled_BL, images, temperature=temperature)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the adapters by name. They may be sharded."""
-        return dict(self._first)
+        return dict(self._first_values)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore the result of `state_dict`. All ranks must call it."""
-        self._parallel.load(self._first, state)
+        self._parallel.load(self._first_values, state)
 
     @contextmanager
-    def _exchanged(self) -> Iterator[None]:
+    def _with_first_values(self) -> Iterator[None]:
         self._exchange()
         try:
             yield
@@ -62,8 +62,8 @@ class FirstAdapters:
     def _exchange(self) -> None:
         # Swap in place, because an engine may share the weights' memory.
         reshard(self._policy)
-        for name, parameter in self._present.items():
-            first_values = self._first[name]
+        for name, parameter in self._adapters.items():
+            first_values = self._first_values[name]
             values = parameter.detach().clone()
             parameter.detach().copy_(first_values)
             first_values.copy_(values)

@@ -67,7 +67,7 @@ class LiveScreen(Screen):
     def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
         self._clock = clock
-        self._began = clock()
+        self._start_time = clock()
         self._rest_until = 0.0
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -79,7 +79,7 @@ class LiveScreen(Screen):
 
     def start(self, title: str, plan: Mapping[str, Any]) -> None:
         with self._lock:
-            self._began = self._clock()
+            self._start_time = self._clock()
             self.view.title = title
             self.view.plan = {
                 name: str(value) for name, value in plan.items() if name not in ("live", "budget_seconds")
@@ -147,7 +147,7 @@ class LiveScreen(Screen):
         live, self._live = self._live, None
         live.stop()
         with self._lock:
-            self.view.seconds = self._clock() - self._began
+            self.view.seconds = self._clock() - self._start_time
             self._console.print(self.view.farewell(), soft_wrap=True)
 
     # --- drawing ---------------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ class LiveScreen(Screen):
         if self._live is None or now < self._rest_until or not self._lock.acquire(blocking=False):
             return
         try:
-            self.view.seconds = now - self._began
+            self.view.seconds = now - self._start_time
             self._live.update(self.view, refresh=True)
             draw_seconds = self._clock() - now
             self._rest_until = now + max(draw_seconds / SHARE, 0.1)

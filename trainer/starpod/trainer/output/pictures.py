@@ -65,14 +65,14 @@ def in_order(folder: RunFolder) -> Iterator[tuple[Shown, Episode]]:
         yield key, episode
 
 
-def write_pictures(path: Path, drawn: Mapping[Shown, Sequence[bytes]]) -> None:
+def write_pictures(path: Path, pictures: Mapping[Shown, Sequence[bytes]]) -> None:
     """Write the frames of episodes, and each distinct picture only once. Raises CannotWrite."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     index = []
     try:
         # Store without compression, because pictures are already compressed.
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as file:
-            for key, frames in drawn.items():
+            for key, frames in pictures.items():
                 names = [f"{sha256(frame).hexdigest()[:16]}.png" for frame in frames]
                 index.append([*key, names])
                 for name, frame in zip(names, frames, strict=True):
@@ -85,9 +85,9 @@ def write_pictures(path: Path, drawn: Mapping[Shown, Sequence[bytes]]) -> None:
         raise CannotWrite(path, error) from error
 
 
-def read_pictures(path: Path, wanted: Iterable[Shown] | None = None) -> dict[Shown, list[bytes]]:
+def read_pictures(path: Path, episodes: Iterable[Shown] | None = None) -> dict[Shown, list[bytes]]:
     """Return the frames of each wanted episode (None: all). Empty if the file is missing or damaged."""
-    keys = None if wanted is None else set(wanted)
+    keys = None if episodes is None else set(episodes)
     try:
         with open_regular(path) as data, zipfile.ZipFile(data) as file:
             if max(info.file_size for info in file.infolist()) > MAX_LINE:

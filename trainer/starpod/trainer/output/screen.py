@@ -99,8 +99,8 @@ class PlainScreen(Screen):
         self._file = file
         self._clock = clock
         self._interval = interval
-        self._began = clock()
-        self._spoke = float("-inf")
+        self._start_time = clock()
+        self._last_line_time = float("-inf")
         self._withheld = ""
         self._phases: set[str] = set()
         self._warned: set[str] = set()
@@ -120,10 +120,10 @@ class PlainScreen(Screen):
     def step(self, step: int, total: int | None, metrics: Mapping[str, float]) -> None:
         line = f"{self._stamp()} {step_line(step, total, metrics)}"
         now = self._clock()
-        if now - self._spoke < self._interval and step != total:
+        if now - self._last_line_time < self._interval and step != total:
             self._withheld = line
             return
-        self._spoke, self._withheld = now, ""
+        self._last_line_time, self._withheld = now, ""
         self._say(line)
 
     def evaluation(self, step: int, summary: Mapping[str, Any]) -> None:
@@ -155,7 +155,7 @@ class PlainScreen(Screen):
             self._withheld = ""
 
     def _stamp(self) -> str:
-        return f"[{duration(self._clock() - self._began)}]"
+        return f"[{duration(self._clock() - self._start_time)}]"
 
     def _say(self, line: str) -> None:
         print(visible(line), file=self._file, flush=True)

@@ -52,9 +52,9 @@ def curve(lines: Sequence[Mapping[str, Any]], name: str) -> list[Point]:
     return [(line["step"], line["metrics"][name]) for line in lines if line["metrics"].get(name) is not None]
 
 
-def section(title: str, said: str, body: str) -> str:
+def section(title: str, sentence: str, body: str) -> str:
     """Return a heading, a sentence and the body; "" if the body is empty."""
-    return f'{heading(title)}<p class="muted">{said}</p>{body}' if body else ""
+    return f'{heading(title)}<p class="muted">{sentence}</p>{body}' if body else ""
 
 
 def heading(title: str) -> str:
@@ -94,7 +94,7 @@ def headline(
     if measured_lines:
         tiles.append(_tile(duration(wall_seconds(facts, measured_lines)), "wall time"))
         tiles.append(_tile(f"{measured_lines[-1]['step']:,}", "steps"))
-        warning_count = len(standing_warnings(_warned(lines)))
+        warning_count = len(standing_warnings(_warnings(lines)))
         tiles.append(_tile(str(warning_count), "warning" if warning_count == 1 else "warnings"))
     outcome = facts.get("ended", {}).get("outcome")
     status_text = " · ".join(text for text in (facts.get("model"), outcome) if text)
@@ -140,7 +140,7 @@ def _verdict(
         )
     else:
         text += "Both are from the selection seeds; the final seeds are played when the run is over. "
-    text += _compared(before, after, "success", "The intervals")
+    text += _compare_intervals(before, after, "success", "The intervals")
     best, last = max(evaluations, key=lambda summary: summary["success"]), evaluations[-1]
     if best["success"] > last["success"]:
         text += f"The best selection evaluation was {show(best['success'], 'share')} at step {best['step']:,}"
@@ -154,11 +154,11 @@ def _verdict(
             text += f"{description}, it reaches {show(result['success'], 'share')}. "
     if is_graded(before) or is_graded(after):
         text += f"The return went from {return_with_interval(before)} to {return_with_interval(after)}. "
-        text += _compared(before, after, "return", "Its intervals")
+        text += _compare_intervals(before, after, "return", "Its intervals")
     return f"<p>{escape(text)}</p>"
 
 
-def _compared(before: Mapping[str, Any], after: Mapping[str, Any], figure: str, intervals: str) -> str:
+def _compare_intervals(before: Mapping[str, Any], after: Mapping[str, Any], figure: str, intervals: str) -> str:
     """Return a comparison of two intervals in words; "" without intervals."""
     low, high = f"{figure}_low", f"{figure}_high"
     if after.get(low) is None or before.get(high) is None:
@@ -187,13 +187,13 @@ def _reference(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[st
     return reference
 
 
-def _warned(lines: Sequence[Mapping[str, Any]]) -> list[tuple[int, str]]:
+def _warnings(lines: Sequence[Mapping[str, Any]]) -> list[tuple[int, str]]:
     return [(line["step"], text) for line in lines for text in line.get("warnings", ())]
 
 
 def warning_marks(lines: Sequence[Mapping[str, Any]]) -> list[Mark]:
     """Return marks for charts at the steps with warnings."""
-    return [Mark(step, text) for step, text in _warned(lines)]
+    return [Mark(step, text) for step, text in _warnings(lines)]
 
 
 def evaluation(evaluations: Sequence[Mapping[str, Any]], lines: Sequence[Mapping[str, Any]] = ()) -> str:
@@ -379,7 +379,7 @@ def learning(lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def echo_trap(lines: Sequence[Mapping[str, Any]]) -> str:
-    warnings = _warned(lines)
+    warnings = _warnings(lines)
     charts = small_charts(lines, SIGNALS, warning_marks(lines), colour=3, large=True)
     if not charts:
         return ""

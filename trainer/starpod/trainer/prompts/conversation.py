@@ -69,9 +69,9 @@ class Template:
         self.takes_system = self._has_system_role()
         prompt = self._render([_user(_QUESTION)], generation=True)
         self._gap = self._find_gap(prompt)
-        self._begun = prompt[prompt.rindex(THINK) :] if prompt.rstrip().endswith(THINK) else ""
-        self.prefill = "" if self._begun and prefill == THINK else prefill
-        self.opening = self._begun + self.prefill
+        self._think_start = prompt[prompt.rindex(THINK) :] if prompt.rstrip().endswith(THINK) else ""
+        self.prefill = "" if self._think_start and prefill == THINK else prefill
+        self.opening = self._think_start + self.prefill
         self._end_text, self.end = self._find_end()
         stop = {self.end}
         if isinstance(tokenizer.eos_token_id, int):
@@ -79,7 +79,7 @@ class Template:
         self.stop = frozenset(stop)
         self.markers = self._find_markers()
         self._next = lru_cache(_CACHED)(self._encode_next)
-        self._first = lru_cache(_CACHED)(self._encode_first)
+        self._first_prompt = lru_cache(_CACHED)(self._encode_first)
         self._length = lru_cache(8)(lambda text: len(self.encode(text)))
         self.extends = self._keeps_the_past()
         if view is not None and not self.extends:
@@ -87,20 +87,20 @@ class Template:
 
     # --- ids ---------------------------------------------------------------------------------------------------------
 
-    def first(self, system: str, user: str) -> list[int]:
+    def first_prompt(self, system: str, user: str) -> list[int]:
         """Return the prompt of a conversation's first reply. An empty `system` means no system message."""
-        return list(self._first(system, user))
+        return list(self._first_prompt(system, user))
 
-    def following(self, user: str, reply: Sequence[int]) -> list[int]:
+    def next_ids(self, user: str, reply: Sequence[int]) -> list[int]:
         """Return the ids between `reply` and the next reply: the user's turn and the generation prompt.
 
         If the reply was cut off before its end token, the ids begin with that token, which is not trained on.
         """
-        return self._closing(reply, self._next(user))
+        return self._close_reply(reply, self._next(user))
 
     def following_messages(self, messages: Sequence[Mapping[str, str]], reply: Sequence[int]) -> list[int]:
         """Return the ids between `reply` and the next reply, with messages of any roles instead of a user's turn."""
-        return self._closing(reply, self._encode_messages(messages))
+        return self._close_reply(reply, self._encode_messages(messages))
 
     def following_text(self, before: str, whole: str, reply: Sequence[int]) -> list[int] | None:
         """Return the ids from the end of `reply` to the end of `whole`; None if `whole` does not continue `before`.
@@ -110,12 +110,12 @@ class Template:
         closed = before + self._end_text
         if not whole.startswith(closed):
             return None
-        return self._closing(reply, self.encode(whole[len(closed) :]))
+        return self._close_reply(reply, self.encode(whole[len(closed) :]))
 
-    def rendered(self, system: str, past: Sequence[tuple[str, str]], user: str) -> list[int]:
-        """Encode a prompt from text. `past` has the user message and the reply text of each previous turn."""
+    def encode_conversation(self, system: str, exchanges: Sequence[tuple[str, str]], user: str) -> list[int]:
+        """Encode a prompt from text. `exchanges` has the user message and the reply text of each previous turn."""
         messages = []
-        for message, reply in past:
+        for message, reply in exchanges:
             messages += [_user(message), {"role": "assistant", "content": reply}]
         return self.encode(self.text(self._with_system(system, [*messages, _user(user)])))
 
@@ -171,18 +171,18 @@ class Template:
         return [*self.encode(text.removeprefix(opening)), self.end]
 
     def _encode_first(self, system: str, user: str) -> tuple[int, ...]:
-        return tuple(self.rendered(system, (), user))
+        return tuple(self.encode_conversation(system, (), user))
 
     def _encode_next(self, user: str) -> tuple[int, ...]:
         return tuple(self._encode_messages([_user(user)]))
 
     def _encode_messages(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        dummy, next_text = self._cut(messages)
+        dummy, next_text = self._split_after_reply(messages)
         ids = self.encode(dummy + next_text + self._gap + self.prefill)
         return ids[self._length(dummy) :]
 
-    def _closing(self, reply: Sequence[int], following: Sequence[int]) -> list[int]:
-        return list(following) if reply and reply[-1] == self.end else [self.end, *following]
+    def _close_reply(self, reply: Sequence[int], next_ids: Sequence[int]) -> list[int]:
+        return list(next_ids) if reply and reply[-1] == self.end else [self.end, *next_ids]
 
     # --- text --------------------------------------------------------------------------------------------------------
 
@@ -214,7 +214,7 @@ class Template:
             return [{"role": "system", "content": system}, *messages]
         return [_user(f"{system}\n\n{messages[0]['content']}"), *messages[1:]]
 
-    def _cut(self, messages: Sequence[Mapping[str, str]]) -> tuple[str, str]:
+    def _split_after_reply(self, messages: Sequence[Mapping[str, str]]) -> tuple[str, str]:
         """Render a dummy conversation and then `messages`. Return the text split after the dummy reply's end token."""
         text = self._after_reply(messages)
         index = text.index(_REPLY) + len(_REPLY)
@@ -288,7 +288,12 @@ class Template:
         messages = [_user(questions[0])]
         text = self._render(self._with_system(_SYSTEM, messages), generation=True) + self._gap
         for question in questions[1:]:
-            text += reply.removeprefix(self._begun) + self._end_text + self._cut([_user(question)])[1] + self._gap
+            text += (
+                reply.removeprefix(self._think_start)
+                + self._end_text
+                + self._split_after_reply([_user(question)])[1]
+                + self._gap
+            )
             messages += [{"role": "assistant", "content": reply}, _user(question)]
         whole_text = self._render(self._with_system(_SYSTEM, messages), generation=True) + self._gap
         next_ids = self._next(questions[-1])
@@ -363,7 +368,7 @@ class Conversation:
         self._grows = context in ("full", "split") and template.extends
         self._system = ""
         self._stream: list[int] = []
-        self._asked: tuple[str, bytes, list[int]] | None = None
+        self._question: tuple[str, bytes, list[int]] | None = None
 
     @classmethod
     def of(cls, template: Template, config: PromptConfig) -> Conversation:
@@ -384,14 +389,14 @@ class Conversation:
                 always the current one.
         """
         if self._grows and self.exchanges and not self._part_begins():
-            appended = self.template.with_image(self.template.following(user, self.exchanges[-1].reply), image)
+            appended = self.template.with_image(self.template.next_ids(user, self.exchanges[-1].reply), image)
             prompt = Prompt(self._stream + appended, appended, False)
         else:
-            context = self._fresh(user, image, most_tokens)
+            context = self._whole_context(user, image, most_tokens)
             prompt = Prompt(context, list(context), True)
         if image:
             self.images[image_key(image)] = image
-        self._asked = (user, image, prompt.context)
+        self._question = (user, image, prompt.context)
         return prompt
 
     def answer(self, reply: Sequence[int], finish: Finish, text: str) -> None:
@@ -400,12 +405,12 @@ class Conversation:
         Raises ValueError if nothing was asked, or if a reply with finish "stop" does not end with a stop id. The policy
         has to learn that id, so engines must return it.
         """
-        if self._asked is None:
+        if self._question is None:
             raise ValueError("there is no question to answer: call `ask` first")
         if finish == "stop" and not (reply and reply[-1] in self.template.stop):
             raise ValueError("a reply stopped, but the id that it stopped at is missing; the engine must return it")
-        user, image, context = self._asked
-        self._asked = None
+        user, image, context = self._question
+        self._question = None
         self.exchanges.append(Exchange(user, image, list(reply), text))
         if self._grows:
             self._stream = [*context, *reply]
@@ -420,29 +425,33 @@ class Conversation:
         turn = len(self.exchanges)
         return self._part(turn) != self._part(turn - 1)
 
-    def _fresh(self, user: str, image: bytes, most_tokens: int | None) -> list[int]:
+    def _whole_context(self, user: str, image: bytes, most_tokens: int | None) -> list[int]:
         """Build a whole context from the turns that are shown."""
         past = self.exchanges
         if self.context == "split":
-            return self._showing([*past[: self.pinned], *past[max(self._part(len(past)), self.pinned) :]], user, image)
+            return self._context_of(
+                [*past[: self.pinned], *past[max(self._part(len(past)), self.pinned) :]], user, image
+            )
         if self.context != "full" and self.window is not None:
             past = past[max(len(past) - self.window + 1, 0) :]
-        context = self._showing(past, user, image)
+        context = self._context_of(past, user, image)
         while self.context != "full" and past and most_tokens is not None and len(context) > most_tokens:
             past = past[1:]
-            context = self._showing(past, user, image)
+            context = self._context_of(past, user, image)
         return context
 
-    def _showing(self, past: Sequence[Exchange], user: str, image: bytes) -> list[int]:
+    def _context_of(self, exchanges: Sequence[Exchange], user: str, image: bytes) -> list[int]:
         template = self.template
         if self.context == "single_turn":
-            pairs = [(exchange.user, exchange.text) for exchange in past]
-            return template.first(self._system, fold(pairs, len(self.exchanges), user))
+            pairs = [(exchange.user, exchange.text) for exchange in exchanges]
+            return template.first_prompt(self._system, fold(pairs, len(self.exchanges), user))
         if not template.extends:
-            return template.rendered(self._system, [(exchange.user, exchange.text) for exchange in past], user)
-        users = [*((exchange.user, exchange.image) for exchange in past), (user, image)]
-        ids = template.with_image(template.first(self._system, users[0][0]), users[0][1])
-        for exchange, (next_user, next_image) in zip(past, users[1:], strict=True):
+            return template.encode_conversation(
+                self._system, [(exchange.user, exchange.text) for exchange in exchanges], user
+            )
+        users = [*((exchange.user, exchange.image) for exchange in exchanges), (user, image)]
+        ids = template.with_image(template.first_prompt(self._system, users[0][0]), users[0][1])
+        for exchange, (next_user, next_image) in zip(exchanges, users[1:], strict=True):
             ids += exchange.reply
-            ids += template.with_image(template.following(next_user, exchange.reply), next_image)
+            ids += template.with_image(template.next_ids(next_user, exchange.reply), next_image)
         return ids

@@ -211,7 +211,7 @@ class Rewards:
     def reward_improvement(self, before: Sequence[Turn], attempt: Sequence[Turn]) -> None:
         """Reward an attempt for its gain over the previous one, which may be negative (SCoRe's `alpha (r2 - r1)`)."""
         if self.config.improvement and before and attempt:
-            gain = _earned(attempt) - _earned(before)
+            gain = _environment_return(attempt) - _environment_return(before)
             attempt[-1].pay({"improvement": self.config.improvement * gain})
 
     def set_apart(self, attempt: Sequence[Turn], episode: Episode) -> None:
@@ -264,7 +264,7 @@ def _charges(attempt: Sequence[Turn]) -> list[float]:
     return charges
 
 
-def _earned(attempt: Sequence[Turn]) -> float:
+def _environment_return(attempt: Sequence[Turn]) -> float:
     """Return the sum of the environment's rewards in an attempt."""
     return sum(turn.parts.get("attempt", turn.parts["environment"]) for turn in attempt)
 

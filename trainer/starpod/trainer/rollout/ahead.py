@@ -46,8 +46,8 @@ class Ahead:
         self._players = players
         self._parallel = parallel
         self._admitted: dict[int, Admitted] = {}
-        self._playing = 0
-        self._busy = 0.0
+        self._groups_in_play = 0
+        self._busy_seconds = 0.0
         self._busy_since = 0.0
 
     def __len__(self) -> int:
@@ -59,9 +59,9 @@ class Ahead:
         return tuple(self._admitted.values())
 
     @property
-    def busy(self) -> float:
+    def busy_seconds(self) -> float:
         """Seconds so far during which at least one group was being played."""
-        return self._busy + (perf_counter() - self._busy_since if self._playing else 0.0)
+        return self._busy_seconds + (perf_counter() - self._busy_since if self._groups_in_play else 0.0)
 
     def admit(self, starts: Iterable[Start]) -> None:
         """Start to play these groups, and also the groups that `load_state` restored."""
@@ -107,16 +107,16 @@ class Ahead:
         self._admitted.clear()
 
     async def _play(self, group: Admitted) -> Group:
-        if not self._playing:
+        if not self._groups_in_play:
             self._busy_since = perf_counter()
-        self._playing += 1
+        self._groups_in_play += 1
         try:
             collector, size = self._players[group.stage]
             return await collector.play_group(group.start, size, group.episodes)
         finally:
-            self._playing -= 1
-            if not self._playing:
-                self._busy += perf_counter() - self._busy_since
+            self._groups_in_play -= 1
+            if not self._groups_in_play:
+                self._busy_seconds += perf_counter() - self._busy_since
 
     @staticmethod
     def state(admitted: Iterable[Admitted]) -> list[dict[str, Any]]:

@@ -101,7 +101,7 @@ class Brancher:
             line.agent,
             line.session,
             rewards=self.rewards,
-            watch=self.watch if turns is None else _nobody,
+            watch=self.watch if turns is None else _ignore,
             deadline=self.deadline,
             episode=episode,
             past=past,
@@ -132,19 +132,19 @@ class Brancher:
     async def _copies(self, line: Line, turn: int, seeds: Sequence[int]) -> list[Session]:
         """Return one session per dynamics seed, in the state before a turn."""
         at_turn = not line.over and len(line.episode.turns) == turn
-        base = line.session if at_turn else await self._stand(line, turn)
+        base = line.session if at_turn else await self._session_before(line, turn)
         try:
             sessions = await base.fork(len(seeds), reseed=True, dynamics_seeds=seeds)
         except Unsupported:
             bases = [] if at_turn else [base]
-            return bases + list(await asyncio.gather(*(self._stand(line, turn) for _ in seeds[len(bases) :])))
+            return bases + list(await asyncio.gather(*(self._session_before(line, turn) for _ in seeds[len(bases) :])))
         self._open += sessions
         self.spent.forks += len(seeds)
         if not at_turn:
             await self.close([base])
         return sessions
 
-    async def _stand(self, line: Line, turn: int) -> Session:
+    async def _session_before(self, line: Line, turn: int) -> Session:
         """Return a session in the state before a turn, with the line's dynamics seed."""
         if (snapshot := line.snapshots.get(turn)) is not None:
             try:
@@ -166,7 +166,7 @@ class Brancher:
                 version=f"=={episode.version}",
             )
         else:
-            base = await self._stand(self.lines[episode.parent[0]], min(episode.shared, turn))
+            base = await self._session_before(self.lines[episode.parent[0]], min(episode.shared, turn))
             if turn <= episode.shared:
                 return base
             (session,) = await base.fork(1, reseed=True, dynamics_seeds=[episode.dynamics_seed])
@@ -202,7 +202,7 @@ def adopt(episodes: Sequence[Episode], first: int, rewards: Rewards) -> None:
             rewards.settle(episode)
 
 
-def _nobody(episode: Episode) -> None:
+def _ignore(episode: Episode) -> None:
     """Ignore the episode."""
 
 

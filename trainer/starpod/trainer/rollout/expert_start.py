@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from starpod.client import Fleet, Observation, Session, Want
-from starpod.trainer.agents.base import Agent, Move, Stop, Task, longer
+from starpod.trainer.agents.base import Agent, Move, Stop, Task, extend_limits
 from starpod.trainer.agents.scripted import REFERENCES, ReferenceAgents
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.rollout.play import play
@@ -33,7 +33,7 @@ async def open_near_success(
         return await task.open(fleet, seed, count, want)
     (base,) = await task.open(fleet, seed, 1, want)
     try:
-        limits = longer(base.limits, len(opening_moves))
+        limits = extend_limits(base.limits, len(opening_moves))
         await base.reset(seed=base.seed, dynamics_seed=base.dynamics_seed, limits=limits)
         if not (await play(Repeater(opening_moves), base)).failed:
             return await base.fork(count, reseed=True)

@@ -53,7 +53,7 @@ class Recoverability:
     """
 
     def __init__(self) -> None:
-        self._seen: list[tuple[float, bool]] = []
+        self._pivots: list[tuple[float, bool]] = []
         self.weight = self.bias = 0.0
         self.fitted = False
 
@@ -76,20 +76,20 @@ class Recoverability:
                 if branch.parent is not None and (parent := parents.get(branch.parent[0])) is not None:
                     won = branch.own_return > parent.own_return if branch.success is None else branch.success
                     won_by_state[branch.parent] = won or won_by_state.get(branch.parent, False)
-            self._seen += [(turn / len(parents[member].turns), won) for (member, turn), won in won_by_state.items()]
-        del self._seen[:-MOST]
+            self._pivots += [(turn / len(parents[member].turns), won) for (member, turn), won in won_by_state.items()]
+        del self._pivots[:-MOST]
         self._fit()
 
     def _fit(self) -> None:
-        labels = [won for _, won in self._seen]
+        labels = [won for _, won in self._pivots]
         self.fitted = len(labels) > FEWEST and any(labels) and not all(labels)
         if self.fitted:
-            self.weight, self.bias = fit([depth for depth, _ in self._seen], labels)
+            self.weight, self.bias = fit([depth for depth, _ in self._pivots], labels)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the past pivots as JSON values."""
-        return {"seen": self._seen}
+        return {"seen": self._pivots}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._seen = [(depth, won) for depth, won in state["seen"]]
+        self._pivots = [(depth, won) for depth, won in state["seen"]]
         self._fit()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from starpod.client import Fleet, Session, StarpodError, Want
-from starpod.trainer.agents.base import Task, longer
+from starpod.trainer.agents.base import Task, extend_limits
 from starpod.trainer.rollout.expert_start import Repeater
 from starpod.trainer.rollout.play import play
 from starpod.trainer.section import ConfigError
@@ -71,7 +71,7 @@ async def open_saved(task: Task, fleet: Fleet, start: SavedStart, count: int, wa
     task = task.with_options(start.options)
     (base,) = await task.open(fleet, start.seed, 1, want)
     try:
-        limits = longer(base.limits, len(start.actions))
+        limits = extend_limits(base.limits, len(start.actions))
         await base.reset(seed=start.seed, dynamics_seed=start.dynamics_seed, limits=limits)
         replay = await play(Repeater([[action] for action in start.actions]), base)
         if replay.failed:

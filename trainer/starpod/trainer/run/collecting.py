@@ -93,7 +93,7 @@ class Collecting:
         self._interrupts = interrupts
         self._screen = screen
         self._restarts = 0
-        self._collected_at: float | None = None
+        self._last_collection_end: float | None = None
 
     @property
     def collector(self) -> Collector[EngineAgents]:
@@ -159,7 +159,7 @@ class Collecting:
         """Take the oldest groups, and play replacements for lost or uniform groups, round by round."""
         config, dynamic = self.settings.now.collect, self.settings.now.algorithm.dynamic_sampling
         rounds = _Rounds()
-        free_places = config.groups + self._early(progress.step) - len(self.ahead)
+        free_places = config.groups + self._groups_ahead(progress.step) - len(self.ahead)
         self.ahead.admit(self.mixture.starts(self.mixture.divide(max(free_places, 0)), self.cursor))
         starts = self.ahead.oldest(config.groups)
         while starts:
@@ -180,10 +180,10 @@ class Collecting:
             starts = self.ahead.oldest_of(tasks)
         return rounds
 
-    def _rates(self, played: Sequence[Group], before: EngineStats, began: float) -> dict[str, float]:
-        """Return times and rates of a collection. began, before: clock and engine counts at its start."""
+    def _rates(self, groups: Sequence[Group], before: EngineStats, start_time: float) -> dict[str, float]:
+        """Return times and rates of a collection. start_time, before: clock and engine counts at its start."""
         after = self.collector.agents.engine.stats()
-        seconds = perf_counter() - began
+        seconds = perf_counter() - start_time
         config = self.settings.now
         if after.restarts > self._restarts:
             self._restarts = after.restarts
@@ -193,13 +193,13 @@ class Collecting:
             )
         # With groups played ahead, some work was done before this collection. Divide by the time since the last one
         # instead.
-        span = perf_counter() - (self._collected_at or began) if config.collect.max_staleness else seconds
-        self._collected_at = perf_counter()
+        span = perf_counter() - (self._last_collection_end or start_time) if config.collect.max_staleness else seconds
+        self._last_collection_end = perf_counter()
         generate_seconds = after.seconds - before.seconds
         # Sum the tokens of all ranks. The time is this rank's.
         counts = [getattr(after, name) - getattr(before, name) for name in ("sampled", "reused", "prefilled")]
         sampled, reused, prefilled = map(sum, zip(*self._parallel.gather_objects(counts), strict=True))
-        turns = sum(len(episode.turns) for group in played for episode in group.episodes)
+        turns = sum(len(episode.turns) for group in groups for episode in group.episodes)
         return {
             "time/collect": seconds,
             "time/generate_wait": generate_seconds,
@@ -207,7 +207,7 @@ class Collecting:
             "rate/sampled_tokens_per_s": sampled / max(generate_seconds, 1e-9),
             "rate/prompt_reused": reused / max(reused + prefilled, 1),
             "rate/environment_steps_per_s": turns / max(span, 1e-9),
-            "rate/episodes_per_s": sum(len(group.episodes) for group in played) / max(span, 1e-9),
+            "rate/episodes_per_s": sum(len(group.episodes) for group in groups) / max(span, 1e-9),
         }
 
     def _follow_tasks(self, groups: Sequence[Group]) -> dict[str, float]:
@@ -222,7 +222,7 @@ class Collecting:
             self._screen.phase(f"{task} continues at level {self.mixture.levels()[task]}".lstrip())
         return metrics
 
-    def _early(self, step: int) -> int:
+    def _groups_ahead(self, step: int) -> int:
         """Return how many groups for later steps may be in play now.
 
         Each step trains on the oldest groups, so a group admitted now is trained on at most `max_staleness` versions

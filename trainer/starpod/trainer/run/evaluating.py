@@ -42,12 +42,12 @@ class Evaluating:
         self._folder = folder
         self._parallel = parallel
         self._screen = screen
-        self._evaluated = -1
-        self._best, self._best_at = 0.0, -1
+        self._evaluated_step = -1
+        self._best, self._best_step = 0.0, -1
 
     def is_done(self, step: int) -> bool:
         """Return whether the weights of this step were evaluated."""
-        return self._evaluated == step
+        return self._evaluated_step == step
 
     def is_scheduled(self, step: int) -> bool:
         """Return whether an evaluation is scheduled after this step. The end of a run alone does not schedule one."""
@@ -56,7 +56,7 @@ class Evaluating:
 
     def is_best(self, step: int) -> bool:
         """Return whether this step has the best evaluation so far and its weights are to be kept. All ranks agree."""
-        return self._config.checkpoint.keep_best and self._best_at == step
+        return self._config.checkpoint.keep_best and self._best_step == step
 
     async def play(self, progress: Progress, references: Mapping[str, Any] | None = None) -> None:
         """Play the start states that are used to choose the best checkpoint.
@@ -77,14 +77,14 @@ class Evaluating:
             # a run that is resumed often would stop too early.
             if self.is_scheduled(step) and not self.is_done(step):
                 self.early_stop.evaluated(step, summary["success"], summary["return_mean"])
-            if self._best_at < 0 or summary["success"] > self._best:
-                self._best, self._best_at = summary["success"], step
-            self.success, self._evaluated = summary["success"], step
+            if self._best_step < 0 or summary["success"] > self._best:
+                self._best, self._best_step = summary["success"], step
+            self.success, self._evaluated_step = summary["success"], step
         else:
             self._screen.warn(f"the evaluation at step {step} has no result: all of its episodes failed")
         if self._parallel.is_main:
             self._folder.append_evaluation(summary)
-            self._folder.write_episodes(step, self.held_out.kept(collections))
+            self._folder.write_episodes(step, self.held_out.kept_episodes(collections))
         self._screen.evaluation(step, summary)
 
     async def play_final(self, step: int, progress: Progress) -> None:
@@ -114,23 +114,23 @@ class Evaluating:
         elif self._parallel.is_main:
             self._write_final(summary, collections)
 
-    def _write_final(self, summary: dict[str, Any], played: Mapping[str, Collected]) -> None:
-        for name, collected in played.items():
+    def _write_final(self, summary: dict[str, Any], collections: Mapping[str, Collected]) -> None:
+        for name, collected in collections.items():
             seeds = self.held_out.seeds(name, "final")
             final_figures(summary, self.held_out.task(name), seeds, collected.episodes)
         self._folder.write_final(summary)
-        self._folder.write_episodes(summary["step"], self.held_out.kept(played), "final")
+        self._folder.write_episodes(summary["step"], self.held_out.kept_episodes(collections), "final")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as JSON values."""
         return {
             "success": self.success,
-            "evaluated": self._evaluated,
+            "evaluated": self._evaluated_step,
             "best": self._best,
-            "best_at": self._best_at,
+            "best_at": self._best_step,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the values from `state_dict`."""
-        self.success, self._evaluated = state["success"], state["evaluated"]
-        self._best, self._best_at = state.get("best", 0.0), state.get("best_at", -1)
+        self.success, self._evaluated_step = state["success"], state["evaluated"]
+        self._best, self._best_step = state.get("best", 0.0), state.get("best_at", -1)

@@ -21,17 +21,17 @@ class Progress:
     """Version of the policy; each update adds 1."""
     tokens: int = 0
     """Number of tokens sampled in training, including tokens that a search sampled."""
-    _earlier: float = 0.0
-    _since: float = field(default_factory=perf_counter)
+    _earlier_seconds: float = 0.0
+    _start_time: float = field(default_factory=perf_counter)
 
     @property
     def elapsed(self) -> float:
         """Seconds of training, including those before a resumption."""
-        return self._earlier + perf_counter() - self._since
+        return self._earlier_seconds + perf_counter() - self._start_time
 
     def restart_clock(self) -> None:
         """Set `elapsed` to 0."""
-        self._earlier, self._since = 0.0, perf_counter()
+        self._earlier_seconds, self._start_time = 0.0, perf_counter()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counters as JSON values."""
@@ -39,7 +39,7 @@ class Progress:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the values from `state_dict`."""
-        self.step, self.version, self._earlier = state["step"], state["version"], state["elapsed"]
+        self.step, self.version, self._earlier_seconds = state["step"], state["version"], state["elapsed"]
         self.tokens = state.get("tokens", 0)
 
 

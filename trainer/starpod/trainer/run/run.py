@@ -136,7 +136,7 @@ class Run:
         )
         self.persistence = Persistence(config, persistent, output.checkpoints, parallel=parallel, screen=screen)
         self.metrics: dict[str, float] = {}
-        self._began = perf_counter()
+        self._start_time = perf_counter()
         if config.stages:
             self._begin_stage()
 
@@ -217,7 +217,7 @@ class Run:
         self.progress.step += 1
         self.output.screen.at = self.progress.step
         self.metrics = {}
-        self._began = perf_counter()
+        self._start_time = perf_counter()
 
     async def sync(self) -> None:
         """Load the policy's weights into the engine if they changed or the engine is asleep."""
@@ -259,7 +259,7 @@ class Run:
         self.metrics["update/skipped"] = float(is_empty)
         record = UpdateRecord() if self.rollouts.enabled else None
         start_time = perf_counter()
-        busy_seconds = self.collecting.ahead.busy
+        busy_seconds = self.collecting.ahead.busy_seconds
         if self.scorer is not None:
             if not is_empty:
                 self.output.screen.phase("scoring turns")
@@ -270,7 +270,9 @@ class Run:
             seconds = max(perf_counter() - start_time, 1e-9)
             self.metrics["time/update"] = seconds
             if self.config.collect.max_staleness:
-                self.metrics["time/overlap_share"] = min((self.collecting.ahead.busy - busy_seconds) / seconds, 1.0)
+                self.metrics["time/overlap_share"] = min(
+                    (self.collecting.ahead.busy_seconds - busy_seconds) / seconds, 1.0
+                )
             episodes = (episode for group in groups for episode in (*group.episodes, *group.branches))
             tokens = sum(episode.sampled_tokens for episode in episodes)
             self.metrics["rate/trained_tokens_per_s"] = tokens / seconds
@@ -306,7 +308,7 @@ class Run:
         metrics |= self.monitor.echo_trap.metrics
         if self.settings.several:
             self._follow_stages()
-        seconds = metrics["time/step"] = perf_counter() - self._began
+        seconds = metrics["time/step"] = perf_counter() - self._start_time
         inside_seconds = metrics.get("time/generate_wait", 0.0) + metrics.get("time/update", 0.0)
         metrics["time/share_outside"] = max(0.0, 1 - inside_seconds / seconds)
         if self.output.sinks is not None:

@@ -13,7 +13,14 @@ from importlib.metadata import entry_points
 from starpod.client import Fleet, Limits, Observation, StarpodError
 from starpod.trainer.agents.base import Agent, Move, Stop, Task
 from starpod.trainer.agents.config import SOLVER, VERIFIER, ScriptConfig
-from starpod.trainer.agents.script import REJECT, VERDICTS, judged, rejected, role_prompt, tried
+from starpod.trainer.agents.script import (
+    REJECT,
+    VERDICTS,
+    proposal_message,
+    rejection_message,
+    retry_message,
+    role_prompt,
+)
 from starpod.trainer.agents.scripted import REFERENCES, choose_randomly
 from starpod.trainer.data.episode import DONE, Episode, Turn, part_sums
 from starpod.trainer.data.files import BadEpisodes, read_episodes
@@ -50,7 +57,7 @@ class Demonstration:
     """Limits of its session."""
     imitate: list[bool]
     """For each turn, whether it is imitated."""
-    earlier: tuple[Demonstration, ...] = ()
+    earlier_attempts: tuple[Demonstration, ...] = ()
     """Earlier attempts at the same start state, if a script has them."""
 
 
@@ -143,7 +150,7 @@ async def collect_demonstrations(
         nonlocal seed_count
         seed_count += 1
         progress(seed_count)
-        return replace(last, earlier=tuple(earlier))
+        return replace(last, earlier_attempts=tuple(earlier))
 
     return list(await asyncio.gather(*(with_earlier(seed) for seed in seeds)))
 
@@ -234,32 +241,34 @@ class DemonstrationWriter:
         # Replies without reasoning get no thought, even if one is configured for the environment.
         self.thought = config.thought if self.grammar.thinking else ""
 
-    def reply(self, turn: Turn, before: Turn | None = None, told: Mapping[str, str] | None = None) -> str:
+    def reply(self, turn: Turn, previous_turn: Turn | None = None, texts: Mapping[str, str] | None = None) -> str:
         """Return the whole reply, including any prefilled part.
 
         Args:
             turn: The turn to write.
-            before: The previous turn.
-            told: Additional texts to fill in, by name.
+            previous_turn: The previous turn.
+            texts: Additional texts to fill in, by name.
 
         Raises:
             ConfigError: A thought or block does not fit the observation.
         """
-        blocks = {name: self._fill(f"blocks.{name}", text, turn, told) for name, text in self.config.blocks.items()}
+        blocks = {name: self._fill(f"blocks.{name}", text, turn, texts) for name, text in self.config.blocks.items()}
         if "switch" not in blocks and (subgoal := self.config.blocks.get("subgoal")) is not None:
-            keeps_subgoal = before is not None and self._fill("blocks.subgoal", subgoal, before) == blocks["subgoal"]
+            keeps_subgoal = (
+                previous_turn is not None and self._fill("blocks.subgoal", subgoal, previous_turn) == blocks["subgoal"]
+            )
             blocks["switch"] = "KEEP" if keeps_subgoal else "SWITCH"
         if missing := [name for name in self.grammar.blocks if name not in blocks]:
             raise ConfigError(
                 f"prompt.blocks has {missing[0]}, but no demonstration does: set warm_start.blocks.{missing[0]}"
             )
-        thought = turn.thought or self._fill("thought", self.thought, turn, told)
+        thought = turn.thought or self._fill("thought", self.thought, turn, texts)
         return self.grammar.compose(thought, turn.actions, blocks)
 
-    def _fill(self, key: str, template: str, turn: Turn, told: Mapping[str, str] | None = None) -> str:
+    def _fill(self, key: str, template: str, turn: Turn, texts: Mapping[str, str] | None = None) -> str:
         action = f" {SEPARATOR} ".join(turn.actions)
         try:
-            return template.format(action=action, words=turn.observation.split(), **(told or {}))
+            return template.format(action=action, words=turn.observation.split(), **(texts or {}))
         except (LookupError, ValueError, AttributeError) as error:
             raise ConfigError(
                 f"warm_start.{key} {template!r} cannot be filled in for the observation {turn.observation[:60]!r} "
@@ -286,7 +295,7 @@ class DemonstrationWriter:
         for demonstration in demonstrations:
             prompter = self._prompter(demonstration)
             yield prompter.system()
-            for reply in self._said(demonstration):
+            for reply in self._replies(demonstration):
                 yield prompter.following(reply.past, reply.observation, image=bool(reply.turn.image))
                 yield reply.text
             # Add the warning after a mistake. Demonstrations make no mistakes, so the tokenizer would not see it.
@@ -297,7 +306,7 @@ class DemonstrationWriter:
         conversations: dict[str, Conversation] = {}
         prompter = self._prompter(demonstration)
         episode = replace(demonstration.episode, group=group, turns=[])
-        for reply in self._said(demonstration):
+        for reply in self._replies(demonstration):
             if reply.speaker not in conversations:
                 conversations[reply.speaker] = Conversation.of(template, self.prompt)
                 conversations[reply.speaker].system(self._prompter(demonstration, reply.speaker).system())
@@ -329,21 +338,23 @@ class DemonstrationWriter:
         actions = VERDICTS if speaker == VERIFIER else self.actions
         return Prompter(prompt, instructions, actions, demonstration.limits)
 
-    def _said(self, demonstration: Demonstration) -> Iterable[Said]:
+    def _replies(self, demonstration: Demonstration) -> Iterable[ScriptReply]:
         """Return the replies of a demonstration, in the order of the script."""
         if self.script.name == "solver_verifier":
-            yield from self._judged(demonstration)
+            yield from self._proposals_and_verdicts(demonstration)
             return
         if self.script.name == "self_play":
             yield from self._by_agent(demonstration)
             return
-        for number, attempt in enumerate((*demonstration.earlier, demonstration)):
+        for number, attempt in enumerate((*demonstration.earlier_attempts, demonstration)):
             for reply in self._turns(attempt):
                 is_retry = number and not reply.past.turns
-                observation = tried(self.script, self.prompt, reply.observation) if is_retry else reply.observation
+                observation = (
+                    retry_message(self.script, self.prompt, reply.observation) if is_retry else reply.observation
+                )
                 yield replace(reply, observation=observation)
 
-    def _turns(self, demonstration: Demonstration) -> Iterable[Said]:
+    def _turns(self, demonstration: Demonstration) -> Iterable[ScriptReply]:
         """Return the turns as replies of one agent."""
         episode = demonstration.episode
         past = replace(episode, turns=[])
@@ -351,18 +362,20 @@ class DemonstrationWriter:
         for turn, next_observation, imitate in zip(episode.turns, observations, demonstration.imitate, strict=True):
             texts = self._relations(episode, turn, next_observation)
             text = self.reply(turn, past.turns[-1] if past.turns else None, texts)
-            yield Said("", turn.observation, past, text, turn, imitate)
+            yield ScriptReply("", turn.observation, past, text, turn, imitate)
             # Demonstrations make no mistakes.
             past = replace(past, turns=[*past.turns, replace(turn, outcomes=[DONE] * len(turn.actions))])
 
-    def _by_agent(self, demonstration: Demonstration) -> Iterable[Said]:
+    def _by_agent(self, demonstration: Demonstration) -> Iterable[ScriptReply]:
         """Return the turns as replies of the environment's agents. Each agent sees only its own turns."""
         agents = [turn.agent_id for turn in demonstration.episode.turns]
-        replies = {name: iter(list(self._turns(_of_agent(demonstration, name)))) for name in dict.fromkeys(agents)}
+        replies = {
+            name: iter(list(self._turns(_turns_of_agent(demonstration, name)))) for name in dict.fromkeys(agents)
+        }
         for name in agents:
             yield replace(next(replies[name]), speaker=name)
 
-    def _judged(self, demonstration: Demonstration) -> Iterable[Said]:
+    def _proposals_and_verdicts(self, demonstration: Demonstration) -> Iterable[ScriptReply]:
         """Return each turn as a proposal with a verdict. A random half is rejected and proposed again.
 
         The verdicts only teach the format, because nobody has judged which proposals are right.
@@ -372,14 +385,14 @@ class DemonstrationWriter:
             yield replace(reply, speaker=SOLVER)
             verdict = rng.choice(VERDICTS)
             text = self.reply(replace(reply.turn, actions=[verdict]))
-            observation = judged(reply.observation, reply.turn.actions)
+            observation = proposal_message(reply.observation, reply.turn.actions)
             yield replace(reply, speaker=VERIFIER, observation=observation, text=text)
             if verdict == REJECT:
-                yield replace(reply, speaker=SOLVER, observation=rejected(reply.observation))
+                yield replace(reply, speaker=SOLVER, observation=rejection_message(reply.observation))
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ScriptReply:
     """One reply of a demonstration."""
 
     speaker: str
@@ -395,7 +408,7 @@ class Said:
     """Whether the reply is imitated."""
 
 
-def _of_agent(demonstration: Demonstration, name: str) -> Demonstration:
+def _turns_of_agent(demonstration: Demonstration, name: str) -> Demonstration:
     """Return the part of a demonstration that one agent played."""
     indices = [index for index, turn in enumerate(demonstration.episode.turns) if turn.agent_id == name]
     episode = replace(demonstration.episode, turns=[demonstration.episode.turns[index] for index in indices])

@@ -36,16 +36,16 @@ class Imitation:
         temperature: float = 1.0,
         seed: int = 0,
     ) -> None:
-        self._usable = [each for each in episodes if each.sampled_tokens and any(turn.weight for turn in each.turns)]
-        if not self._usable:
+        self._episodes = [each for each in episodes if each.sampled_tokens and any(turn.weight for turn in each.turns)]
+        if not self._episodes:
             raise ValueError("no demonstration has a turn to imitate; lower warm_start.noise")
         self._policy = policy
         self._config = config
         self._parallel = parallel
         self._micro_batch_tokens = micro_batch_tokens
         self._temperature = temperature
-        self._trained = list(policy.trained_parameters())
-        self._optimizer = torch.optim.AdamW(self._trained, lr=lr, betas=(0.9, 0.99), weight_decay=0.0)
+        self._parameters = list(policy.trained_parameters())
+        self._optimizer = torch.optim.AdamW(self._parameters, lr=lr, betas=(0.9, 0.99), weight_decay=0.0)
         self._schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self._optimizer, config.steps, eta_min=lr / 10)
         self._rng = random.Random(seed)
         self.step = 0
@@ -76,14 +76,14 @@ class Imitation:
             loss = -(unpacked.in_rows(scores.logprobs_N) * weights_BT[unpacked.rows]).sum() * float(counts)
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
-        parallel.clip_grad_norm(self._trained, 1.0)
+        parallel.clip_grad_norm(self._parameters, 1.0)
         self._optimizer.step()
         self._schedule.step()
         parallel.sum(total)
         return float(total)
 
     def _draw(self) -> list[Episode]:
-        return self._rng.sample(self._usable, min(self._config.batch_size, len(self._usable)))
+        return self._rng.sample(self._episodes, min(self._config.batch_size, len(self._episodes)))
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
