@@ -322,7 +322,7 @@ class Altering(Environment):
 class Unruly(Environment):
     """Gives what no message can hold, raises the first time in mid-step, or would end the process."""
 
-    spec = specify("unruly", "Rude", actions=("info", "text", "raise", "exit", "stop", "fine"))
+    spec = specify("unruly", "Rude", actions=("info", "array", "text", "raise", "exit", "stop", "fine"))
 
     class Options(EnvironmentOptions):
         text: bool = False
@@ -340,6 +340,8 @@ class Unruly(Environment):
         if action in ("exit", "stop"):
             raise SystemExit(3) if action == "exit" else StopIteration("no more")
         self.text = action == "text"
+        if action == "array":
+            return Outcome(info={"array": np.array([[0.5], [np.nan]])})
         return Outcome(info={"object": object()} if action == "info" else None)
 
     def set_state(self, state: Any) -> None:

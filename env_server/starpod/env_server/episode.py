@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from starpod.env_server.effects import EffectFailed, Journal
 from starpod.env_server.environment import UNKNOWN_NAME as UNKNOWN_NAME
 from starpod.env_server.environment import (
@@ -397,6 +399,8 @@ def _expect_json(info: Mapping[str, Any]) -> None:
     for _ in range(DEEPEST_INFO):
         next_level: list[Any] = []
         for value in level:
+            if isinstance(value, np.generic | np.ndarray):
+                value = value.tolist()
             if isinstance(value, Mapping):
                 next_level += value.values()
             elif isinstance(value, list | tuple):

@@ -16,6 +16,7 @@ from tests.env_server.troublesome import Waiting
         *((f"unruly{kind}-v1", "exit", "Step raised SystemExit: 3") for kind in ("", "_thread")),
         *((f"unruly{kind}-v1", "stop", "Step raised StopIteration: no more") for kind in ("", "_thread")),
         *((f"unruly{kind}-v1", action, "") for kind in ("", "_thread", "_process") for action in ("info", "text")),
+        ("unruly-v1", "array", "a number in info that is not finite: nan"),
         ("fragile-v1", "raise", "Step raised KeyError"),
         ("fragile-v1", "talk", "Step raised TooLarge"),  # a text too large to leave its process
     ],

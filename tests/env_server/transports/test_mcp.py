@@ -207,6 +207,19 @@ async def test_a_fork_asked_for_again_is_the_same(serve_mcp: ServeMcp, number: i
         assert "in use" in (await bare.call(8, "fork", name="three"))["content"][0]["text"]  # it is of another turn
 
 
+async def test_of_two_forks_to_one_name_at_once_one_is_refused(serve: Serve) -> None:
+    client = await serve(Waiting, http=HTTP(0, mcp=True))
+    url = f"{client.server.http_address}/mcp/waiting-v1"
+    async with callers(f"{url}/one") as one, callers(f"{url}/two") as two:
+        parents = [await begun(one), await begun(two)]
+        for parent in parents:
+            await parent.call(1, "reset", seed=1)
+        for number in range(5):
+            replies = await asyncio.gather(*(parent.call(2 + number, "fork", name=f"{number}") for parent in parents))
+            assert sorted(reply["isError"] for reply in replies) == [False, True]
+            assert await client.live() == 3 + number
+
+
 TOKENS = "secret-one name=one\nsecret-two name=two\n"
 
 

@@ -260,15 +260,21 @@ class MCPService(Carried):
         copy = self._find(caller.tenant, caller.environment, name)
         position = {"epoch": played.epoch, "step_index": played.step_index}
         fork_request = _expect_one(self._read(pb.ForkRequest, played, {**position, **more}))
-        if copy is played or await self._alive(caller, copy):
-            # A repeated Fork, for example after a lost reply, returns the existing copy while nobody has played it.
-            if copy.forked is None or copy.forked[0] != fork_request or not copy.stands_at(copy.forked[1].sessions[0]):
-                raise bad_argument("name", f"is {name!r}, which is in use; choose another one, or close it")
-            reply = copy.forked[1]
-        else:
-            reply = await self._ask(caller, fork_request)
-            self._take(copy, reply.sessions[0])
-            copy.forked = fork_request, reply
+        in_use = bad_argument("name", f"is {name!r}, which is in use; choose another one, or close it")
+        if copy.turn.locked():  # Waiting could last forever: two sessions may fork to each other's names.
+            raise in_use
+        async with copy.turn:
+            if await self._alive(caller, copy):
+                # A repeated Fork, for example after a lost reply, returns the existing copy while nobody has played it.
+                if copy.forked is None or copy.forked[0] != fork_request:
+                    raise in_use
+                reply = copy.forked[1]
+                if not copy.stands_at(reply.sessions[0]):
+                    raise in_use
+            else:
+                reply = await self._ask(caller, fork_request)
+                self._take(copy, reply.sessions[0])
+                copy.forked = fork_request, reply
         return reply, result_of(
             None, {"url": f"{PATH}/{caller.environment}/{name}", "next_step_index": copy.step_index}
         )
