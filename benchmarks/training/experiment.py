@@ -145,7 +145,7 @@ def run(name: str, variant: Variant, seed: int, folder: Path, words: Sequence[st
     settings_file, source = folder / "asked.yaml", folder / "origin.json"
     if not settings_file.exists() or settings_file.read_text() != settings:
         shutil.rmtree(folder, ignore_errors=True)
-    if not (folder / "report.html").exists():
+    if RunFolder(folder).read_final() is None:  # a stopped run has a report, too
         folder.mkdir(parents=True, exist_ok=True)
         settings_file.write_text(settings)
         if not source.exists():  # otherwise the run was started there before, and is resumed

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.training import experiment
 from benchmarks.training.experiment import EXPERIMENTS, read_configs, read_experiment
 from starpod.trainer.section import ConfigError
 from tests.support import ROOT
@@ -15,6 +16,17 @@ def test_each_variant_is_a_configuration_of_its_own(name: str, monkeypatch: pyte
     monkeypatch.chdir(ROOT)
     configs = [str(config.to_dict()) for config in read_configs(EXPERIMENTS[name]).values()]
     assert len(set(configs)) == len(configs)
+
+
+def test_a_run_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[tuple[str, ...]] = []
+    monkeypatch.setattr(experiment, "starpod", lambda *words, **_: commands.append(words) or "settings")
+    (tmp_path / "asked.yaml").write_text("settings")
+    (tmp_path / "report.html").touch()  # which a stopped run has written too
+    (tmp_path / "evaluations.jsonl").write_text("{}\n")
+    with pytest.raises(SystemExit, match="has no final evaluation"):
+        experiment.run("name", experiment.Variant("frozen_lake", {}), 1, tmp_path, ())
+    assert commands[1][-3:] == ("--run-dir", str(tmp_path), "--resume-or-start")
 
 
 def test_pages_show_pictures_with_the_experiments_captions() -> None:

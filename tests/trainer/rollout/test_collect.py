@@ -7,7 +7,7 @@ import pytest
 
 from starpod.client import Fleet
 from starpod.trainer.data.batch import Batch, samples_of
-from starpod.trainer.engines.base import Request
+from starpod.trainer.engines.base import Reply, Request
 from starpod.trainer.prompts.prompt import Context, PromptConfig
 from starpod.trainer.rollout.collect import Start
 from tests.support import start_server
@@ -100,6 +100,24 @@ async def test_windows_begin_a_sample_each_turn(fleet: Fleet, context: Context) 
     assert all(turn.fresh for turn in episode.turns) and episode.tail_fresh
     for sample, request, turn in zip(samples_of(episode), engine.requests, episode.turns, strict=True):
         assert (sample.tokens, sum(sample.sampled)) == (request.prompt + turn.reply, len(turn.reply))
+
+
+async def test_an_error_that_ends_the_run_leaves_no_member_in_play(fleet: Fleet) -> None:
+    waits = asyncio.Event()
+
+    class Broken(ScriptedEngine):
+        async def generate(self, request: Request) -> Reply:
+            if request.conversation == "train/0/0":
+                await waits.wait()
+                raise RuntimeError("the engine is gone")
+            waits.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    engine = Broken(TEMPLATE, "")
+    with pytest.raises(RuntimeError, match="the engine is gone"):
+        await collector(fleet, engine).play_group(Start(0, 1), 2)
+    assert sorted(engine.forgotten) == ["train/0/0", "train/0/1"]
 
 
 async def test_groups_come_back_in_order_whatever_finishes_first(fleet: Fleet) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -12,7 +11,7 @@ from starpod.client.errors import Unsupported
 from starpod.trainer.agents.base import Agent, AgentError, Agents, Move, Stop, Task
 from starpod.trainer.data.episode import Episode, Spent, Turn
 from starpod.trainer.rewards.reward import Rewards
-from starpod.trainer.rollout.play import OWN_REWARD, play
+from starpod.trainer.rollout.play import OWN_REWARD, play, together
 from starpod.trainer.seeds import derive
 
 
@@ -137,7 +136,7 @@ class Brancher:
             sessions = await base.fork(len(seeds), reseed=True, dynamics_seeds=seeds)
         except Unsupported:
             bases = [] if at_turn else [base]
-            return bases + list(await asyncio.gather(*(self._session_before(line, turn) for _ in seeds[len(bases) :])))
+            return bases + await together(self._session_before(line, turn) for _ in seeds[len(bases) :])
         self._open += sessions
         self.spent.forks += len(seeds)
         if not at_turn:

@@ -14,7 +14,7 @@ from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.rewards.reward import Rewards
 from starpod.trainer.rollout.branches import Brancher
 from starpod.trainer.rollout.expert_start import open_near_success
-from starpod.trainer.rollout.play import OWN_REWARD, play
+from starpod.trainer.rollout.play import OWN_REWARD, play, together
 from starpod.trainer.rollout.saved_starts import SavedStart, open_saved
 from starpod.trainer.rollout.search import Search
 
@@ -141,15 +141,7 @@ class Collector(Generic[Players]):
             async with slots:
                 return await self.play_group(start, size)
 
-        tasks = [asyncio.ensure_future(play_in_turn(start)) for start in starts]
-        try:
-            groups = await asyncio.gather(*tasks)
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            raise
-        return Collected.of(groups, min_size)
+        return Collected.of(await together(map(play_in_turn, starts)), min_size)
 
     async def play_group(self, start: Start, size: int, begun: dict[int, Episode] | None = None) -> Group:
         """Play `size` episodes from one start state.
@@ -195,7 +187,7 @@ class Collector(Generic[Players]):
         if sum(bool(episode.end) and not episode.failed for episode in begun.values()) < size:
             sessions = await self._open(task, start, size)
             try:
-                await asyncio.gather(*map(play_member, sessions))
+                await together(map(play_member, sessions))
             finally:
                 await self.fleet.close_sessions(sessions)
         members = [begun[member] for member in sorted(begun)]

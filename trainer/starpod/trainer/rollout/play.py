@@ -4,19 +4,36 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from time import perf_counter
+from typing import TypeVar
 
 from starpod.client import Observation, Session, StarpodError
 from starpod.trainer.agents.base import Agent, AgentError, Move, Stop, limits_left
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.rewards.reward import RewardConfig, Rewards
 
+Result = TypeVar("Result")
 MOST_TURNS = 1000
 """Maximum number of turns if neither the environment nor the task has a limit."""
 
 OWN_REWARD = Rewards(RewardConfig(format_penalty=0.0))
 """The environment's own reward, without penalties and shaping."""
+
+
+async def together(calls: Iterable[Awaitable[Result]]) -> list[Result]:
+    """Await calls at the same time, and return their results in order.
+
+    If a call fails, the others are cancelled and awaited before its error is raised, so that none plays on.
+    """
+    futures = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return await asyncio.gather(*futures)
+    except BaseException:
+        for future in futures:
+            future.cancel()
+        await asyncio.gather(*futures, return_exceptions=True)
+        raise
 
 
 async def play(

@@ -6,13 +6,11 @@ episode will get.
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Sequence
 from itertools import chain
 from statistics import fmean
-from typing import TypeVar
 
 from starpod.trainer.data.episode import Episode, Group, Turn
 from starpod.trainer.rollout.branches import Brancher, Line, adopt
@@ -26,10 +24,10 @@ from starpod.trainer.rollout.config import (
     ValuesConfig,
 )
 from starpod.trainer.rollout.pivots import Recoverability
+from starpod.trainer.rollout.play import together
 from starpod.trainer.rollout.selection import weigh
 from starpod.trainer.seeds import derive
 
-Result = TypeVar("Result")
 WON, LOST = 2.0, -1.0
 """Scores of won and lost episodes. Unfinished episodes have scores in [0, 1], which lie between these two."""
 
@@ -73,7 +71,7 @@ class Search:
     async def _best_of(self, config: BestOfConfig, brancher: Brancher, size: int) -> Group:
         naive = round(config.naive * size)
         lines = await brancher.open(naive + config.width * (size - naive))
-        await _all(brancher.play(line) for line in lines)
+        await together(brancher.play(line) for line in lines)
         searched_group = _group(brancher, lines[naive:])
         group = _group(brancher, lines[:naive])
         group.episodes += best(searched_group.episodes, size - naive)
@@ -86,7 +84,7 @@ class Search:
         lines = await brancher.open(size)
         for line in lines:
             brancher.keep_snapshots(line)
-        await _all(brancher.play(line) for line in lines)
+        await together(brancher.play(line) for line in lines)
         group = _group(brancher, lines)
         # Skip one-turn episodes: their only state is the start state, which the group already samples from.
         lost_lines = [line for line in lines if unsuccessful(line.episode) and len(line.episode.turns) > 1]
@@ -97,8 +95,8 @@ class Search:
             rng = random.Random(derive(brancher.seed, "pivot", brancher.group, member))
             (turn,) = rng.choices(range(1, count), chances)
             calls.append(brancher.grow(line, turn, range(size + member * width, size + (member + 1) * width)))
-        branches = list(chain.from_iterable(await _all(calls)))
-        await _all(brancher.play(branch) for branch in branches)
+        branches = list(chain.from_iterable(await together(calls)))
+        await together(brancher.play(branch) for branch in branches)
         branch_group = _group(brancher, branches)
         group.branches, group.failed = branch_group.episodes, group.failed + branch_group.failed
         return group
@@ -111,7 +109,7 @@ class Search:
         lines = await brancher.open(size)
         for line in lines:
             brancher.keep_snapshots(line)
-        await _all(brancher.play(line) for line in lines)
+        await together(brancher.play(line) for line in lines)
         group = _group(brancher, lines)
         returns = [episode.total_reward for episode in group.episodes]
         for episode, value in zip(group.episodes, returns, strict=True):
@@ -120,7 +118,7 @@ class Search:
         states = [
             (line, turn) for line in lines if not line.episode.failed for turn in range(1, len(line.episode.turns))
         ]
-        await _all(_value(brancher, line, turn, config.width) for line, turn in states)
+        await together(_value(brancher, line, turn, config.width) for line, turn in states)
         return group
 
     async def _tree(self, config: TreeConfig, brancher: Brancher, size: int) -> Group:
@@ -130,7 +128,7 @@ class Search:
         while new_lines:
             for line in new_lines:
                 brancher.keep_snapshots(line)
-            await _all(brancher.play(line) for line in new_lines)
+            await together(brancher.play(line) for line in new_lines)
             calls: list[Awaitable[list[Line]]] = []
             for tree in trees[: size - len(lines)]:
                 # The state before a branch's first turn is its parent's.
@@ -143,7 +141,7 @@ class Search:
                 number = len(lines) + len(calls)
                 rng = random.Random(derive(brancher.seed, "tree", brancher.group, number))
                 calls.append(brancher.grow(*rng.choice(states or [(tree[0], 0)]), [number]))
-            new_lines = list(chain.from_iterable(await _all(calls)))
+            new_lines = list(chain.from_iterable(await together(calls)))
             for tree, branch in zip(trees, new_lines, strict=False):
                 tree.append(branch)
             lines = [*lines, *new_lines]
@@ -153,7 +151,7 @@ class Search:
 async def _value(brancher: Brancher, line: Line, turn: int, width: int) -> None:
     members = [derive(line.episode.member, "value", turn, number) for number in range(width)]
     branches = await brancher.grow(line, turn, members)
-    await _all(brancher.play(branch) for branch in branches)
+    await together(brancher.play(branch) for branch in branches)
     values = [sum(turn.reward for turn in branch.episode.own_turns) for branch in branches if not branch.episode.failed]
     # If all continuations failed, the rest of the episode itself is the only sample of the value.
     own_value = sum(turn.reward for turn in line.episode.turns[turn:])
@@ -171,13 +169,14 @@ class Beams:
         naive, keep = round(self.config.naive * size), self.config.keep
         widths = [min(keep, size - first) for first in range(naive, size, keep)]
         lines = await brancher.open(naive + len(widths))
-        beams = zip(lines[naive:], widths, strict=True)
-        _, beam_lines = await asyncio.gather(
-            _all(brancher.play(line) for line in lines[:naive]),
-            _all(self._beam(brancher, line, width) for line, width in beams),
-        )
+
+        async def play_alone(line: Line) -> list[Line]:
+            return [await brancher.play(line)]
+
+        beams = (self._beam(brancher, *beam) for beam in zip(lines[naive:], widths, strict=True))
+        ended = await together([*map(play_alone, lines[:naive]), *beams])
         group = _group(brancher, lines[:naive])
-        ended_lines = list(chain.from_iterable(beam_lines))
+        ended_lines = list(chain.from_iterable(ended[naive:]))
         adopt([line.episode for line in ended_lines], naive, brancher.rewards)
         searched_group = _group(brancher, ended_lines)
         group.episodes, group.failed = group.episodes + searched_group.episodes, group.failed + searched_group.failed
@@ -197,7 +196,7 @@ class Beams:
             else:
                 choices = await self._choose(brancher, open_lines, places)
             lines = [line for line in lines if line.over]
-            lines += chain.from_iterable(await _all(_go_on(brancher, line, replies) for line, replies in choices))
+            lines += chain.from_iterable(await together(_go_on(brancher, line, replies) for line, replies in choices))
             dropped_lines = [line for line in open_lines if all(line is not chosen_line for chosen_line, _ in choices)]
             await brancher.close([line.session for line in dropped_lines])
             for line in dropped_lines:
@@ -212,7 +211,7 @@ class Beams:
         If scores are equal, distinct actions come before duplicates. Two lines with the same actions and the same
         state would stay identical to the end.
         """
-        tries = await _all(self._try(brancher, line) for line in open_lines)
+        tries = await together(self._try(brancher, line) for line in open_lines)
         for replies in tries if self.config.correction == "weight" else ():
             if replies:
                 weigh(replies)
@@ -241,7 +240,7 @@ class Beams:
         for number in range(self.config.width):
             branch, *copies = branches[number * draws : (number + 1) * draws]
             calls.append(self._score(brancher, branch, copies, depth))
-        results = await _all(calls)
+        results = await together(calls)
         return [result for result in results if result is not None]
 
     async def _score(
@@ -256,8 +255,8 @@ class Beams:
         if len(line.episode.turns) == index or line.episode.failed:
             return None
         reply = line.episode.turns[index]
-        await _all(brancher.play(copy, 1, [reply]) for copy in copies)
-        scores = await _all(
+        await together(brancher.play(copy, 1, [reply]) for copy in copies)
+        scores = await together(
             self._state_score(brancher, copy, depth) for copy in (line, *copies) if not copy.episode.failed
         )
         for copy in (line, *copies):
@@ -279,7 +278,7 @@ class Beams:
         member, turn = episode.member, len(episode.turns)
         members = [derive(member, "below", turn, number) for number in range(self.config.width)]
         branches = await brancher.grow(line, turn, members)
-        results = await _all(self._score(brancher, branch, (), depth - 1) for branch in branches)
+        results = await together(self._score(brancher, branch, (), depth - 1) for branch in branches)
         return max((score for score, _ in (result for result in results if result is not None)), default=LOST)
 
 
@@ -302,7 +301,7 @@ async def _go_on(brancher: Brancher, line: Line, replies: Sequence[Turn | None])
     members = [derive(member, "line", turn, number) for number in range(1, len(replies))]
     lines = [line, *(await brancher.grow(line, turn, members) if members else ())]
     pairs = list(zip(lines, replies, strict=True))
-    await _all(brancher.play(branch, 1, [] if reply is None else [reply]) for branch, reply in pairs)
+    await together(brancher.play(branch, 1, [] if reply is None else [reply]) for branch, reply in pairs)
     for branch, reply in pairs:
         if reply is not None and len(branch.episode.turns) > turn:
             branch.episode.turns[turn].weight = reply.weight
@@ -316,7 +315,3 @@ def _group(brancher: Brancher, lines: Sequence[Line]) -> Group:
         [episode for episode in episodes if not episode.failed],
         [episode for episode in episodes if episode.failed],
     )
-
-
-async def _all(calls: Iterable[Awaitable[Result]]) -> list[Result]:
-    return list(await asyncio.gather(*calls))

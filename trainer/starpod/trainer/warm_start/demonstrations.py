@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import math
 import random
@@ -27,7 +26,7 @@ from starpod.trainer.data.files import BadEpisodes, read_episodes
 from starpod.trainer.prompts.conversation import Conversation, Template
 from starpod.trainer.prompts.grammar import SEPARATOR
 from starpod.trainer.prompts.prompt import PromptConfig, Prompter
-from starpod.trainer.rollout.play import play
+from starpod.trainer.rollout.play import play, together
 from starpod.trainer.section import ConfigError
 from starpod.trainer.warm_start.config import WarmStartConfig
 
@@ -125,7 +124,7 @@ async def collect_demonstrations(
     want = replace(want, image=images)
     seed_count = 0
 
-    async def demonstrate(seed: int, attempt: str = "") -> Demonstration:
+    async def demonstrate(seed: int, attempt: str) -> Demonstration:
         (session,) = await task.open(fleet, seed, 1, want)
         demonstrator = Demonstrator(config, task, f"{seed}{attempt}", images=images)
         try:
@@ -144,15 +143,14 @@ async def collect_demonstrations(
         return join_turns(demonstration, count, random.Random(f"joined/{seed}{attempt}"))
 
     async def with_earlier(seed: int) -> Demonstration:
-        *earlier, last = await asyncio.gather(
-            *(demonstrate(seed, f"/{number}") for number in range(1, attempts)), demonstrate(seed)
-        )
+        names = [*(f"/{number}" for number in range(1, attempts)), ""]
+        *earlier, last = await together(demonstrate(seed, name) for name in names)
         nonlocal seed_count
         seed_count += 1
         progress(seed_count)
         return replace(last, earlier_attempts=tuple(earlier))
 
-    return list(await asyncio.gather(*(with_earlier(seed) for seed in seeds)))
+    return await together(map(with_earlier, seeds))
 
 
 def join_turns(demonstration: Demonstration, most: int, rng: random.Random) -> Demonstration:
