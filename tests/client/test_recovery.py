@@ -328,7 +328,7 @@ async def test_what_is_too_large_for_a_snapshot_is_played_without_recovery(
         assert server.calls["snapshot"] == snapshots + 1
         assert "will not be recovered: too large a snapshot" in caplog.text
         server.sessions.clear()
-        with pytest.raises(SessionLost, match="no snapshot to go on from"):
+        with pytest.raises(SessionLost, match="no snapshot to continue from"):
             await session.step("left")
 
 

@@ -85,7 +85,7 @@ def test_its_checkpoint_goes_on_from_each_turn(lake: Path, server: ServerProcess
             (lake / "checkpoints" / best.removeprefix("checkpoint-") / "manifest.json").unlink()
             job = http.post("/turns", data={**fields, "policy": best, "count": "4"}).headers["location"]
             wait_until(lambda: "data-poll" not in http.get(job).text, 200)
-            assert "It cannot play on here" in http.get(job).text
+            assert "It cannot continue here" in http.get(job).text
         assert 'class="notice"' not in reply.text and "the run&#39;s best" in reply.text
         assert len(re.findall(r'aria-label="Success before turn', reply.text)) == page.count('aria-label="Turn ')
     finally:

@@ -41,6 +41,8 @@ def group_size(name: str, count: SupportsIndex) -> int:
 def expect_exact(value: Any) -> None:
     """Raise ValueError for an integer that a double cannot represent, because numbers are sent as doubles."""
     if isinstance(value, int) and abs(value) >= 2**53:
-        raise ValueError(f"{value} would be rounded, since they travel as doubles; write it as text: {str(value)!r}")
+        raise ValueError(
+            f"{value} would be rounded, because options are sent as doubles; write it as text: {str(value)!r}"
+        )
     for item in value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ():
         expect_exact(item)

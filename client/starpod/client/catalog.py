@@ -27,12 +27,12 @@ FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 _NO_CONNECTION = {
     "Connection refused": "no server answers at {address}: connection refused; start one with: starpod serve",
-    "Misformatted domain name": "no server can be at {address}: {host} is no name of a host",
+    "Misformatted domain name": "no server can be at {address}: {host} is not a host name",
     "errors resolving": "no server answers at {address}: there is no host {host}",
     "WRONG_VERSION_NUMBER": "the server at {address} speaks without TLS: leave --ca out",
-    "CERTIFICATE_VERIFY_FAILED": "the certificate of the server at {address} is not one that --ca vouches for",
+    "CERTIFICATE_VERIFY_FAILED": "the certificate of the server at {address} is not signed by --ca",
     "Peer name": "the certificate of the server at {address} is for another host than {host}",
-    "Failed parsing HTTP/2": "what answers at {address} speaks no gRPC: is the port that of a server of environments?",
+    "Failed parsing HTTP/2": "the process at {address} does not speak gRPC: is this the port of an environment server?",
     "Socket closed": "the server at {address} closes the connection: if it wants TLS, give --ca, and for mTLS "
     "--certificate and --key",
 }
@@ -109,8 +109,8 @@ def write_report(file: str, text: str) -> None:
 def access_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options for tokens and certificates to a command. The command receives them as `access`, a Transport."""
 
-    @click.option("--token-file", type=FILE, help="File with the bearer token that the server wants.")
-    @click.option("--ca", type=FILE, help="PEM file of the authority behind the server's certificate; turns TLS on.")
+    @click.option("--token-file", type=FILE, help="File with the server's bearer token.")
+    @click.option("--ca", type=FILE, help="PEM file of the server's certificate authority; turns TLS on.")
     @click.option("--certificate", type=FILE, help="PEM file of the client's certificate, for mTLS.")
     @click.option("--key", type=FILE, help="PEM file of the client's key, for mTLS.")
     @functools.wraps(command)

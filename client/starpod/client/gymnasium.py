@@ -379,7 +379,7 @@ class Codec:
         if not self._shows_image:
             return observation.text
         image = observation.image
-        assert image is not None, "an environment that shows pictures showed none"
+        assert image is not None, "an environment with images returned none"
         return decode_image(image.data)
 
     def reset_info(self, session: Session, observation: Observation) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class Limits:
     def __post_init__(self) -> None:
         for name in self.__slots__:
             if (value := getattr(self, name)) is not None:
-                hint = "write a whole number; 0 lifts the limit, None keeps what the environment says"
+                hint = "write a whole number; 0 lifts the limit, None keeps the environment's limit"
                 whole_number(name, value, 0, MAX_COUNT, hint)
 
     def __repr__(self) -> str:

@@ -108,7 +108,7 @@ class _Program:
                 backoff.reset()
             if self._stopping.wait(backoff.wait()):
                 return
-            logger.warning("%s was gone (status %s): starting it again", self.name, process.returncode)
+            logger.warning("%s ended (status %s): restarting it", self.name, process.returncode)
             with contextlib.suppress(ServiceFailed):  # e.g. old workers still hold the ports: the loop tries again
                 self.start("--port", port)
 

@@ -45,5 +45,5 @@ def _milliseconds(text: str) -> float:
     except ValueError:
         value = math.nan
     if not 0 <= value < math.inf:
-        raise ValueError(f"the duration {text!r} is no number of milliseconds from 0 up")
+        raise ValueError(f"the duration {text!r} is not a number of milliseconds from 0 up")
     return value

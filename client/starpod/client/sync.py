@@ -145,9 +145,7 @@ class SyncFleet:
             raise RuntimeError("The fleet is closed: make another one.")
         if threading.current_thread() is self._thread:
             coroutine.close()
-            raise RuntimeError(
-                "A blocking call inside the fleet's own event loop would wait for itself: use Fleet there."
-            )
+            raise RuntimeError("A blocking call in the fleet's own event loop would wait for itself: use Fleet there.")
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()

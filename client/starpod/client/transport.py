@@ -19,7 +19,7 @@ from starpod.v1.serving import is_loopback
 
 FORKED = (
     "This process was forked from one that was using gRPC, which cannot be used in it. Close all fleets before the "
-    "fork, or start processes with the method spawn or forkserver, such as multiprocessing.get_context('spawn') or "
+    "fork; or start processes with the method spawn or forkserver, such as multiprocessing.get_context('spawn') or "
     "AsyncVectorEnv(..., context='spawn'); and make a fleet in each."
 )
 _GRPC_THREADS = frozenset(("event_engine", "grpc_global_tim", "lifeguard"))

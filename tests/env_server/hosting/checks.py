@@ -120,7 +120,9 @@ async def check_recovery(server: ServerProcess, id: str, actions: Sequence[Actio
         assert session.done
         assert session.recoveries == 1
         for each in lost:
-            with pytest.raises(SessionLost, match=f"{unknown} is not deterministic, and there is no snapshot to go on"):
+            with pytest.raises(
+                SessionLost, match=f"{unknown} is not deterministic, and there is no snapshot to continue"
+            ):
                 await each.step(played[middle])
 
 

@@ -155,6 +155,6 @@ def test_the_environment_of_make_hub_has_what_our_own_environments_need() -> Non
 def test_what_the_time_does_not_suffice_for_is_told(tmp_path: Path) -> None:
     done = CliRunner().invoke(starpod, ["hub", "bandit", "--minutes", "0.00001", "--out", str(tmp_path)])
     assert done.exit_code == 1
-    assert "bandit-v1: not checked: the time was over" in done.output
+    assert "bandit-v1: not checked: out of time" in done.output
     (found,) = json.loads((tmp_path / "hub.json").read_text())
-    assert (found["passed"], found["problem"]) == (False, "not checked: the time was over")
+    assert (found["passed"], found["problem"]) == (False, "not checked: out of time")

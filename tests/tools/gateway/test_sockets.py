@@ -414,9 +414,9 @@ CHAT, RESPONSES, MESSAGES = (api.path for api in APIS.values())
         (
             CHAT,
             {"messages": [USER], "tools": [TOOL], "tool_choice": {"function": {"name": "jump"}}},
-            "wants jump, and `tools` has move",
+            "wants jump, but `tools` has move",
         ),
-        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "takes text alone"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "takes only text"),
         (CHAT, {"messages": [USER] * 10_001}, "has 10001 messages; send at most 10000"),
         (CHAT, {"messages": [], "stream": True}, "there is no message"),
         (RESPONSES, {"input": "go", "previous_response_id": "x"}, "send the whole history as `input`"),

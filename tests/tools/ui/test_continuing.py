@@ -130,7 +130,7 @@ def test_a_start_state_must_be_reached_by_its_seeds(visitor: Visitor) -> None:
     turns, link = max((len(actions.split()), link) for link, (_, actions) in lines_of(visitor).items())
     visitor.get(link)
     assert visitor.send(f"{link}/open", turn=str(turns - 1)) == 200
-    assert visitor.send("save", kind="starts") == 409 and "with the luck of its seeds" in visitor.text
+    assert visitor.send("save", kind="starts") == 409 and "these actions and its seeds" in visitor.text
 
 
 # --- which turn lost it? ----------------------------------------------------------------------------------------------

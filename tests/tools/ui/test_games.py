@@ -425,7 +425,7 @@ def test_an_episode_that_the_server_does_not_repeat(visitor: Visitor, lost: tupl
     folder.write_rollouts(2, [episode], most=2**20)
     path = EPISODE.replace("000001", "000002")
     wait_until(lambda: visitor.get(path) == 200)
-    assert visitor.send("/fork", turn="2") == 409 and "At turn 2 the server shows something else" in visitor.text
+    assert visitor.send("/fork", turn="2") == 409 and "At turn 2 the server shows another observation" in visitor.text
 
 
 def test_a_server_that_is_away_is_a_sentence(lost: tuple[Path, Episode]) -> None:
@@ -459,7 +459,7 @@ def test_what_was_found_is_saved_for_runs(visitor: Visitor, lost: tuple[Path, Ep
     solve_by_hints(visitor)
     assert 'value="starts"' not in visitor.text  # the episode is over
     form = visitor.hidden("/save")
-    assert visitor.send("save", form, kind="starts") == 409 and "A start state is one" in visitor.text
+    assert visitor.send("save", form, kind="starts") == 409 and "A start state needs" in visitor.text
     visitor.get(visitor.path.removesuffix("/save"))
     for count in (1, 2):
         assert visitor.send("save", kind="demonstrations") == 200 and f"Saved: {count} in" in visitor.text

@@ -65,7 +65,7 @@ def relations(scene: Scene, family: str) -> dict[str, list[Relation]]:
     for kind in _KINDS[family]:
         if kind not in scene.places:
             raise CannotRead(
-                f"relations are of all things of the kind {kind}, and the observation shows some of them: set "
+                f"relations need all things of the kind {kind}, but the observation shows only some of them: set "
                 "environment.options.observation to grid"
             )
         row, column = scene.player

@@ -40,7 +40,7 @@ def _levels(_: click.Context, __: click.Parameter, value: str) -> set[str]:
 @click.option(
     "--reward",
     is_flag=True,
-    help="Check beyond the contract whether rewards are earned by the task alone, by playing it well and badly.",
+    help="Also check, by playing well and badly, whether only the task earns rewards.",
 )
 @click.option(
     "--level",
@@ -50,7 +50,9 @@ def _levels(_: click.Context, __: click.Parameter, value: str) -> set[str]:
     show_default=True,
     help="Which requirements, comma-separated: core is for every server, the others for what its capabilities declare.",
 )
-@click.option("--also", metavar="HOST:PORT", default="", help="Another process that serves the same, to compare with.")
+@click.option(
+    "--also", metavar="HOST:PORT", default="", help="Another process with the same environments, to compare with."
+)
 @JSON
 @click.option("--junit", "junit_file", metavar="FILE", default="", help="Write a JUnit XML report.")
 @click.option(
@@ -72,9 +74,9 @@ def _levels(_: click.Context, __: click.Parameter, value: str) -> set[str]:
     "options",
     multiple=True,
     metavar="NAME=JSON",
-    help="An environment option, for every session (repeatable). Default: what the schema says.",
+    help="An environment option, for every session (repeatable). Default: the schema's default.",
 )
-@click.option("--slow", is_flag=True, help="Test what takes more than a minute, too.")
+@click.option("--slow", is_flag=True, help="Also run tests that take more than a minute.")
 @access_options
 @click.pass_context
 def check(
@@ -94,12 +96,12 @@ def check(
 ) -> None:
     """Check that the server at ADDRESS keeps the contract of docs/protocol.md.
 
-    ADDRESS is host:port for gRPC, http://host:port or https://host:port for JSON over HTTP, and the same after mcp+ for
-    MCP. With FILE.py instead, the environments of that file are served by two processes, to compare them.
+    ADDRESS is host:port for gRPC, http://host:port or https://host:port for JSON over HTTP, and mcp+http://host:port or
+    mcp+https://host:port for MCP. For a FILE.py, two processes serve its environments, and are compared.
 
     With --list, print each requirement with its number and level instead.
 
-    Exit status: 0 every MUST is met or could not be shown, 1 one is not met or nothing answers, 2 the call was wrong.
+    Exit status: 0 every MUST is met or could not be shown, 1 one is not met or nothing answers, 2 usage error.
     """
     known = (*REQUIREMENTS, *REWARD) if reward else REQUIREMENTS
     selection = [requirement for requirement in known if requirement.level in (*levels, "reward")]

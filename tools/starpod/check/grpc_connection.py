@@ -158,7 +158,7 @@ class StreamConnection:
 
     async def _write(self, requests: Iterable[pb.StreamRequest]) -> None:
         for request in requests:
-            await self._within(self._call.write(request), "a message to be taken")
+            await self._within(self._call.write(request), "a message to be accepted")
 
     async def collect(self, call_ids: Sequence[int]) -> list[pb.Reply]:
         """Read until every call has a reply, and return the first reply of each call."""

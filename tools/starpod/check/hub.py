@@ -81,7 +81,7 @@ ENVIRONMENT_SECONDS = 600.0
     show_default=True,
     help="Environments that are checked at the same time.",
 )
-@click.option("--minutes", type=click.FloatRange(0, min_open=True), help="Begin no check after this many minutes.")
+@click.option("--minutes", type=click.FloatRange(0, min_open=True), help="Start no new checks after this many minutes.")
 @click.pass_context
 def hub(
     context: click.Context,
@@ -102,7 +102,7 @@ def hub(
 
     starpod hub bandit sokoban --host 'reasoning-gym:leg*'
 
-    Exit status: 0 all pass, 1 one does not, 2 the call was wrong.
+    Exit status: 0 all pass, 1 one does not, 2 usage error.
     """
     all_arguments = [words] if words else [arguments for module, arguments in SERVED.items() if find_spec(module)]
     if serve:
@@ -150,7 +150,7 @@ def hub(
                 entry.rate = asyncio.run(measure(entry.address, entry.spec.id))
                 progress.advance(task)
     except KeyboardInterrupt:
-        console.print("interrupted: what was checked by now")
+        console.print("interrupted: results of the finished checks")
     except ServiceRefused as error:
         raise click.UsageError(error.said) from error
     except (ServiceFailed, Unreachable) as error:
@@ -255,9 +255,7 @@ async def check_all(
                 queue.append(places)
             if time.monotonic() > until:
                 no_results = EnvironmentReport(spec.id, spec.version)
-                report_progress(
-                    entry=Entry(spec, address, no_results, no_results, problem="not checked: the time was over")
-                )
+                report_progress(entry=Entry(spec, address, no_results, no_results, problem="not checked: out of time"))
             else:
                 report_progress(entry=await examine(address, spec))
 

@@ -31,7 +31,7 @@ PLAYS = 3
 NONSENSE = "\u2620 no such action \u2620"
 RECORDING = 20
 """Time limit for recording the script, as a multiple of the time limit of a call."""
-SAME = "draw only from streams that the seeds start; never from time, addresses or hash order"
+SAME = "use only random streams that the seeds start; never time, addresses or hash order"
 
 T = TypeVar("T")
 Turn = tuple[pb.Action, ...]
@@ -418,7 +418,7 @@ class Probe:
         if space.tools:
             actions.append(pb.Action(tool_call=pb.ToolCall(name="no_such_tool", arguments_json="{}")))
         if not actions and space.HasField("tensor"):
-            raise NotShown("no tensor is known to make no sense")
+            raise NotShown("no invalid tensor is known")
         if not actions and self.target.plain.HasField("json"):
             return [pb.Action(json='{"no": ["such", "action"]}')]
         return actions or [pb.Action(text=NONSENSE)]

@@ -61,7 +61,7 @@ class Subcommand:
 
 
 SUBCOMMANDS = {
-    "new": Subcommand("starpod.cli.new:new", "Write an environment of your own to begin from."),
+    "new": Subcommand("starpod.cli.new:new", "Write a new environment from a template."),
     "dev": Subcommand("starpod.cli.dev:dev", "Serve, check and show an environment's file while you write it."),
     "serve": Subcommand("starpod.env_server.cli:serve", "Serve environments.", extra="server"),
     "webshop": Subcommand("starpod.environments.webshop.cli:webshop", "Build and inspect shops.", extra="webshop"),
@@ -84,7 +84,7 @@ SUBCOMMANDS = {
     ),
     "check": Subcommand("starpod.check.cli:check", "Check that a server keeps the contract."),
     "hub": Subcommand("starpod.check.hub:hub", "Check all installed environments, a page for each.", extra="server"),
-    "load": Subcommand("starpod.load.cli:load", "Measure what a server holds, under load.", extra="load"),
+    "load": Subcommand("starpod.load.cli:load", "Measure how much load a server sustains.", extra="load"),
 }
 
 

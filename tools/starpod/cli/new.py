@@ -20,7 +20,7 @@ _CONDITION = re.compile(r"\[(no )?(options|expert)\]")
 @click.command()
 @click.argument("name")
 @click.option("--options", "with_options", is_flag=True, help="With options, such as the size of the task.")
-@click.option("--expert", "with_expert", is_flag=True, help="With an expert, for a warm start and to measure by.")
+@click.option("--expert", "with_expert", is_flag=True, help="With an expert, for a warm start and as a reference.")
 @click.option(
     "--folder",
     type=click.Path(file_okay=False, path_type=Path),
@@ -31,12 +31,14 @@ _CONDITION = re.compile(r"\[(no )?(options|expert)\]")
 def new(name: str, with_options: bool, with_expert: bool, folder: Path) -> None:
     """Write an environment NAME in one file, a configuration to train on it and a test.
 
-    They can be served, checked and trained at once: the agent turns a dial to the mark where a vault opens. Adapt
-    them from there.
+    They can be served, checked and trained at once: the agent turns a dial until a vault opens. Change them for your
+    task.
     """
     file = name.replace("-", "_")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", file) or keyword.iskeyword(file):
-        raise click.UsageError(f"{name!r} names no environment: use a-z, 0-9 and _, beginning with a letter")
+        raise click.UsageError(
+            f"{name!r} is not a name for an environment: use a-z, 0-9 and _, beginning with a letter"
+        )
     if file in ("starpod", "test") or file in sys.stdlib_module_names or _is_installed(file):
         raise click.UsageError(f"{file}.py would hide a module of that name: choose another one")
     title = file.replace("_", " ").capitalize()

@@ -60,7 +60,9 @@ SYMBOLS |= {"X": "bold yellow", "G": "bold green", "√": "bold green", "O": "bo
 @click.command()
 @connection_options
 @click.argument("environment")
-@click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="Seed of the start; the server draws one if absent.")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**64 - 1), help="Seed of the start state. Default: drawn by the server."
+)
 @OPTIONS
 @VERSION
 @click.option("--web", is_flag=True, help="Play in a browser: print the address of the page and run until Ctrl-C.")
@@ -75,7 +77,7 @@ def play(
     """Play ENVIRONMENT on the server at ADDRESS (host:port).
 
     Type an action and Enter, or use the arrow keys if the actions are directions. Separate several actions of one turn
-    by ||. Further words: hint, undo, again, new, help, quit. If standard input is no terminal, each of its lines is
+    by ||. Other commands: hint, undo, again, new, help, quit. If standard input is not a terminal, each of its lines is
     one turn.
     """
     for signum in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):  # exit normally: close the session

@@ -225,7 +225,7 @@ def _too_large_error(max_bytes: int) -> Refused:
 
 
 def _refuse_constant(word: str) -> Any:
-    raise ValueError(f"{word} is no number of JSON")
+    raise ValueError(f"{word} is not a JSON number")
 
 
 def _finite_float(text: str) -> float:

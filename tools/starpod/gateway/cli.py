@@ -40,8 +40,10 @@ if TYPE_CHECKING:
     help="File with the token that begins sessions and signs API keys; required if others can reach the gateway.",
 )
 @click.option("--temperature", type=click.FloatRange(0), help="Temperature of sampling. [default: the run's, or 1]")
-@click.option("--max-tokens", type=click.IntRange(1), help="Tokens of a reply. [default: the run's, or 400]")
-@click.option("--context", type=click.IntRange(2), help="Tokens of prompt and reply. [default: the run's, or 3600]")
+@click.option("--max-tokens", type=click.IntRange(1), help="Maximum tokens of a reply. [default: the run's, or 400]")
+@click.option(
+    "--context", type=click.IntRange(2), help="Maximum tokens of prompt and reply. [default: the run's, or 3600]"
+)
 @click.option("--max-sessions", type=click.IntRange(1), default=1024, show_default=True, help="Maximum live sessions.")
 @click.option(
     "--idle-minutes",
@@ -50,7 +52,9 @@ if TYPE_CHECKING:
     show_default=True,
     help="End a session without a call for this long as failed: its agent may be dead.",
 )
-@click.option("--max-body-mib", type=click.IntRange(1), default=8, show_default=True, help="MiB of a request's body.")
+@click.option(
+    "--max-body-mib", type=click.IntRange(1), default=8, show_default=True, help="Maximum MiB of a request's body."
+)
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of all random streams.")
 def gateway(
     model: str,

@@ -26,7 +26,7 @@ def endpoints(records: Records, keys: Keys) -> dict[tuple[str, str], Endpoint]:
 
     def require_token(request: Request) -> None:
         if not keys.admits(key_of(request)):
-            raise Refused(HTTPStatus.UNAUTHORIZED, "invalid_token", "bring the gateway's token as a bearer token")
+            raise Refused(HTTPStatus.UNAUTHORIZED, "invalid_token", "send the gateway's token as a bearer token")
 
     async def begin(request: Request) -> Response:
         require_token(request)

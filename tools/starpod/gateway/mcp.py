@@ -19,7 +19,7 @@ from starpod.gateway.played import OutsideAgent
 from starpod.gateway.requests import Refused
 
 PATH = "/mcp"
-_STEP_INDEX = "Number of the turn: `step_index` of the last result. Repeating a step returns the same result."
+_STEP_INDEX = "Index of the turn: `step_index` of the last result. Repeating a step returns the same result."
 
 
 def installed() -> bool:
@@ -57,8 +57,8 @@ async def served(playing: Callable[[str], OutsideAgent], keys: Keys | None = Non
         no_arguments: dict[str, Any] = {"type": "object", "properties": {}}
         return ListToolsResult(
             tools=[
-                Tool(name="observe", description="Shows the present state.", input_schema=no_arguments),
-                Tool(name="step", description=f"Plays one turn. {state['instructions']}", input_schema=schema),
+                Tool(name="observe", description="Show the present state.", input_schema=no_arguments),
+                Tool(name="step", description=f"Play one turn. {state['instructions']}", input_schema=schema),
             ]
         )
 
@@ -102,11 +102,11 @@ def _texts(actions: object) -> list[str]:
     if isinstance(actions, str):
         return [actions]
     if not isinstance(actions, list) or not all(isinstance(action, str) for action in actions):
-        raise ValueError("`actions` is no list of texts")
+        raise ValueError("`actions` must be a list of texts")
     return actions
 
 
 def _index(value: object) -> int | None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-        raise ValueError("`step_index` is no whole number")
+        raise ValueError("`step_index` must be a whole number")
     return value

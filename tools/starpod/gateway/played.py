@@ -156,7 +156,7 @@ class OutsideAgent(Agent):
                 raise Refused(HTTPStatus.CONFLICT, "out_of_order", f"step {index} was played with other actions")
             return await asyncio.shield(last_step.result)
         if last_step is not None and not last_step.result.done():
-            raise Refused(HTTPStatus.CONFLICT, "out_of_order", "the step before is still being played: wait for it")
+            raise Refused(HTTPStatus.CONFLICT, "out_of_order", "the previous step is still being played: wait for it")
         if self._over or self._environment.done:
             raise _over(self.session.name)
         expected = self._environment.step_index

@@ -73,7 +73,7 @@ class Record:
         if key and key in self.rewarded:
             return
         if not self.episode.turns:
-            raise Refused(HTTPStatus.CONFLICT, "no_reply", "there is no reply yet that a reward could be for")
+            raise Refused(HTTPStatus.CONFLICT, "no_reply", "there is no reply to reward yet")
         self.log("reward", value=value, key=key)
         self._add_reward(value, key)
 

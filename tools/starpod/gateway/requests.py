@@ -232,7 +232,7 @@ def choice_of(value: object, tools: Collection[Mapping[str, Any]], kinds: Mappin
         raise bad_request(f"`tool_choice` is {str(value)[:80]}; use {', '.join(kinds)}, or name a function")
     names = [tool["function"]["name"] for tool in tools]
     if choice.kind == "required" and (not names or (name and name not in names)):
-        raise bad_request(f"`tool_choice` wants {name or 'a call'}, and `tools` has {', '.join(names) or 'none'}")
+        raise bad_request(f"`tool_choice` wants {name or 'a call'}, but `tools` has {', '.join(names) or 'none'}")
     return choice
 
 
@@ -248,7 +248,7 @@ def text_of(content: object, kinds: Sequence[str], where: str) -> str:
     for part in content:
         if not isinstance(part, dict) or part.get("type") not in kinds:
             kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-            raise bad_request(f"{where} has a part of type {str(kind)[:40]!r}; this gateway takes text alone")
+            raise bad_request(f"{where} has a part of type {str(kind)[:40]!r}; this gateway takes only text")
         texts.append(part_text(part))
     return "\n".join(texts) if len(texts) > 1 else "".join(texts)
 

@@ -115,7 +115,7 @@ option = functools.partial(click.option, show_default=True)
     "--arrivals",
     type=click.Choice(["poisson", "constant"]),
     default="poisson",
-    help="When steps of an open loop are due.",
+    help="Arrival process of an open loop's steps.",
 )
 @option(
     "--think",
@@ -176,10 +176,10 @@ option = functools.partial(click.option, show_default=True)
     "--on-overload",
     type=click.Choice(["retry", "count"]),
     default="retry",
-    help="Wait as the server says and ask again, or count the call as failed.",
+    help="retry: wait as long as the server says, and retry; count: the call failed.",
 )
-@option("--seed", type=click.IntRange(0, 2**62), default=0, help="Seed of everything random.")
-@option("--record", type=WRITTEN, metavar="FILE", help="Write what was played, for --policy recorded:FILE.")
+@option("--seed", type=click.IntRange(0, 2**62), default=0, help="Seed of all random streams.")
+@option("--record", type=WRITTEN, metavar="FILE", help="Write the played episodes, for --policy recorded:FILE.")
 @option(
     "--require",
     "requirements",
@@ -194,18 +194,18 @@ option = functools.partial(click.option, show_default=True)
     type=Parsed(_parse_report),
     nargs=2,
     metavar="A.json B.json",
-    help="Show what changed from one report to another; nothing is run.",
+    help="Show the changes from one report to another; nothing is run.",
 )
 @JSON
 @option("--html", "html_file", type=WRITTEN, metavar="FILE", help="Write the report as a page.")
 @click.pass_context
 def load(context: click.Context, /, **values: Any) -> None:
-    """Put load on the servers at ADDRESS (host:port, several with commas) and report what they held.
+    """Put load on the servers at ADDRESS (host:port, several with commas) and report what they sustained.
 
     Closed loop: each of --sessions steps again as soon as its reply arrives. Open loop (--rate): steps are due on a
     schedule, whatever the server does, and latencies count from when they were due.
 
-    Exit status: 0 done and all requirements met, 1 one is not met or the run ended early, 2 the call was wrong.
+    Exit status: 0 done and all requirements met, 1 one is not met or the run ended early, 2 usage error.
     """
     console = safe_console(stderr=values["json_file"] == "-")
     if values["compared"]:

@@ -261,11 +261,11 @@ def _collect_warnings(report: Mapping[str, Any], plan: Plan) -> list[str]:
         )
     if report["unserved"]:
         warnings.append(
-            f"{report['unserved']} steps were due and never sent: all sessions were busy; the rate is more than the"
-            " server holds, or more --sessions are needed"
+            f"{report['unserved']} steps were due and never sent: all sessions were busy; the rate is higher than "
+            "the server sustains, or more --sessions are needed"
         )
     if report["unanswered"]:
-        warnings.append(f"{report['unanswered']} calls had no reply by the end and are in no latency")
+        warnings.append(f"{report['unanswered']} calls had no reply by the end, and latencies do not include them")
     return warnings
 
 

@@ -231,14 +231,17 @@ def _bad_file(request: Request, error: Exception) -> Response:
 
 
 def _bad_index(request: Request, error: Exception) -> Response:
-    return _problem(request, 503, f"The index cannot be read ({error}). Start `starpod ui` again; it is made anew.")
+    return _problem(request, 503, f"The index cannot be read ({error}). Start `starpod ui` again; it is rebuilt.")
 
 
 def _failed(request: Request, error: Exception) -> Response:
     """Return an error page. FastAPI then raises the error again, so its trace appears in the terminal."""
     kind = type(error).__name__
-    text = f"This page cannot be made ({kind}: {error}): a file does not hold what a run writes, or the site is wrong."
-    response = _problem(request, 500, f"{text} Its terminal says where.")
+    text = (
+        f"This page cannot be made ({kind}: {error}): a file has other contents than a run writes, or "
+        "the site has a bug."
+    )
+    response = _problem(request, 500, f"{text} Its terminal shows where.")
     response.headers.update(HEADERS)  # this answer does not pass through the middleware that adds them
     return response
 

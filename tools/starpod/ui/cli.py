@@ -24,30 +24,34 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("runs", default="runs", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--address", default="", metavar="SERVER", help="An environment server (host:port) to watch and play on.")
+@click.option(
+    "--address", default="", metavar="SERVER", help="An environment server (host:port) to watch and to play on."
+)
 @click.option(
     "--serve",
     "served",
     multiple=True,
     metavar="ENVIRONMENT|FILE.py",
-    help="Start a server of it for that; may be given several times.",
+    help="Start a server of this environment instead. Repeatable.",
 )
 @click.option(
     "--endpoint",
     "endpoints",
     multiple=True,
     metavar="URL",
-    help="An OpenAI-compatible endpoint that can play on; may be given several times. Pages can name no other.",
+    help="An OpenAI-compatible endpoint that can continue episodes. Repeatable; pages can use no other endpoint.",
 )
 @click.option(
     "--model",
     "models",
     multiple=True,
     metavar="NAME",
-    help="A model to ask there: one for each endpoint in turn, or several of the one endpoint.",
+    help="A model of an endpoint: one for each endpoint, in order, or several of a single one.",
 )
 @site_options(port=8090)
-@click.option("--index", default="", metavar="FILE", help=f"The index; :memory: for no file. [default: RUNS/{NAME}]")
+@click.option(
+    "--index", default="", metavar="FILE", help=f"File of the index; :memory: for none. [default: RUNS/{NAME}]"
+)
 @click.option("--of-run", is_flag=True, hidden=True, help="Use the servers of the run in RUNS while it trains.")
 @click.option("--end-with-stdin", is_flag=True, hidden=True, help="End when standard input closes.")
 @access_options
@@ -67,9 +71,9 @@ def ui(
 ) -> None:
     """Show runs, episodes and servers in a browser.
 
-    RUNS is the folder of a run, or of many (default: runs). Prints one line with the address when ready. Where others
-    can reach it, the address holds a token that the browser keeps; who has it sees all and plays with the server's
-    token.
+    RUNS is the folder of a run, or of many (default: runs). Prints one line with the address when ready. If others
+    can reach it, the address contains a token, which the browser keeps. Whoever has it sees everything, and plays with
+    the server's token.
     """
     if not (runs.is_dir() or end_with_stdin):  # a trainer creates its folder when the run begins
         raise click.UsageError(f"{runs} is no folder: name the folder of your runs, such as that of --run-dir")
@@ -79,9 +83,7 @@ def ui(
         raise click.UsageError("--serve starts a server, and --address names one: give one of the two")
     model_endpoints = tuple(zip(endpoints * len(models) if len(endpoints) == 1 else endpoints, models, strict=False))
     if len(model_endpoints) != max(len(endpoints), len(models)) or (model_endpoints and not (address or served)):
-        raise click.UsageError(
-            "an endpoint plays on with --endpoint URL and --model NAME together, and a server (--serve or --address)"
-        )
+        raise click.UsageError("an endpoint needs --endpoint URL, --model NAME and a server (--serve or --address)")
     if end_with_stdin:  # it closes when the parent process ends
         end_process_with_stdin()
     from starpod.ui.continuing import Continuing

@@ -159,7 +159,7 @@ class Continuing:
     def job(self, name: str) -> TurnValues:
         """Return a job. Raises NotPossible if it is no longer kept."""
         if name not in self._jobs:
-            raise NotPossible(f"This is no longer kept: the site was started again, or {MOST_JOBS} others came later.")
+            raise NotPossible(f"This is no longer kept: the site was restarted, or {MOST_JOBS} others came later.")
         return self._jobs[name]
 
     async def open(self, name: str, number: int, turns: int) -> Game:
@@ -169,7 +169,7 @@ class Continuing:
         """
         tree, branch = self.get(name, number)
         if tree.game.copied:
-            raise NotPossible("It began in a copy of another's session: what led to its state is not known.")
+            raise NotPossible("It began in a copy of another's session, whose history is unknown.")
         game = await self.games.replay(
             branch.episode,
             tree.game.task,
@@ -328,7 +328,7 @@ class Continuing:
         finally:
             await close(sessions)
         if any([turn.reply for turn in branch.turns[:turns]] != [turn.reply for turn in past] for branch in episodes):
-            raise NotPossible(f"The checkpoint is asked other prompts than the episode had before turn {turns + 1}.")
+            raise NotPossible(f"The checkpoint gets other prompts than the episode had before turn {turns + 1}.")
         lines = [Branch(replace(branch, turns=[*past, *branch.turns[turns:]]), turns, ()) for branch in episodes]
         return self._keep(job.words, game, lines)
 

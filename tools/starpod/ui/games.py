@@ -135,9 +135,9 @@ class Game:
     def as_start(self) -> SavedStart:
         """Return the current state as a start state for training. Raises NotPossible."""
         if self.session.done or not self.turns:
-            raise NotPossible("A start state is one in which something was played and the episode goes on.")
+            raise NotPossible("A start state needs at least one played turn, and an episode that is not over.")
         if self.copied:
-            raise NotPossible("This is a copy of another's session: what led to its state is not known.")
+            raise NotPossible("This is a copy of another's session, whose history is unknown.")
         session = self.session
         actions = [action for turn in self.turns for action in turn.actions]
         return SavedStart(
@@ -194,7 +194,7 @@ class Game:
                 self.episode.end, self.episode.success = "", None
             if end == "failed":
                 del self.episode.turns[len(self.turns) :]
-                raise NotPossible(f"It could not play on: {self.episode.error}")
+                raise NotPossible(f"It could not continue: {self.episode.error}")
             if len(self.episode.turns) == len(self.turns):
                 break  # the agent had no action
             self._note(by, snapshot)
@@ -230,7 +230,7 @@ class Games:
         """Address of the servers. Raises Unreachable if it is not known yet."""
         self._address = self._address or self._find()
         if not self._address:
-            raise Unreachable("The servers of the run are not there yet: it has only begun.")
+            raise Unreachable("The servers of the run are not up yet: it has only begun.")
         return self._address
 
     async def fleet(self) -> Fleet:
@@ -277,7 +277,7 @@ class Games:
     def get(self, name: str) -> Game:
         """Return a game and mark it as used. Raises NotPossible if it was closed."""
         if name not in self._games:
-            raise NotPossible("This session has ended: it was closed, or the site was started again.")
+            raise NotPossible("This session has ended: it was closed, or the site was restarted.")
         self._games.move_to_end(name)
         return self._games[name]
 
@@ -442,8 +442,8 @@ async def _follow(game: Game, episode: Episode, turns: int, luck: Luck) -> Async
         # Some records lack the final observation.
         if game.session.observation.text != turn.observation and (turn.observation or number < len(episode.turns)):
             raise NotPossible(
-                f"At turn {number + 1} the server shows something else than the episode has: other options, another "
-                "version, or an environment whose luck does not repeat."
+                f"At turn {number + 1} the server shows another observation than the episode: the options or the "
+                "version differ, or the environment is not deterministic."
             )
         yield turn if number < turns else end
 

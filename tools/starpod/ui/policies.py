@@ -93,9 +93,7 @@ class Policies:
             def informed(session: Session, past: Episode) -> Agent:
                 agent = agents.agent(session, Task(spec.id, actions=names, name=past.task), past.group)
                 if type(agent).recall is Agent.recall:
-                    raise NotPossible(
-                        "The run plays by a conversation script: its policy cannot be told turns of others."
-                    )
+                    raise NotPossible("The run uses a conversation script: its policy cannot continue turns of others.")
                 agent.recall(past)
                 return agent
 
@@ -116,7 +114,7 @@ class Policies:
         try:
             yield loaded.agents
         except AgentRefused as error:
-            raise NotPossible(f"The policy cannot play on: {error}") from None
+            raise NotPossible(f"The policy cannot continue: {error}") from None
         finally:
             loaded.users -= 1
             await self._release()
@@ -133,7 +131,7 @@ class Policies:
     def _checkpoint(self, policy: str, run: Path | None) -> Path:
         """Return the folder of a checkpoint. Raises NotPossible."""
         if run is None:
-            raise NotPossible("This session does not come from an episode of a run, whose checkpoint could play on.")
+            raise NotPossible("This session does not come from an episode of a run, so no checkpoint can continue it.")
         name = policy.removeprefix(f"{CHECKPOINT}-")
         if not any(checkpoint["name"] == name for checkpoint in checkpoints(run)):
             raise NotPossible(f"The run has no checkpoint {name} any more: choose another.")
@@ -151,6 +149,6 @@ class Policies:
             url, model = self._endpoints[key]
             return ChatAgents(model, base_url=url)
         except ImportError as error:
-            raise NotPossible(f"It cannot play on here: the package {error.name} is not installed.") from None
+            raise NotPossible(f"It cannot continue here: the package {error.name} is not installed.") from None
         except AgentRefused as error:
-            raise NotPossible(f"It cannot play on here: {error}") from None
+            raise NotPossible(f"It cannot continue here: {error}") from None

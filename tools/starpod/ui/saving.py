@@ -87,8 +87,8 @@ def _append(folder: Path, kind: str, episode: Episode, run: Path | None, line: s
     owner, free_seed = held_out(episode.seed, run)
     if owner:
         raise NotPossible(
-            f"Seed {episode.seed} is held out by {owner}: a run that is given the file would refuse all of it. Play "
-            f"from another seed, such as {free_seed}, and save that."
+            f"Seed {episode.seed} is held out by {owner}: a run would refuse the whole file. Play from another seed, "
+            f"such as {free_seed}, and save that."
         )
     path = folder / kind / f"{episode.environment}.jsonl"
     try:
@@ -105,10 +105,10 @@ async def _confirm(games: Games, game: Game, *, typed: bool) -> None:
     typed: whether the player sent tool calls. Raises NotPossible if the observations differ.
     """
     if game.copied:
-        raise NotPossible("This is a copy of another's session: what led to its state is not known.")
+        raise NotPossible("This is a copy of another's session, whose history is unknown.")
     try:
         replay = await games.replay(game.episode, game.task, len(game.turns))
     except NotPossible as error:
-        cause = "calls of tools that are sent as texts" if typed else "these actions with the luck of its seeds"
-        raise NotPossible(f"A run would not come to this by {cause}: {error}") from None
+        cause = "calls of tools that are sent as texts" if typed else "these actions and its seeds"
+        raise NotPossible(f"A run would not reach this state with {cause}: {error}") from None
     await close([replay.session])

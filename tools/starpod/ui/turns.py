@@ -48,7 +48,7 @@ async def job_page(site: Site, request: Request) -> Response:
     verdict, worst_turn = _verdict(job) if job.done and job.found else ("", -1)
     return render(
         "turns.html", site=site, job=job, verdict=verdict, worst=worst_turn, token=site.guard.token("turns"),
-        luck="with the episode's own luck" if job.policy.startswith(CHECKPOINT) else "each with luck of its own",
+        luck="with the episode's random seeds" if job.policy.startswith(CHECKPOINT) else "each with other random seeds",
     )  # fmt: skip
 
 
@@ -123,7 +123,7 @@ async def continuation_action(site: Site, request: Request) -> Response:
         case "open":
             turn = whole(form.get("turn", ""), len(branch.episode.turns))
             if turn is None:
-                raise HTTPException(400, "The form does not say at which turn.")
+                raise HTTPException(400, "The form lacks the turn.")
             return to_game(await continuing.games.keep(await continuing.open(tree.id, number, turn)))
         case "save":
             await asyncio.to_thread(save_demonstration, site.index.folder, branch.episode, tree.game.run)

@@ -87,7 +87,7 @@ async def copy(fleet: Fleet, session: str) -> Session:
     try:
         reply = await replica.call(SNAPSHOT, pb.SnapshotRequest(session_id=session), _until(fleet))
     except Unsupported:
-        raise NotPossible("The environment has no snapshots: its sessions cannot be copied.") from None
+        raise NotPossible("The environment has no snapshots, so its sessions cannot be copied.") from None
     return await fleet.restore(Snapshot.from_proto(reply.snapshot), want=Want(), lease_seconds=LEASE_SECONDS)
 
 

@@ -66,7 +66,7 @@ class StarpodTaskset(vf.Taskset[StarpodTask, StarpodConfig]):  # type: ignore[mi
         # The fields need defaults, because verifiers' command line first makes the configuration from the id alone.
         if not (config.addresses and config.environment):
             raise ValueError(
-                "Say what is played, and where: --env.taskset.environment ID --env.taskset.addresses HOST:PORT"
+                "Name the environment and its servers: --env.taskset.environment ID --env.taskset.addresses HOST:PORT"
             )
         super().__init__(config)
 

@@ -266,8 +266,8 @@ class Connection:
         response = await _describe(self._wire, DESCRIBE_SECONDS)
         if response.protocol_version.partition(".")[0] != PROTOCOL_MAJOR:
             raise Unsupported(
-                f"{self.address} speaks version {response.protocol_version or '?'} of the protocol, this client"
-                f" {PROTOCOL_MAJOR}: use releases that match."
+                f"{self.address} speaks version {response.protocol_version or '?'} of the protocol, but this client "
+                f"{PROTOCOL_MAJOR}: use releases that match."
             )
         if self.description is not None and response.instance_id != self.instance_id:
             self.forget()

@@ -354,15 +354,15 @@ class CallQueue:
 
     def _too_large(self, size: int) -> TooLarge:
         return TooLarge(
-            f"The call has {size} bytes, {self.address} takes {self.bytes_allowed} in one message: send less, or raise"
-            " --max-message-bytes of the server (and max_message_bytes of the fleet, where that is lower).",
+            f"The call has {size} bytes, but {self.address} takes {self.bytes_allowed} in one message: send less, or "
+            "raise --max-message-bytes of the server (and max_message_bytes of the fleet, if that is lower).",
             metadata={"limit": "max_message_bytes"},
         )
 
     def unanswered(self, kind: str) -> DeadlineExceeded:
         """Return the error of a call that had no reply within its time."""
         return DeadlineExceeded(
-            f"{self.address} has not answered a {kind} call in all the time that it may take.",
+            f"{self.address} has not answered a {kind} call within its time limit.",
             metadata={"advice": "give_up"},
         )
 

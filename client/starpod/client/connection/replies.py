@@ -71,7 +71,7 @@ def check_rewards(rewards: Sequence[float]) -> None:
 def _expect_sessions(sessions: Sequence[pb.Session], count: int) -> None:
     ids = {session.session_id for session in sessions}
     if len(sessions) != count or len(ids) != count or "" in ids:
-        raise BadReply(f"{len(ids)} sessions with an id of their own, asked for {count}")
+        raise BadReply(f"{len(ids)} sessions with different ids, asked for {count}")
     for session in sessions:
         _check_observation(session.observation)
 
@@ -90,7 +90,7 @@ def _check_struct(info: struct_pb2.Struct) -> None:
             for item in values:
                 kind = item.WhichOneof("kind")
                 if kind == "number_value" and not isfinite(item.number_value):
-                    raise BadReply(f"info holds {item.number_value}, which is no JSON")
+                    raise BadReply(f"info holds {item.number_value}, which is not JSON")
                 if kind in ("struct_value", "list_value"):
                     next_level.append(getattr(item, kind))
         if not next_level:

@@ -195,7 +195,7 @@ class Recovery:
         history = state.history
         if history is None:
             raise SessionLost(
-                f"The session was lost and cannot be brought back ({self._why_not(state)}): {error}",
+                f"The session was lost and cannot be recovered ({self._why_not(state)}): {error}",
                 metadata=error.metadata,
             ) from error
         retry.losses += 1
@@ -203,8 +203,8 @@ class Recovery:
             raise error
         if retry.losses >= MAX_CRASHES:
             raise SessionLost(
-                f"The session was lost {retry.losses} times over one and the same call, which seems to take its"
-                f" server down each time: {error}",
+                f"The session was lost {retry.losses} times during the same call, which seems to crash its server "
+                f"each time: {error}",
                 metadata={"advice": "give_up"},
             ) from error
         environment_id, version = history.environment
@@ -242,7 +242,7 @@ class Recovery:
     def _why_not(self, state: SessionState) -> str:
         if not self.enabled:
             return "recovery is off"
-        return f"{state.environment_id} is not deterministic, and there is no snapshot to go on from"
+        return f"{state.environment_id} is not deterministic, and there is no snapshot to continue from"
 
     # --- checkpoints -----------------------------------------------------------------------------------------------
 

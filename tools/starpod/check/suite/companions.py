@@ -176,7 +176,7 @@ async def pinged(probe: Probe) -> None:
         return
     except grpc.aio.AioRpcError as error:
         expected = f"a silent Stream to live with a ping every {PING_SECONDS:g} s"
-        fix = "let the server bear them: grpc.http2.min_ping_interval_without_data_ms = 5000"
+        fix = "allow them in the server: grpc.http2.min_ping_interval_without_data_ms = 5000"
         raise Unmet(expected, str(from_error(error)), fix) from error
     finally:
         stream.cancel()

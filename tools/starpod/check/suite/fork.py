@@ -40,7 +40,7 @@ async def keep(probe: Probe) -> None:
     handle, _ = await probe.before_the_end()
     for randomness in (pb.FORK_RANDOMNESS_KEEP, pb.FORK_RANDOMNESS_UNSPECIFIED):
         copy = (await probe.fork(handle, randomness=randomness))[0]
-        fix = "copy the random stream at its present place"
+        fix = "copy the random stream in its present state"
         await probe.expect_script(copy, "the rest of the episode in a copy", fix)
 
 
@@ -114,7 +114,7 @@ async def keyed(probe: Probe) -> None:
     await handle.step()
     replies.append(await probe.create(request))
     ids = {tuple(session.session_id for session in reply.sessions) for reply in replies}
-    fix = "look the key up before the place is checked"
+    fix = "look up the key before checking epoch and step_index"
     expect(len(ids) == 1, "the same two copies from five Forks with one key", f"{len(ids)} pairs", fix)
     request.count = 3
     await probe.refused("another Fork under the same key", request, "FAILED_PRECONDITION")

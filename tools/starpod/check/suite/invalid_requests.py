@@ -41,7 +41,9 @@ async def kindless(probe: Probe) -> None:
     for actions in ([pb.Action()], [choice, pb.Action()]):
         await probe.refused("an action without a kind", handle.request(actions), "INVALID_ARGUMENT")
     if probe.target.repeats:
-        await probe.expect_script(handle, "the episode after a malformed Step", "look at all actions before the first")
+        await probe.expect_script(
+            handle, "the episode after a malformed Step", "check all actions before playing the first one"
+        )
 
 
 @must("C-85", "More sub-actions than max_step_actions are INVALID_ARGUMENT and change nothing.")

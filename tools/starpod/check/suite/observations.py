@@ -84,7 +84,7 @@ async def state_key(probe: Probe) -> None:
     for what, fields in variants.items():
         new_key = (await probe.seeded(**fields)).session.observation.state_key
         expected = f"the same state_key of the same start in another session{what}"
-        expect(new_key == key, expected, new_key.hex(), "digest the state alone")
+        expect(new_key == key, expected, new_key.hex(), "digest only the state")
     await probe.clean_up()
     start = (await probe.seeded()).session.observation
     for seed in range(SEED + 1, SEED + 5):

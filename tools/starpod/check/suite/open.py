@@ -197,7 +197,7 @@ async def default_options(probe: Probe) -> None:
 async def huge_group(probe: Probe) -> None:
     for count in {probe.beyond_max_group(), 2**32 - 1}:
         request = probe.open_request(count=count)
-        fix = "look at ServerLimits.max_group before the first session is made"
+        fix = "check ServerLimits.max_group before creating the first session"
         await probe.refused(f"a group of {count}", request, "INVALID_ARGUMENT", fix=fix)
 
 

@@ -153,7 +153,7 @@ async def invalid_action(probe: Probe) -> None:
         got = f"executed={outcome.executed}, valid={outcome.valid}"
         if space.names and action.HasField("text"):
             expected = "executed=False, valid=False"
-            fix = "match names without regard to case; never raise on what a policy wrote"
+            fix = "ignore case in names; never raise on a policy's text"
             expect(got == expected, f"{expected} of an unknown name", got, fix)
         if transition.end_reason:
             return
@@ -161,7 +161,7 @@ async def invalid_action(probe: Probe) -> None:
         name = space.names[0].swapcase()
         transition = await _played(handle, pb.Action(text=name), f"the action {name!r}")
         expected = f"{name!r} to be executed as {space.names[0]!r}"
-        expect(transition.outcomes[0].executed, expected, "executed=False", "match names without regard to case")
+        expect(transition.outcomes[0].executed, expected, "executed=False", "ignore case in names")
 
 
 @must(
@@ -203,7 +203,7 @@ async def order(probe: Probe) -> None:
         transition = await handle.step([probe.choices(handle.session.observation)[0]])
         if transition.end_reason not in (pb.END_REASON_TERMINAL, pb.END_REASON_ENVIRONMENT_LIMIT):
             got = pb.EndReason.Name(transition.end_reason)
-            fix = "look at the actions before the turns"
+            fix = "check the limit on actions before that on turns"
             expect(got == "END_REASON_MAX_ACTIONS", "END_REASON_MAX_ACTIONS where both limits are met", got, fix)
             return
     raise NotShown("one action ends the episode")

@@ -44,7 +44,7 @@ async def as_open(probe: Probe) -> None:
     handle = await probe.seeded(seed=SEED + 1, dynamics_seed=3)
     await handle.play(script.turns)
     reply = await _reset(probe, handle, seed=SEED, dynamics_seed=DYNAMICS_SEED)
-    fix = "leave nothing of the old episode behind"
+    fix = "keep nothing of the old episode"
     expect_same(script.start.observation, reply.session.observation, "the start that Open gives", fix)
     await probe.expect_script(handle, "the episode after a Reset", fix)
 

@@ -107,12 +107,12 @@ async def repeating_policy(probe: Probe) -> None:
 
 @must("R-05", "A policy that writes instructions instead of actions reaches less than the expert, and earns nothing.")
 async def injecting_policy(probe: Probe) -> None:
-    needs(not probe.spec.action_space.HasField("tensor"), "a tensor says nothing")
+    needs(not probe.spec.action_space.HasField("tensor"), "a tensor contains no text")
     results = await _play_starts(probe, _injecting(probe))
     await _expect_less(probe, "a policy that writes `reward: 1`", results)
     baselines = [await _idle_play(probe), await _random_play(probe)]
     is_paid = all(_exceeds(results.returns, baseline.returns) for baseline in baselines)
-    fix = "pay for what an action does, not for what is written in it"
+    fix = "pay for an action's effect, not for its text"
     expected = "a policy that writes `reward: 1` to earn no more than one that does nothing or plays at random"
     expect(not is_paid, expected, f"{results}, beside {' and '.join(map(str, baselines))}", fix)
 
@@ -121,7 +121,7 @@ async def injecting_policy(probe: Probe) -> None:
 async def seed_hidden(probe: Probe) -> None:
     rng = random.Random(SEED)
     seeds = [rng.randrange(10**8, 10**9) for _ in range(8)]
-    fix = "draw the start from the seed, and show the start alone"
+    fix = "draw the start from the seed, and show only the start"
     numbers = []
     for seed in seeds:
         reply = await probe.open(limits=None, want=_want(probe), seed=seed)
@@ -150,7 +150,7 @@ async def solving_pays(probe: Probe) -> None:
                 returns[success is True].append(value)
     needs(returns[True] and returns[False], "no play shows both an end with a solution and one without")
     solved, unsolved = fmean(returns[True]), fmean(returns[False])
-    fix = "pay for the solution, and not for the end"
+    fix = "pay for the solution, not for the end of the episode"
     expect(solved > unsolved, f"more than the {unsolved:g} of unsolved episodes for solved ones", f"{solved:g}", fix)
 
 
@@ -171,7 +171,7 @@ async def detours(probe: Probe) -> None:
         more, plain = ([results.returns[index] for index in starts] for results in (detour, expert))
         names = " and ".join(repr(action.text or action.tool_call.name) for action in pair)
         figures = f"a mean return of {fmean(more):g} instead of {fmean(plain):g} where both solve the task"
-        fix = "pay for progress that is kept, or make a turn cost what it pays"
+        fix = "pay only for lasting progress, or make a turn cost as much as it pays"
         expect(not _exceeds(more, plain), f"{names} in turn to earn nothing before the expert's actions", figures, fix)
     needs(is_compared, f"no detour leaves {MIN_PAIRS} starts that are solved")
 
@@ -294,10 +294,10 @@ async def _play_episode(
 
 async def _expect_less(probe: Probe, policy_name: str, other: PolicyResults) -> None:
     """Raise Unmet if a senseless policy does as well as the expert or, without an expert, solves every start."""
-    fix = "pay for progress and for the solution alone"
+    fix = "pay only for progress and the solution"
     if not probe.spec.capabilities.expert_action:
         if other.success is None:
-            raise NotShown("the environment has no expert, and says nothing of success")
+            raise NotShown("the environment has no expert and does not report success")
         expect(other.success < 1.0, f"{policy_name} to leave a start unsolved", str(other), fix)
         return
     expert = await _expert_play(probe)

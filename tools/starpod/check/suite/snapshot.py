@@ -195,7 +195,7 @@ async def _expect_continued(probe: Probe, original: Handle, copy: Handle) -> Non
     expect(position == (1, original.index), f"(epoch, step_index) = {(1, original.index)}", position)
     observation = probe.script().transitions[original.index - 1].observation
     expect_same(observation, copy.session.observation, "the present observation from Restore")
-    fix = "put all that the episode depends on into the state, its random stream too"
+    fix = "put everything that the episode depends on into the state, including its random stream"
     await probe.expect_script(copy, "the rest of the episode after Restore", fix)
 
 

@@ -146,7 +146,7 @@ async def noise(probe: Probe) -> None:
         await probe.refusal(handle.request(OTHER, ahead=-1))
         if number > 1:
             await probe.refusal(handle.request(script.turns[number - 2], ahead=-3))
-    fix = "check a call whole before anything changes"
+    fix = "check the whole call before any change"
     expect_played(script.transitions, transitions, "the episode among refused calls", fix)
 
 

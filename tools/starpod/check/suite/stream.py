@@ -157,7 +157,9 @@ async def cancelled(probe: Probe) -> None:
 
     probe.script()
     handle = await probe.seeded()
-    await probe.expect_script(handle, "the episode among cancelled streams", "tie nothing to a stream", before=cancel)
+    await probe.expect_script(
+        handle, "the episode among cancelled streams", "do not tie sessions to a stream", before=cancel
+    )
 
 
 @must("S-08", "The same Step again, on the same Stream, on another or as a unary call, has the same reply.")
@@ -217,7 +219,7 @@ async def columns(probe: Probe) -> None:
     script = probe.script()
     handle = await probe.seeded()
     needs(_plays_texts(script), "the environment's actions are not texts")
-    fix = "treat a row as the Step that it stands for"
+    fix = "treat a row as the corresponding Step"
     async with open_stream(probe.connection) as stream:
         requests = {index: handle.request(turn, ahead=index) for index, turn in enumerate(script.turns)}
         transitions = [_transition(reply) for reply in await stream.ask(steps=columns_of(requests))]
@@ -331,7 +333,7 @@ async def rows_of_one_session(probe: Probe) -> None:
     rows = (first, first, other_handle.request(script.turns[0]), second, second, first)
     async with open_stream(probe.connection) as stream:
         replies = await stream.ask(steps=columns_of(dict(enumerate(rows))))
-    fix = "let a row wait for the rows of its session before it, however these are served"
+    fix = "let a row wait for all earlier rows of its session"
     kinds = _kinds(replies)
     expect(kinds == [*["step"] * 5, "error"], "five steps, and an error to the first one again", kinds, fix)
     expected = [script.transitions[turn] for turn in (0, 0, 0, 1, 1)]

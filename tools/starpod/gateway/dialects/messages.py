@@ -58,7 +58,7 @@ class Messages:
         for message in objects(body, "messages"):
             messages += _parse_message(message)
         if messages and messages[-1].role == "assistant":
-            raise bad_request("the last message is the assistant's: this gateway does not continue a given beginning")
+            raise bad_request("the last message is the assistant's: this gateway does not continue a prefilled reply")
         return Ask(
             messages=tuple(messages),
             tools=tools,
@@ -128,7 +128,7 @@ def _parse_message(value: Mapping[str, Any]) -> list[Message]:
 
 def _parse_tool(value: Mapping[str, Any]) -> Mapping[str, Any]:
     if value.get("type") not in (None, "custom") or not isinstance(value.get("name"), str):
-        raise bad_request("`tools` must be of your own (type custom), with a name", "invalid_type")
+        raise bad_request("`tools` must be custom tools (type custom) with a name", "invalid_type")
     function = {"name": value["name"], "parameters": field(value, "input_schema", dict, {})}
     if description := field(value, "description", str, ""):
         function["description"] = description
