@@ -1,16 +1,22 @@
 """What plays on from a state: kept, opened and saved; the values of an episode's turns as a job; who can play on."""
 
+import dataclasses
 import html
 import re
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import pytest
 
 from starpod.client import Limits
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import read_episodes
 from starpod.trainer.rollout.saved_starts import read_starts
 from starpod.trainer.warm_start.demonstrations import read_demonstrations
-from tests.support import ServerProcess
+from starpod.ui.policies import NotPossible
+from starpod.ui.saving import save_demonstration
+from tests.support import ServerProcess, small_files
 from tests.tools.ui.conftest import wait_until
 from tests.tools.ui.test_games import (
     EPISODE,
@@ -52,6 +58,19 @@ def test_what_is_held_out_is_not_saved(visitor: Visitor, lost: tuple[Path, Episo
         assert "Play from another seed, such as 10000" in visitor.text
         visitor.get(visitor.path.removesuffix("/save"))
         assert not (lost[0] / kind / "sokoban-v1.jsonl").exists()
+
+
+def test_demonstrations_are_whole_and_numbered_whatever_fails_or_comes_at_once(
+    lost: tuple[Path, Episode], tmp_path: Path
+) -> None:
+    episode = dataclasses.replace(lost[1], seed=10_000)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: save_demonstration(tmp_path, episode, None), range(16)))
+    (file,) = (tmp_path / "demonstrations").iterdir()
+    with small_files(file.stat().st_size + 10), pytest.raises(NotPossible, match="cannot be written: File too large"):
+        save_demonstration(tmp_path, episode, None)
+    save_demonstration(tmp_path, episode, None)
+    assert [each.group for each in read_episodes(file)] == list(range(17))
 
 
 def test_the_seeds_of_the_episodes_own_run_count(

@@ -16,7 +16,6 @@ import os
 import time
 import uuid
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
@@ -25,7 +24,7 @@ from typing import Any, cast, get_args
 from starpod.gateway.requests import Refused, bad_request
 from starpod.gateway.session import NAME, Replied, Sampler, Session
 from starpod.trainer.data.episode import EXTERNAL, End, Episode
-from starpod.trainer.data.files import read_episodes, write_episodes
+from starpod.trainer.data.files import append_line, read_episodes, write_episodes
 
 logger = logging.getLogger(__name__)
 
@@ -47,16 +46,7 @@ class Record:
 
     def log(self, kind: str, **values: Any) -> None:
         """Append a line to the journal. Raise OSError if that fails, with the journal unchanged."""
-        line = json.dumps({"kind": kind, **values}, ensure_ascii=False) + "\n"
-        size = self.journal.stat().st_size if self.journal.exists() else 0
-        try:
-            with self.journal.open("a", encoding="utf-8") as file:
-                file.write(line)
-        except OSError:
-            # A full disk may have taken part of the line: remove it, or the next line would be joined to it.
-            with suppress(OSError):
-                os.truncate(self.journal, size)
-            raise
+        append_line(self.journal, json.dumps({"kind": kind, **values}, ensure_ascii=False) + "\n")
 
     def took(self, replied: Replied) -> None:
         self.called = time.monotonic()

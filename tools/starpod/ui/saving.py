@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.files import append_line
 from starpod.trainer.seeds import SeedsConfig
 from starpod.ui.games import Game, Games, close
 from starpod.ui.policies import NotPossible
@@ -17,6 +19,8 @@ from starpod.ui.reading import mapping
 
 KINDS = ("demonstrations", "starts")
 """Names of the folders beside the runs. Each contains a file per environment."""
+
+_saving = threading.RLock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +80,12 @@ async def save(games: Games, folder: Path, kind: str, game: Game) -> None:
 
 def save_demonstration(folder: Path, episode: Episode, run: Path | None) -> None:
     """Add an episode to the demonstrations of its environment. run: run of the original episode. Raises NotPossible."""
-    # Demonstrations are numbered by their position in the file, like the groups of a run.
-    collection = saved(folder, "demonstrations", episode.environment)
-    episode = replace(episode, group=collection.count if collection else 0)
-    line = json.dumps(episode.to_json(), ensure_ascii=False) + "\n"
-    _append(folder, "demonstrations", episode, run, line)
+    with _saving:
+        # Demonstrations are numbered by their position in the file, like the groups of a run.
+        collection = saved(folder, "demonstrations", episode.environment)
+        episode = replace(episode, group=collection.count if collection else 0)
+        line = json.dumps(episode.to_json(), ensure_ascii=False) + "\n"
+        _append(folder, "demonstrations", episode, run, line)
 
 
 def _append(folder: Path, kind: str, episode: Episode, run: Path | None, line: str) -> None:
@@ -93,8 +98,8 @@ def _append(folder: Path, kind: str, episode: Episode, run: Path | None, line: s
     path = folder / kind / f"{episode.environment}.jsonl"
     try:
         path.parent.mkdir(exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(line)
+        with _saving:
+            append_line(path, line)
     except OSError as error:
         raise NotPossible(f"{path} cannot be written: {error.strerror or error}") from None
 

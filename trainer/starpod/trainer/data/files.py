@@ -8,6 +8,7 @@ import math
 import os
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, cast
 
@@ -43,6 +44,19 @@ def write_episodes(path: Path | str, episodes: Iterable[Episode]) -> int:
     finally:
         temporary.unlink(missing_ok=True)
     return count
+
+
+def append_line(path: Path, line: str) -> None:
+    """Append a line to a file. Raises OSError, with the file unchanged."""
+    size = path.stat().st_size if path.exists() else 0
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(line)
+    except OSError:
+        # A full disk may have taken part of the line: remove it, or the next line would be joined to it.
+        with suppress(OSError):
+            os.truncate(path, size)
+        raise
 
 
 def read_episodes(path: Path | str) -> Iterator[Episode]:
