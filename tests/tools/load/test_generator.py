@@ -150,6 +150,13 @@ async def test_overload_is_honoured_or_counted() -> None:
             assert Histogram.decode(report["calls"]["step"]["hdr"]).percentiles(0)[0] >= 0.0199
 
 
+async def test_the_wait_that_an_overloaded_server_asks_for_is_no_missed_deadline() -> None:
+    with start_server("waits", "--environment-module", LAZY, "--max-calls-in-flight", "1") as server:
+        plan = make_plan(server.address, environment="waits-v1", retry_overload=True, timeout=0.2)
+        (report,) = (await play(plan, Stage("crowded", 8, 1.0, 0.0))).reports
+    assert set(report["errors"]["classes"]) == {"overload"}
+
+
 @minutes
 async def test_a_server_without_room_for_all_sessions() -> None:
     with start_server("frozen_lake", "--max-sessions", "5") as server:
