@@ -7,15 +7,17 @@ import pytest
 
 from starpod.client import Fleet, Limits, Want
 from starpod.trainer.agents.base import limits_left
-from starpod.trainer.config import parse_config
+from starpod.trainer.config import Config, parse_config
 from starpod.trainer.mixture import Mixture
+from starpod.trainer.preflight import check_environment
+from starpod.trainer.rollout.environment import read_facts
 from starpod.trainer.rollout.saved_starts import SavedStart, open_saved, read_starts
 from starpod.trainer.section import ConfigError
 from starpod.trainer.seeds import SeedCursor
-from tests.trainer.lake import TASK
+from tests.trainer.lake import LAKE, TASK
 
 
-async def test_a_group_begins_in_a_saved_state_with_all_its_turns_left(fleet: Fleet) -> None:
+async def test_a_group_begins_in_a_saved_state_with_all_its_turns_left(fleet: Fleet, tmp_path: Path) -> None:
     (session,) = await TASK.open(fleet, 1, 1, Want())
     for action in (actions := ["Down", "Right"]):
         await session.step([action])
@@ -30,6 +32,12 @@ async def test_a_group_begins_in_a_saved_state_with_all_its_turns_left(fleet: Fl
     for changed in (replace(start, observation="another lake"), replace(start, actions=["Left"] * 3)):
         with pytest.raises(ConfigError, match="does not reach the saved start state"):
             await open_saved(TASK, fleet, changed, 2, Want())
+    # It is told before the warm start.
+    (tmp_path / "starts").write_text(start.to_line() + changed.to_line())
+    environment = LAKE.model_copy(update={"starts": str(tmp_path / "starts")})
+    config = Config(environment=environment)
+    with pytest.raises(ConfigError, match="saved"):
+        await check_environment(config, config.tasks[0], fleet, await read_facts(fleet, LAKE.id))
 
 
 def test_saved_states_are_shared_out_by_the_number_of_the_tasks_group(tmp_path: Path) -> None:
@@ -60,6 +68,7 @@ def test_saved_states_are_shared_out_by_the_number_of_the_tasks_group(tmp_path: 
         ("[]\n", r":1 is no start state"),
         ('{"environment": "frozen_lake-v1", "seed": 1}\n', "missing 3 required"),
         (SavedStart("frozen_lake-v1", 1, 1, [], "seen").to_line(), "a start state has actions"),
+        (SavedStart("frozen_lake-v1", 1, 1, "Up", "seen").to_line(), "actions are a list of texts"),
     ],
 )
 def test_a_file_that_holds_none_is_told(tmp_path: Path, text: str | None, told: str) -> None:

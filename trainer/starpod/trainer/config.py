@@ -137,11 +137,12 @@ class Config(Section):
                 "one of them"
             )
         strategy = self.collect.search.strategy
-        if strategy != "none" and any(task.environment.expert_moves_left for task in self.tasks):
-            raise ValueError(
-                f"collect.search.strategy {strategy} begins at the environment's start states, but "
-                "environment.expert_moves_left at others: drop one of them"
-            )
+        for key in ("expert_moves_left", "starts"):
+            if strategy != "none" and any(getattr(task.environment, key) for task in self.tasks):
+                raise ValueError(
+                    f"collect.search.strategy {strategy} begins at the environment's start states, but "
+                    f"environment.{key} at others: drop one of them"
+                )
         if self.algorithm.order != "together" and strategy not in ("none", "best_of"):
             raise ValueError(
                 f"algorithm.order {self.algorithm.order} takes a step for each turn of whole episodes, but "

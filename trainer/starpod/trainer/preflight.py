@@ -20,7 +20,7 @@ from starpod.trainer.rewards.reward import RewardConfig, RewardError, Rewards
 from starpod.trainer.rollout.config import EnvironmentConfig
 from starpod.trainer.rollout.environment import Facts, check_installed, make_task
 from starpod.trainer.rollout.play import play
-from starpod.trainer.rollout.saved_starts import read_starts
+from starpod.trainer.rollout.saved_starts import open_saved, read_starts
 from starpod.trainer.tasks import TaskConfig
 from starpod.trainer.user_file import names_file
 
@@ -134,7 +134,19 @@ async def check_environment(config: Config, task: TaskConfig, fleet: Fleet, fact
             want = Want(state_key=config.needs_state_key)  # an error in `state_key` must not show after the warm start
             for session in await make_task(environment, facts.actions, task.name).open(fleet, seed, 1, want):
                 await session.close()
+    if task.environment.starts:
+        await _try_starts(config, task, fleet, facts)
     await _try_rewards(config, task, fleet, facts)
+
+
+async def _try_starts(config: Config, task: TaskConfig, fleet: Fleet, facts: Facts) -> None:
+    """Reach each saved start state with each set of options, to find those of another version before the warm start."""
+    starts = read_starts(task.environment.starts, task.environment.id)
+    _, *environments = _played_environments(config, task)  # evaluations begin in no saved state
+    for environment in environments:
+        for start in starts:
+            opening = open_saved(make_task(environment, facts.actions, task.name), fleet, start, 1, Want())
+            await fleet.close_sessions(await opening)
 
 
 async def _try_rewards(config: Config, task: TaskConfig, fleet: Fleet, facts: Facts) -> None:
