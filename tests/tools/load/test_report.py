@@ -42,7 +42,7 @@ def a_stage(name: str = "8 sessions", *, late: float = 0.0, thread: float = 0.1,
 
 def a_document(*stages: dict[str, Any]) -> dict[str, Any]:
     server = {"name": "starpod", "version": "1", "replicas": ["a:1", "b:2"]}
-    report = document(PLAN, server, stages, command="starpod load a:1 --option 'x=<y>'", started=0.0)
+    report = document(PLAN, server, stages, command="starpod load a:1 --option 'x=<y>'", start_time=0.0)
     report["requirements"] = judge([parse_requirement("errors=0"), parse_requirement("step.p99<1s")], stages)
     return report
 

@@ -28,9 +28,12 @@ def members_of(played: list[list[tuple[str, str]]]) -> list[Member]:
 def test_members_part_by_actions_and_by_states() -> None:
     members = members_of([[("L", "x"), ("L", "x")], [("L", "x"), ("R", "x")], [("L", "y"), ("L", "x")], [("R", "x")]])
     partings = part_ways(members)
-    assert [member.way for member in members] == [["L (1)", "L"], ["L (1)", "R"], ["L (2)", "L"], ["R"]]
+    assert [member.actions for member in members] == [["L (1)", "L"], ["L (1)", "R"], ["L (2)", "L"], ["R"]]
     assert [
-        (parting.turn, [(branch.way, branch.solved, len(branch.members), branch.mean) for branch in parting.branches])
+        (
+            parting.turn,
+            [(branch.actions, branch.solved, len(branch.members), branch.mean) for branch in parting.branches],
+        )
         for parting in partings
     ] == [
         (0, [("L (1)", 1, 2, 0.5), ("L (2)", 0, 1, 2.0), ("R", 1, 1, 3.0)]),
@@ -52,8 +55,8 @@ def test_ways_are_the_same_as_far_as_all_was_the_same(played: list[list[tuple[st
         for other, theirs in zip(members, played, strict=True):
             alike = next((place for place, both in enumerate(zip(mine, theirs, strict=False)) if both[0] != both[1]), 9)
             alike = min(alike, len(mine), len(theirs))
-            assert one.way[:alike] == other.way[:alike]
-            assert alike == min(len(mine), len(theirs)) or one.way[alike] != other.way[alike]
+            assert one.actions[:alike] == other.actions[:alike]
+            assert alike == min(len(mine), len(theirs)) or one.actions[alike] != other.actions[alike]
     for parting in partings:
         there = [member.number for branch in parting.branches for member in branch.members]
         assert len(parting.branches) > 1 and len(there) == len(set(there))

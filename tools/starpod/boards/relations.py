@@ -43,7 +43,7 @@ def prediction(turn: Turn, transition: Transition | None, view: TurnView, *, int
     scene = read_scene(view.environment, view.instructions, turn.observation)
     if transition is None:
         return 0.0
-    next_scene = _after(scene, turn.actions, transition.observation.text, view, intended=intended)
+    next_scene = _next_scene(scene, turn.actions, transition.observation.text, view, intended=intended)
     return _score("prediction", turn, next_scene, view)
 
 
@@ -82,12 +82,12 @@ def describe(scene: Scene, family: str) -> str:
     return " ".join(f"{kind} {vertical} {horizontal}" for kind, pairs in told.items() for vertical, horizontal in pairs)
 
 
-def _after(
-    scene: Scene, actions: Sequence[str], observation: str, played: Episode | TurnView, *, intended: bool
+def _next_scene(
+    scene: Scene, actions: Sequence[str], observation: str, view: Episode | TurnView, *, intended: bool
 ) -> Scene:
     """Return the observed scene after a turn or, if `intended`, the scene without slipping on the ice."""
-    if not intended or family_of(played.environment) != "frozen_lake":
-        return read_scene(played.environment, played.instructions, observation)
+    if not intended or family_of(view.environment) != "frozen_lake":
+        return read_scene(view.environment, view.instructions, observation)
     for action in actions:
         if scene.holds(scene.player, "hole") or scene.holds(scene.player, "goal"):
             break
@@ -106,8 +106,8 @@ def describe_turn(episode: Episode, turn: Turn, after: str) -> dict[str, str]:
     scene = read_scene(episode.environment, episode.instructions, turn.observation)
     return {
         "relations": describe(scene, family),
-        "next_relations": describe(_after(scene, turn.actions, after, episode, intended=False), family),
-        "intended_relations": describe(_after(scene, turn.actions, after, episode, intended=True), family),
+        "next_relations": describe(_next_scene(scene, turn.actions, after, episode, intended=False), family),
+        "intended_relations": describe(_next_scene(scene, turn.actions, after, episode, intended=True), family),
     }
 
 
@@ -133,7 +133,9 @@ def read_relations(text: str, family: str, legend: Mapping[str, frozenset[str]])
     }
 
 
-def relations_f1(family: str, said: Mapping[str, Sequence[Relation]], true: Mapping[str, Sequence[Relation]]) -> float:
+def relations_f1(
+    family: str, stated: Mapping[str, Sequence[Relation]], actual: Mapping[str, Sequence[Relation]]
+) -> float:
     """Return the mean F1 over kinds of things, weighted as in _KINDS. Kinds that are in neither mapping are left out.
 
     In Frozen Lake, a relation that is right on only one axis counts as half, and stated relations are matched with true
@@ -141,7 +143,7 @@ def relations_f1(family: str, said: Mapping[str, Sequence[Relation]], true: Mapp
     """
     scores = {}
     for kind in _KINDS[family]:
-        claims, facts = said.get(kind, ()), true.get(kind, ())
+        claims, facts = stated.get(kind, ()), actual.get(kind, ())
         if claims or facts:
             right: float = (Counter(claims) & Counter(facts)).total()
             if family == "frozen_lake":
@@ -152,23 +154,23 @@ def relations_f1(family: str, said: Mapping[str, Sequence[Relation]], true: Mapp
     return sum(_KINDS[family][kind] * score for kind, score in scores.items()) / total if scores else 1.0
 
 
-def _half_right(told: list[Relation], there: list[Relation]) -> int:
+def _half_right(claims: list[Relation], facts: list[Relation]) -> int:
     """Return the maximum number of pairs of a stated and a true relation that agree on one axis (bipartite matching).
 
     `relations_f1` has already removed pairs that agree on both axes. Doing so first never lowers the score.
     """
     partner: dict[int, int] = {}
 
-    def pair(one: int, tried: set[int]) -> bool:
-        for index, relation in enumerate(there):
-            if index not in tried and any(map(str.__eq__, told[one], relation)):
-                tried.add(index)
-                if index not in partner or pair(partner[index], tried):
-                    partner[index] = one
+    def pair(claim: int, visited: set[int]) -> bool:
+        for index, relation in enumerate(facts):
+            if index not in visited and any(map(str.__eq__, claims[claim], relation)):
+                visited.add(index)
+                if index not in partner or pair(partner[index], visited):
+                    partner[index] = claim
                     return True
         return False
 
-    return sum(pair(index, set()) for index in range(len(told)))
+    return sum(pair(index, set()) for index in range(len(claims)))
 
 
 def _sign(number: int) -> int:

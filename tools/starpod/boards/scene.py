@@ -201,9 +201,11 @@ def _read_room_lines(legend: Mapping[str, frozenset[str]], lines: Sequence[str])
     return _scene("sokoban", player, cells | objects, {"wall"})
 
 
-def _scene(family: str, player: Cell, shown: Mapping[Cell, frozenset[str]], hidden: Collection[str] = ()) -> Scene:
+def _scene(
+    family: str, player: Cell, kinds_by_cell: Mapping[Cell, frozenset[str]], hidden: Collection[str] = ()
+) -> Scene:
     """Build a scene from the kinds shown in cells. hidden: kinds that may also be in cells that are not shown."""
-    cells = {cell: kinds & KINDS for cell, kinds in shown.items()}
+    cells = {cell: kinds & KINDS for cell, kinds in kinds_by_cell.items()}
     places = {
         kind: frozenset(cell for cell, kinds in cells.items() if kind in kinds) for kind in KINDS if kind not in hidden
     }

@@ -50,7 +50,7 @@ class Connection(abc.ABC):
         self.metadata = access.metadata()
 
     @abc.abstractmethod
-    def another(self, address: str = "", options: Sequence[tuple[str, int]] = ()) -> Connection:
+    def new_connection(self, address: str = "", options: Sequence[tuple[str, int]] = ()) -> Connection:
         """Return a new connection to `address`; empty: the same address. options: gRPC channel options."""
 
     @abc.abstractmethod
@@ -78,7 +78,7 @@ class Connection(abc.ABC):
 
     async def call(self, request: Message, *, seconds: float | None = None, metadata: Metadata | None = None) -> Any:
         """Make a unary call and return its reply. Wait while the server is overloaded. Raise grpc.aio.AioRpcError."""
-        return await patiently(lambda: self.call_once(request, seconds=seconds, metadata=metadata))
+        return await retry_while_overloaded(lambda: self.call_once(request, seconds=seconds, metadata=metadata))
 
     async def call_once(
         self, request: Message, *, seconds: float | None = None, metadata: Metadata | None = None
@@ -128,7 +128,7 @@ def rpc_error(
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailer, *details), message)
 
 
-async def patiently(send: Callable[[], Awaitable[Any]]) -> Any:
+async def retry_while_overloaded(send: Callable[[], Awaitable[Any]]) -> Any:
     """Make a call and return its result. If the server is overloaded, repeat the call after the delay in RetryInfo."""
     end = time.monotonic() + PATIENCE
     while True:

@@ -29,8 +29,8 @@ ADVICE = {
 class Unmet(Exception):
     """The server does not meet the requirement."""
 
-    def __init__(self, expected: str, got: str, fix: str = "") -> None:
-        super().__init__(f"expected {expected}; got {got}" + (f". To fix it: {fix}" if fix else ""))
+    def __init__(self, expected: str, actual: str, fix: str = "") -> None:
+        super().__init__(f"expected {expected}; got {actual}" + (f". To fix it: {fix}" if fix else ""))
 
 
 class Broken(Unmet):
@@ -57,17 +57,17 @@ def needs(available: object, reason: str) -> None:
         raise NotShown(reason)
 
 
-def expect(met: bool, expected: str, got: object, fix: str = "") -> None:
-    """Raise Unmet with what was expected, what was received and how to fix it, unless `met`."""
-    if not met:
-        raise Unmet(expected, str(got), fix)
+def expect(condition: bool, expected: str, actual: object, fix: str = "") -> None:
+    """Raise Unmet with what was expected, what was received and how to fix it, unless `condition`."""
+    if not condition:
+        raise Unmet(expected, str(actual), fix)
 
 
-def expect_same(expected: Message, got: Message, what: str, fix: str = "") -> None:
+def expect_same(expected: Message, actual: Message, what: str, fix: str = "") -> None:
     """Raise Unmet with the first lines that differ, unless the messages are equal."""
-    if expected == got:
+    if expected == actual:
         return
-    left, right = (MessageToString(message).splitlines() for message in (expected, got))
+    left, right = (MessageToString(message).splitlines() for message in (expected, actual))
     length = max(len(left), len(right))
     for a, b in zip([*left, *[""] * (length - len(left))], [*right, *[""] * (length - len(right))], strict=True):
         if a != b:
@@ -75,13 +75,13 @@ def expect_same(expected: Message, got: Message, what: str, fix: str = "") -> No
     raise Unmet(what, "another message", fix)
 
 
-def expect_played(expected: Sequence[pb.Transition], got: Sequence[pb.Transition], what: str, fix: str = "") -> None:
+def expect_played(expected: Sequence[pb.Transition], actual: Sequence[pb.Transition], what: str, fix: str = "") -> None:
     """Raise Unmet with the first turn that differs, unless the transitions equal those of the undisturbed episode.
 
     `info` is not compared, because a server may report in it how long a turn took.
     """
-    expect(len(expected) == len(got), f"{len(expected)} turns in {what}", f"{len(got)}", fix)
-    for turn, (left, right) in enumerate(zip(expected, got, strict=True)):
+    expect(len(expected) == len(actual), f"{len(expected)} turns in {what}", f"{len(actual)}", fix)
+    for turn, (left, right) in enumerate(zip(expected, actual, strict=True)):
         expect_same(_without_info(left), _without_info(right), f"turn {turn} of {what}", fix)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from starpod.check.connection import PATIENCE, Connection, Metadata, method_of, patiently
+from starpod.check.connection import PATIENCE, Connection, Metadata, method_of, retry_while_overloaded
 from starpod.check.expectations import Broken, NotShown, Unmet
 from starpod.check.refusal import from_status
 from starpod.client.transport import Transport, join_endpoint
@@ -53,7 +53,7 @@ class GrpcConnection(Connection):
         )
         self.stub = pb_grpc.EnvironmentServiceStub(self.channel)
 
-    def another(self, address: str = "", options: Sequence[tuple[str, int]] = ()) -> GrpcConnection:
+    def new_connection(self, address: str = "", options: Sequence[tuple[str, int]] = ()) -> GrpcConnection:
         return GrpcConnection(address or self.address, self.access, self.seconds, self.portion, options)
 
     def sibling(self, endpoint: str) -> str:
@@ -80,7 +80,9 @@ class GrpcConnection(Connection):
     async def _raw(self, path: str, request: bytes) -> bytes:
         """Make a unary call and return the reply's bytes, waiting while the server is overloaded."""
         method = self.channel.unary_unary(path, request_serializer=bytes, response_deserializer=bytes)
-        reply: bytes = await patiently(lambda: method(request, timeout=self.seconds, metadata=tuple(self.metadata)))
+        reply: bytes = await retry_while_overloaded(
+            lambda: method(request, timeout=self.seconds, metadata=tuple(self.metadata))
+        )
         return reply
 
 
@@ -139,10 +141,12 @@ class StreamConnection:
         for start in range(0, len(ids), max(1, limit)):
             portion = ids[start : start + limit]
             await self._write([] if fits else [requests[call_id] for call_id in portion])
-            replies += await self._patiently(portion, requests)
+            replies += await self._call_while_overloaded(portion, requests)
         return replies
 
-    async def _patiently(self, ids: Sequence[int], requests: Mapping[int, pb.StreamRequest]) -> list[pb.Reply]:
+    async def _call_while_overloaded(
+        self, ids: Sequence[int], requests: Mapping[int, pb.StreamRequest]
+    ) -> list[pb.Reply]:
         """Return the replies to calls. Calls refused as overloaded are sent again, in the same order."""
         end = time.monotonic() + PATIENCE
         while True:

@@ -14,7 +14,7 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 from google.rpc import status_pb2
 
-from starpod.check.connection import Connection, Metadata, method_of, patiently, rpc_error
+from starpod.check.connection import Connection, Metadata, method_of, retry_while_overloaded, rpc_error
 from starpod.check.expectations import Unmet
 from starpod.check.refusal import from_status
 from starpod.client.transport import TLS, Transport, join_endpoint
@@ -52,7 +52,7 @@ class HTTPConnection(Connection):
             base_url=address, verify=verify, limits=limits, timeout=None, trust_env=False, follow_redirects=False
         )
 
-    def another(self, address: str = "", options: Sequence[tuple[str, int]] = ()) -> HTTPConnection:
+    def new_connection(self, address: str = "", options: Sequence[tuple[str, int]] = ()) -> HTTPConnection:
         return HTTPConnection(address or self.address, self.access, self.seconds, self.portion)
 
     def sibling(self, endpoint: str) -> str:
@@ -71,13 +71,15 @@ class HTTPConnection(Connection):
     async def send_unknown_field(self, request: Message) -> None:
         verb, path, body = _http_request(method_of(request), request)
         body = json.dumps({**json.loads(body), _FUTURE: [{"a": 1}]}).encode() if body else body
-        await patiently(lambda: self._send(verb, path, body, self.seconds, self.metadata))
+        await retry_while_overloaded(lambda: self._send(verb, path, body, self.seconds, self.metadata))
 
     async def send_garbage(self, method: str) -> None:
         _, path, _ = _http_request("Open", pb.OpenRequest())
         if method == "Step":
             path = path.replace(":open", "/x:step")
-        await patiently(lambda: self._send("POST", path, b"\xff\xff\xff\xff garbage", self.seconds, self.metadata))
+        await retry_while_overloaded(
+            lambda: self._send("POST", path, b"\xff\xff\xff\xff garbage", self.seconds, self.metadata)
+        )
 
     async def serving(self, service: str) -> bool:
         path = f"/v1/health?service={quote(service)}" if service else "/v1/health"

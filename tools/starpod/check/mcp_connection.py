@@ -69,7 +69,7 @@ class MCPConnection(HTTPConnection):
         self._ids = itertools.count(1)
         self._state = state or _ServerState()
 
-    def another(self, address: str = "", options: Sequence[tuple[str, int]] = ()) -> MCPConnection:
+    def new_connection(self, address: str = "", options: Sequence[tuple[str, int]] = ()) -> MCPConnection:
         return MCPConnection(address or self.address, self.access, self.seconds, self.portion, self._state)
 
     async def send(self, request: Message, seconds: float, metadata: Metadata) -> tuple[Any, Any]:

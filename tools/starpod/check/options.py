@@ -47,15 +47,15 @@ def session_options(spec: pb.EnvironmentSpec, assignments: Sequence[str]) -> dic
         if name in options:
             continue
         try:
-            options[name] = made_up(properties.get(name, {}), schema)
+            options[name] = make_value(properties.get(name, {}), schema)
         except Required:
             raise Required(f"{spec.id} requires the option {name}: give it with --option {name}=JSON") from None
     return options
 
 
-def made_up(prop: Any, schema: Mapping[str, Any]) -> Any:
+def make_value(prop: Any, schema: Mapping[str, Any]) -> Any:
     """Return a value that the property's schema allows. Raise Required if the schema does not say enough."""
-    prop = resolved(prop, schema)
+    prop = resolve_references(prop, schema)
     for key in ("const", "default"):
         if key in prop:
             return prop[key]
@@ -66,7 +66,7 @@ def made_up(prop: Any, schema: Mapping[str, Any]) -> Any:
         if key in prop:
             return prop[key] + step
     for choice in (*prop.get("anyOf", ()), *prop.get("oneOf", ())):
-        return made_up(choice, schema)
+        return make_value(choice, schema)
     kind = prop.get("type")
     kind = kind[0] if isinstance(kind, list) and kind else kind
     if kind == "string":
@@ -76,7 +76,7 @@ def made_up(prop: Any, schema: Mapping[str, Any]) -> Any:
     return OF_TYPE[kind]
 
 
-def resolved(prop: Any, schema: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_references(prop: Any, schema: Mapping[str, Any]) -> dict[str, Any]:
     """Return the property's schema with `$ref` followed; empty if the property has no schema."""
     for _ in range(8):
         if not isinstance(prop, dict) or "$ref" not in prop:

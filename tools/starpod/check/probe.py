@@ -98,8 +98,8 @@ class Target:
 
     Attributes:
         options: environment options of every session.
-        unplayed: why no episode can be played; None if an episode can be played.
-        differs: how the episode differed when it was played again; None if it did not.
+        play_error: why no episode can be played; None if an episode can be played.
+        difference: how the episode differed when it was played again; None if it did not.
     """
 
     def __init__(
@@ -117,14 +117,14 @@ class Target:
         self.also = also
         self.seconds = seconds
         self.options = dict(options or {})
-        self.plain = pb.Action(text="x")
-        self.unplayed: Unmet | None = None
-        self.differs: Unmet | None = None
+        self.text_action = pb.Action(text="x")
+        self.play_error: Unmet | None = None
+        self.difference: Unmet | None = None
         self._script: Script | None = None
         self._shared: dict[str, Any] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
-    async def shared(self, name: str, make: Callable[[], Awaitable[T]]) -> T:
+    async def get_shared(self, name: str, make: Callable[[], Awaitable[T]]) -> T:
         """Return a value that several tests share. The first test that needs it makes it."""
         async with self._locks.setdefault(name, asyncio.Lock()):
             if name not in self._shared:
@@ -150,9 +150,9 @@ class Target:
 
     def script(self) -> Script:
         """Return the script. Raise NotShown if the episode cannot be played or does not repeat."""
-        if self.unplayed is not None:
+        if self.play_error is not None:
             raise NotShown("no episode can be played, as C-30 reports")
-        if self.differs is not None:
+        if self.difference is not None:
             raise NotShown("the same episode comes out differently when it is played again, as C-79 reports")
         if self._script is None:
             raise NotShown("the environment does not declare itself deterministic")
@@ -172,15 +172,15 @@ class Target:
                 if self.spec.capabilities.deterministic:
                     self._script = await self._play_script(probe, turns)
         except Unmet as error:
-            self.unplayed = error
+            self.play_error = error
         except grpc.aio.AioRpcError as error:
             refusal = from_error(error)
             if refusal.reason == "DRAINING":
                 raise
-            self.unplayed = Unmet("an episode of some turns to be played", str(refusal))
+            self.play_error = Unmet("an episode of some turns to be played", str(refusal))
         except TimeoutError:
             limit = f"{RECORDING * self.connection.seconds:g} s"
-            self.unplayed = Unmet(f"an episode of some turns to be played within {limit}", "no end of it")
+            self.play_error = Unmet(f"an episode of some turns to be played within {limit}", "no end of it")
         finally:
             with contextlib.suppress(grpc.aio.AioRpcError):
                 await probe.clean_up()
@@ -188,10 +188,10 @@ class Target:
     async def begin(self, probe: Probe) -> Handle:
         """Open a session with the script's seeds, and find out whether the environment accepts text actions."""
         handle = await probe.seeded(want=probe.acting_want())
-        if list(probe.choices(handle.session.observation)) == [self.plain]:
-            refusal = await self.connection.refusal(handle.request([self.plain]))
+        if list(probe.choices(handle.session.observation)) == [self.text_action]:
+            refusal = await self.connection.refusal(handle.request([self.text_action]))
             if refusal and refusal.code == "INVALID_ARGUMENT":  # it does not take text
-                self.plain = pb.Action(json="{}")
+                self.text_action = pb.Action(json="{}")
             await probe.clean_up()
             handle = await probe.seeded(want=probe.acting_want())
         return handle
@@ -235,7 +235,7 @@ class Target:
         return [*turns, (last_action,) if last_action is not None else ()], False
 
     async def _play_script(self, probe: Probe, turns: Sequence[Turn]) -> Script | None:
-        """Play the turns PLAYS times and return the script. If results differ, return None and set `differs`."""
+        """Play the turns PLAYS times and return the script. If results differ, return None and set `difference`."""
         script = None
         for _ in range(PLAYS):
             handle = await probe.seeded()
@@ -248,7 +248,7 @@ class Target:
                 expect_same(script.start.observation, handle.session.observation, "the same start again", SAME)
                 expect_played(script.transitions, transitions, "the same episode again", SAME)
             except Unmet as error:
-                self.differs = error
+                self.difference = error
                 return None
         return script
 
@@ -280,7 +280,7 @@ class Probe:
 
     def second_connection(self, address: str = "", options: Sequence[tuple[str, int]] = ()) -> Connection:
         """Open a new connection to `address`; empty: the same address. options: gRPC channel options."""
-        connection = self.connection.another(address, options)
+        connection = self.connection.new_connection(address, options)
         self._connections.append(connection)
         return connection
 
@@ -352,7 +352,7 @@ class Probe:
         reply = await self.open(connection, **fields)
         return Handle(connection or self.connection, reply.sessions[0])
 
-    async def several(self, count: int, **fields: Any) -> list[Handle]:
+    async def open_many(self, count: int, **fields: Any) -> list[Handle]:
         """Open this many sessions, in groups as large as the server allows."""
         limit = self.server.limits.max_group or count
         handles: list[Handle] = []
@@ -373,16 +373,16 @@ class Probe:
         """Return the target's script. Raise NotShown if there is none."""
         return self.target.script()
 
-    async def after(self, turns: int, **fields: Any) -> tuple[Handle, Script]:
+    async def play_first_turns(self, turns: int, **fields: Any) -> tuple[Handle, Script]:
         """Open a session and play the script's first `turns` turns in it."""
         script = self.script()
         handle = await self.seeded(**fields)
         await handle.play(script.turns[:turns])
         return handle, script
 
-    async def before_the_end(self) -> tuple[Handle, Script]:
+    async def play_to_middle(self) -> tuple[Handle, Script]:
         """Open a session and play the script up to its middle, so that at least one turn remains."""
-        return await self.after(min(MIDDLE, len(self.script().turns) - 1))
+        return await self.play_first_turns(min(MIDDLE, len(self.script().turns) - 1))
 
     def key(self) -> str:
         """Return a key that no call has used yet."""
@@ -409,7 +409,7 @@ class Probe:
             return [pb.Action(tool_call=pb.ToolCall(name=tool.name, arguments_json="{}")) for tool in space.tools]
         if space.HasField("tensor"):
             return [pb.Action(tensor=zeros(space.tensor))]
-        return [self.target.plain]
+        return [self.target.text_action]
 
     def nonsense(self) -> list[pb.Action]:
         """Return well-formed but nonsensical actions, one per kind of action. Raise NotShown if none is known."""
@@ -419,7 +419,7 @@ class Probe:
             actions.append(pb.Action(tool_call=pb.ToolCall(name="no_such_tool", arguments_json="{}")))
         if not actions and space.HasField("tensor"):
             raise NotShown("no invalid tensor is known")
-        if not actions and self.target.plain.HasField("json"):
+        if not actions and self.target.text_action.HasField("json"):
             return [pb.Action(json='{"no": ["such", "action"]}')]
         return actions or [pb.Action(text=NONSENSE)]
 
@@ -461,7 +461,7 @@ class Probe:
         needs(self.server.limits.max_group, "the server limits no group")
         return self.server.limits.max_group + 1
 
-    async def refused(self, what: str, request: Message, *codes: str, fix: str = "") -> Refusal:
+    async def expect_refusal(self, what: str, request: Message, *codes: str, fix: str = "") -> Refusal:
         """Make a call and return its error. Raise Unmet if it succeeds or fails with a code not in `codes`."""
         refusal = await self.connection.refusal(request)
         expected = " or ".join(codes)

@@ -131,7 +131,7 @@ async def check(
     try:
         server = await _describe(connection)
         if also:
-            await _expect_another(server, address, connection.another(also))
+            await _expect_another(server, address, connection.new_connection(also))
         connection.portion = server.limits.max_calls_in_flight // _parallel_tests(server)
         report = Report(address, server.server_name, server.server_version, server.protocol_version)
         for spec, spec_options in _with_options(_select(server, environments), options):
@@ -243,8 +243,8 @@ async def _check(
     bugs: dict[
         str, str
     ] = {}  # server's message about a bug (see _without_numbers) -> id of the requirement that reports it
-    if isinstance(target.unplayed, Broken) and any(requirement.id == PLAYED for requirement in requirements):
-        bugs[_without_numbers(target.unplayed)] = PLAYED
+    if isinstance(target.play_error, Broken) and any(requirement.id == PLAYED for requirement in requirements):
+        bugs[_without_numbers(target.play_error)] = PLAYED
     slow_tests = asyncio.gather(*(run(requirement) for requirement in requirements if requirement.slow))
     await asyncio.gather(
         *(run(requirement) for requirement in requirements if not requirement.alone and not requirement.slow)

@@ -251,5 +251,5 @@ async def _stream(dialect: Dialect, ask: Ask, reply: asyncio.Future[Answer]) -> 
         yield event
 
 
-def _error_response(dialect: Dialect, refused: Refused) -> Response:
-    return JSONResponse(dialect.failure(refused), refused.status)
+def _error_response(dialect: Dialect, refusal: Refused) -> Response:
+    return JSONResponse(dialect.failure(refusal), refusal.status)

@@ -34,7 +34,7 @@ class Step:
 class Left:
     """Event: the agent has ended and makes no further requests."""
 
-    failed: str = ""
+    failure: str = ""
     """What went wrong; empty if nothing did."""
     refused: bool = False
     """Whether the same failure would happen in every episode."""
@@ -53,7 +53,7 @@ class OutsideAgent(Agent):
         self, key: str, sampler: Sampler, environment: Environment, task: Task, *, stream: str, order: int
     ) -> None:
         self.session = Session(
-            key, sampler, took=lambda replied: self._events.put_nowait(replied), stream=stream, order=order
+            key, sampler, on_reply=lambda replied: self._events.put_nowait(replied), stream=stream, order=order
         )
         self._environment = environment
         self._task = task
@@ -61,7 +61,7 @@ class OutsideAgent(Agent):
         self._events: asyncio.Queue[Replied | Step | Left] = asyncio.Queue()
         self._episode: Episode | None = None
         self._reply: Replied | None = None
-        self._left: Left | None = None
+        self._exit: Left | None = None
         self._last: Step | None = None
         self._over = False
 
@@ -70,7 +70,7 @@ class OutsideAgent(Agent):
     async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
         self._episode = episode
         self._answer_last_step()
-        while self._left is None:
+        while self._exit is None:
             match await self._events.get():
                 case Replied() as replied:
                     reply, self._reply = self._reply, replied
@@ -80,11 +80,11 @@ class OutsideAgent(Agent):
                     reply, self._reply = self._reply, None
                     return _make_move(reply, step.actions)
                 case Left() as left:
-                    self._left = left
+                    self._exit = left
         if self.session.broken is not None:
             raise self.session.broken
-        if self._left.failed and not self.session.full:
-            raise (AgentRefused if self._left.refused else AgentError)(self._left.failed)
+        if self._exit.failure and not self.session.full:
+            raise (AgentRefused if self._exit.refused else AgentError)(self._exit.failure)
         if self._reply is not None:
             reply, self._reply = self._reply, None
             return _make_move(reply, None)
@@ -125,9 +125,9 @@ class OutsideAgent(Agent):
 
     # --- the agent's side ---------------------------------------------------------------------------------------------
 
-    def leave(self, failed: str = "", *, refused: bool = False) -> None:
+    def leave(self, failure: str = "", *, refused: bool = False) -> None:
         """Report that the agent has ended."""
-        self._events.put_nowait(Left(failed, refused))
+        self._events.put_nowait(Left(failure, refused))
 
     def observe(self) -> dict[str, Any]:
         """Return the current state and the facts that an agent needs once, such as instructions."""

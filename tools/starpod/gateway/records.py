@@ -48,7 +48,7 @@ class Record:
         """Append a line to the journal. Raise OSError if that fails, with the journal unchanged."""
         append_line(self.journal, json.dumps({"kind": kind, **values}, ensure_ascii=False) + "\n")
 
-    def took(self, replied: Replied) -> None:
+    def add_reply(self, replied: Replied) -> None:
         self.called = time.monotonic()
         self.log("reply", **replied.to_json())
         self._append_turn(replied)
@@ -274,11 +274,11 @@ class Records:
         self._write(name, record, abandoned=values.get("abandoned", False))
         record.journal.unlink()
 
-    def _add(self, name: str, begun: Mapping[str, Any]) -> Record:
-        fields = {key: value for key, value in begun.items() if key != "kind"}
+    def _add(self, name: str, header: Mapping[str, Any]) -> Record:
+        fields = {key: value for key, value in header.items() if key != "kind"}
         episode = Episode(**fields)
         self._reserve_place(name, episode.group, episode.member)
-        session = Session(name, self.sampler, took=lambda replied: record.took(replied))
+        session = Session(name, self.sampler, on_reply=lambda replied: record.add_reply(replied))
         record = Record(session, episode, self.folder / "sessions" / f"{name}.jsonl")
         self._live[name] = record
         return record

@@ -99,7 +99,7 @@ class Session:
     name: str
     """Name of the session. Its API key is this name, or begins with it."""
     sampler: Sampler
-    took: Callable[[Replied], None]
+    on_reply: Callable[[Replied], None]
     """Called with each reply before the client gets it."""
     stream: str = ""
     """Name of the session's random stream and engine cache. It is the same if the session is played again."""
@@ -285,7 +285,7 @@ class Session:
         )
         parent_number = draft.parent.number if draft.parent else 0
         # Before anything else changes: a reply that cannot be recorded must have no effect.
-        self.took(Replied(key, node.key, parent_number, node.text, turn, answer, draft.prefilled))
+        self.on_reply(Replied(key, node.key, parent_number, node.text, turn, answer, draft.prefilled))
         self._lineage.add(node, answer.message)
         self.replies = number
         self.tokens += length

@@ -222,7 +222,7 @@ def load(context: click.Context, /, **values: Any) -> None:
                 break
         run.close()
     words = sys.argv[sys.argv.index("load") :] if "load" in sys.argv else ["load", *sys.argv[1:]]
-    report = document(plan, server, run.reports, command=shlex.join(["starpod", *words]), started=start_time)
+    report = document(plan, server, run.reports, command=shlex.join(["starpod", *words]), start_time=start_time)
     reports = run.reports
     if search is not None:
         reports = [] if search.rate is None else run.reports[-1:]

@@ -72,14 +72,14 @@ def find_servers(addresses: str, transport: Transport, environment: str, version
     return Servers(tuple(places.values()), spec, description)
 
 
-def choose_wire(asked: str, description: pb.DescribeResponse) -> Wire:
+def choose_wire(transport: str, description: pb.DescribeResponse) -> Wire:
     """Return `stream` if the server has it and unary was not asked for, else `unary`.
 
     Raise BadParameter if `stream` was asked for and the server does not have it.
     """
-    if asked == "stream" and not description.capabilities.stream:
+    if transport == "stream" and not description.capabilities.stream:
         raise click.BadParameter("the server has no Stream; use unary", param_hint="--transport")
-    if asked == "unary" or not description.capabilities.stream:
+    if transport == "unary" or not description.capabilities.stream:
         return "unary"
     return "stream"
 

@@ -404,7 +404,7 @@ class GeneratorProcesses:
             return result
         if not any(answers) or result.ended:
             raise RunFailed(result.ended)
-        result.started = time.time() + START_SECONDS
+        result.start_time = time.time() + START_SECONDS
         self._tell_all("go", time.monotonic() + START_SECONDS)
         result.summaries = [answer[1] for answer in self._collect_answers("finished", result) if answer]
         result.ended = result.ended or next((s.ended for s in result.summaries if s.ended), "")

@@ -311,7 +311,7 @@ class StageResult:
     """Measurements of a stage, summed over all generators."""
 
     stage: Stage
-    started: float
+    start_time: float
     points: list[Point] = field(default_factory=list)
     """One point per interval of the measured time, in order."""
     measured: Totals = field(default_factory=Totals)

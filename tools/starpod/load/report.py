@@ -42,14 +42,14 @@ def document(
     stages: Sequence[Mapping[str, Any]],
     *,
     command: str,
-    started: float,
+    start_time: float,
 ) -> dict[str, Any]:
     """Return the report of a run, without the entries `requirements` and `search`."""
     return {
         "format": FORMAT,
         "version": FORMAT_VERSION,
         "command": command,
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
+        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(start_time)),
         "server": dict(server),
         "plan": {
             "environment": plan.environment_id,

@@ -48,7 +48,7 @@ class Screen:
         now = time.monotonic()
         if result.stage is not self._stage:
             self._stage, self._last = result.stage, now - LINE_SECONDS + FIRST_LINE_SECONDS
-        elapsed = time.time() - result.started
+        elapsed = time.time() - result.start_time
         if self._live is not None:
             self._live.update(_live(result, elapsed))
         elif now - self._last >= LINE_SECONDS and result.points:

@@ -29,21 +29,21 @@ class LoadSession(Step):
         call: name of the call in flight; empty if there is none.
         due: when the call should have been sent.
         sent: when the call was sent.
-        asked: when the call was last sent or counted as missed; the next deadline counts from here.
+        deadline_start: when the call was last sent or counted as missed; the next deadline counts from here.
         request: the request of a call other than a step.
         over: whether the episode has ended.
         observation: the latest observation, if the policy looks at it, else None.
         resend: whether the turn was refused and must be played again.
         failing: whether the latest call failed.
         abandoned: whether another session has replaced this one; late replies to it are ignored.
-        played: the turns of the episode, if they are recorded.
+        recording: the turns of the episode, if they are recorded.
     """
 
     __slots__ = (
         "abandoned",
-        "asked",
         "backoff",
         "call",
+        "deadline_start",
         "due",
         "episodes",
         "failing",
@@ -51,8 +51,8 @@ class LoadSession(Step):
         "number",
         "observation",
         "over",
-        "played",
         "policy",
+        "recording",
         "request",
         "resend",
         "sent",
@@ -67,11 +67,11 @@ class LoadSession(Step):
         self.over = self.resend = self.failing = self.abandoned = False
         self.observation: pb.Observation | None = None
         self.call = ""
-        self.due = self.sent = self.asked = 0.0
+        self.due = self.sent = self.deadline_start = 0.0
         self.request: Any = None
         self.episodes = 0
         self.missed = 0
-        self.played: list[Any] | None = None
+        self.recording: list[Any] | None = None
         self.backoff = Backoff(0.02, 1.0)
 
 

@@ -75,7 +75,7 @@ class Sessions:
         self._lease = 0.0
         self._opening: set[LoadSession] = set()
         self._queue: deque[LoadSession] = deque()
-        self._unplaced: list[LoadSession] = []
+        self._sessions_without_server: list[LoadSession] = []
         self._failing = 0
         self._unreachable_since: float | None = None
         self._deadlines_at = 0.0
@@ -90,7 +90,7 @@ class Sessions:
 
     def connected(self) -> None:
         """Open the sessions that waited until a server was connected."""
-        sessions, self._unplaced = self._unplaced, []
+        sessions, self._sessions_without_server = self._sessions_without_server, []
         for session in sessions:
             self._loop.call_soon(self.open, session)
 
@@ -125,12 +125,12 @@ class Sessions:
     def _count_missed_deadlines(self, now: float) -> None:
         """Count calls whose reply is late. The connection sends them again, up to MAX_MISSED_DEADLINES times."""
         timeout = self._plan.timeout
-        for session in [session for session in self.all if session.call and now - session.asked > timeout]:
+        for session in [session for session in self.all if session.call and now - session.deadline_start > timeout]:
             error = DeadlineExceeded(f"no reply within {timeout:g} s")
             if session.missed < MAX_MISSED_DEADLINES:
                 assert session.server is not None
                 self.log.failed(session.server.number, session.call, "deadline", str(error))
-                session.asked = now
+                session.deadline_start = now
                 session.missed += 1
                 self._mark_failing(session)
             else:
@@ -153,7 +153,7 @@ class Sessions:
         for number in numbers[len(self.all) :]:
             self.all.append(LoadSession(number, make_policy(self._plan.turns, number, self._plan.seed)))
         new_sessions = [session for session in self.all[: len(numbers)] if session.server is None]
-        self._unplaced.clear()
+        self._sessions_without_server.clear()
         self._opening = set(new_sessions)
         self._queue = deque(new_sessions)
         for _ in range(OPEN_AT_ONCE):
@@ -171,7 +171,7 @@ class Sessions:
             return
         ready = [server for server in self.servers if server.ready]
         if not ready:
-            self._unplaced.append(session)
+            self._sessions_without_server.append(session)
             return
         server = min(ready, key=lambda server: (server.sessions, (server.number - session.number) % len(self.servers)))
         server.sessions += 1
@@ -221,7 +221,7 @@ class Sessions:
         """Detach a session that is gone or no longer used from its server."""
         if session.server is not None:
             session.server.sessions -= 1
-        session.server, session.session_id, session.played = None, "", None
+        session.server, session.session_id, session.recording = None, "", None
         session.resend = False
 
     # --- calls -----------------------------------------------------------------------------------------------------
@@ -238,8 +238,8 @@ class Sessions:
             return False
         session.actions, session.resend = turn, False  # type: ignore[assignment]
         session.plain = all(isinstance(action, str) for action in turn)
-        if session.played is not None:
-            session.played.append(write_turn(turn))
+        if session.recording is not None:
+            session.recording.append(write_turn(turn))
         self._issue(session, "step", None, due)
         return True
 
@@ -254,7 +254,7 @@ class Sessions:
     def _send(self, session: LoadSession, now: float) -> None:
         server = session.server
         assert server is not None
-        session.sent = session.asked = now
+        session.sent = session.deadline_start = now
         if server.ready:
             server.send(session)
         else:
@@ -287,7 +287,7 @@ class Sessions:
                 self._next_episode(session)
                 continue
             session.actions = turn  # type: ignore[assignment]
-            session.due = session.sent = session.asked = now
+            session.due = session.sent = session.deadline_start = now
             next_sessions.append(session)
         self.in_flight += len(next_sessions)
         server.submit_steps(next_sessions)
@@ -298,7 +298,7 @@ class Sessions:
         session.step_index += 1
         self.log.answered(server.number, "step", session.due, session.sent, now)
         if over:
-            session.over, session.played = True, None
+            session.over, session.recording = True, None
             if self.running:
                 self._next_episode(session)
         elif not self._plan.mix or not self.running or not self._start_extra_call(session):
@@ -361,8 +361,8 @@ class Sessions:
             return
         if kind in ("bad_argument", "refused") and call in ("open", "reset"):
             self.fatal = self.fatal or f"{call}: {error}"
-        if call == "step" and session.played:
-            session.played.pop()
+        if call == "step" and session.recording:
+            session.recording.pop()
         if session.session_id and kind not in ("lost_session", "transport"):
             self._call_aside(server, "close", pb.CloseRequest(session_ids=[session.session_id]))
         self._forget_server_session(session)
@@ -458,6 +458,6 @@ class Sessions:
         session.session_id, session.epoch, session.step_index = state.session_id, state.epoch, state.step_index
         session.observation = state.observation if self.sees else None
         if self._plan.record and len(self.recorded) < MAX_RECORDED:
-            session.played = []
+            session.recording = []
             seeds = {"seed": state.seed, "dynamics_seed": state.dynamics_seed}
-            self.recorded.append({**seeds, "turns": session.played})
+            self.recorded.append({**seeds, "turns": session.recording})

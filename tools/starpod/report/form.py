@@ -68,22 +68,22 @@ def marked(text: str) -> str:
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text))
 
 
-def filled(known: Sequence[Field], given: Mapping[str, str], *, whole: bool = False) -> list[Field]:
+def fill_in(fields: Sequence[Field], values: Mapping[str, str], *, whole: bool = False) -> list[Field]:
     """Return the fields with a form's values as defaults, to show the form again or to fill it in advance.
 
-    whole: whether `given` is a complete form, in which a missing check box is one that is not ticked.
+    whole: whether `values` is a complete form, in which a missing check box is one that is not ticked.
     """
     result = []
-    for field in known:
-        text = given.get(f"option-{field.name}", "" if whole and field.kind == "check" else field.default)
+    for field in fields:
+        text = values.get(f"option-{field.name}", "" if whole and field.kind == "check" else field.default)
         result.append(replace(field, default=text))
     return result
 
 
-def chosen(known: list[Field], form: Mapping[str, str]) -> dict[str, Any]:
+def changed_options(fields: list[Field], form: Mapping[str, str]) -> dict[str, Any]:
     """Return the options that differ from their defaults. Raise ValueError for a field with an invalid number."""
     options: dict[str, Any] = {}
-    for field in known:
+    for field in fields:
         text = form.get(f"option-{field.name}", "").strip()
         if text == field.default or (field.kind in ("choice", "number") and not text):
             continue

@@ -114,7 +114,7 @@ class View:
     metrics: list[str] = field(default_factory=list)
 
     @classmethod
-    def asked(cls, request: Request, runs: int) -> View:
+    def from_request(cls, request: Request, runs: int) -> View:
         """Read the settings from a request that compares `runs` runs. Raises HTTPException 400."""
         parameters = request.query_params
         over, smoothing = parameters.get("over", "step"), parameters.get("smooth", "light")
@@ -136,15 +136,15 @@ class View:
         divisor = SMOOTHING[self.smoothing]
         return smooth(points, max(len(points) // divisor, 1)) if divisor else list(points)
 
-    def query(self, path: str, runs: Sequence[RunCurves], **changed: Any) -> str:
-        """Return the address of a page with these runs and settings. changed: query values to replace."""
+    def query(self, path: str, runs: Sequence[RunCurves], **changes: Any) -> str:
+        """Return the address of a page with these runs and settings. changes: query values to replace."""
         edges = {name: f"{edge:g}" for name, edge in zip(("from", "to"), self.between, strict=True)}
         values = {
             "run": [run.path for run in runs], "over": self.over, "smooth": self.smoothing, "log": list(self.log),
             "seeds": "together" if self.together else "apart", "metric": self.metrics,
             **{name: edge for name, edge in edges.items() if math.isfinite(float(edge))},
         }  # fmt: skip
-        return query(path, **values | changed)
+        return query(path, **values | changes)
 
 
 def _edge(request: Request, name: str, default: float) -> float:
@@ -178,7 +178,7 @@ def _comparison(site: Site, request: Request) -> dict[str, Any]:
     paths = list(dict.fromkeys(request.query_params.getlist("run")))
     if not 2 <= len(paths) <= MOST:
         raise HTTPException(400, f"Mark two to {MOST} runs to compare them; marked: {len(paths) or 'none'}.")
-    view = View.asked(request, len(paths))
+    view = View.from_request(request, len(paths))
     summaries = [site.run(path) for path in paths]
     logged = {name for summary in summaries for name in site.index.metrics(summary["run"])}
     view.metrics[:] = [name for name in view.metrics if name in logged]
@@ -310,7 +310,7 @@ def _evaluations(lines: Sequence[Line], view: View, marks: Sequence[Mark]) -> st
 
 
 def _mean(
-    line: Line, measured: Sequence[tuple[Curve, Sequence[Point]]], view: View, kind: Kind, *, dots: bool = False
+    line: Line, run_curves: Sequence[tuple[Curve, Sequence[Point]]], view: View, kind: Kind, *, dots: bool = False
 ) -> Series:
     """Return the mean over the runs of a line, with its 95 % interval (Student's t) if there are three or more.
 
@@ -318,15 +318,15 @@ def _mean(
     mean, or the single runs if there are only two.
 
     Args:
-        measured: curve of each run, and its points (step, value) of the metric.
+        run_curves: curve of each run, and its points (step, value) of the metric.
         dots: whether to draw a dot at each point. These are evaluations, which are not smoothed.
     """
-    measured = [(curve, points) for curve, points in measured if points]
-    if not measured:
+    run_curves = [(curve, points) for curve, points in run_curves if points]
+    if not run_curves:
         return Series(line.label, [], line.colour)
-    first, last = max(points[0][0] for _, points in measured), min(points[-1][0] for _, points in measured)
-    steps = spread(sorted({x for _, points in measured for x, _ in points if first <= x <= last}), POINTS)
-    places = np.mean([[x for x, _ in _over(curve, view.over, [(x, 0.0) for x in steps])] for curve, _ in measured], 0)
+    first, last = max(points[0][0] for _, points in run_curves), min(points[-1][0] for _, points in run_curves)
+    steps = spread(sorted({x for _, points in run_curves for x, _ in points if first <= x <= last}), POINTS)
+    places = np.mean([[x for x, _ in _over(curve, view.over, [(x, 0.0) for x in steps])] for curve, _ in run_curves], 0)
 
     def at_steps(curves: Sequence[Sequence[Point]]) -> Any:
         return np.array([np.interp(steps, [x for x, _ in points], [y for _, y in points]) for points in curves])
@@ -334,9 +334,9 @@ def _mean(
     def drawn(values: Any) -> list[Point]:
         return list(zip(places.tolist(), values.tolist(), strict=True))
 
-    raw = at_steps([points for _, points in measured])
-    values = raw if dots else at_steps([view.smooth(points) for _, points in measured])
-    mean, count = values.mean(0), len(measured)
+    raw = at_steps([points for _, points in run_curves])
+    values = raw if dots else at_steps([view.smooth(points) for _, points in run_curves])
+    mean, count = values.mean(0), len(run_curves)
     band: list[tuple[float, float, float]] = []
     if count >= INTERVAL_SEEDS:
         half_width = t_quantile((1 + CONFIDENCE) / 2, count - 1) * values.std(0, ddof=1) / math.sqrt(count)

@@ -103,9 +103,9 @@ class TurnValues:
     words: str
     """Description of the policy for readers."""
     count: int
-    found: list[Branches] = field(default_factory=list)
+    trees: list[Branches] = field(default_factory=list)
     """Finished continuations from the state before each turn, one entry per turn."""
-    played: int = 0
+    finished: int = 0
     """Number of continuations that have ended."""
     problem: str = ""
     """Why the job ended early."""
@@ -193,7 +193,7 @@ class Continuing:
                 await game.go_on(agent, self._words(policy, game))
             finally:
                 agent.close()
-                self.games.took(game.session.address, game.episode.turns[turn_count:])
+                self.games.note_step_time(game.session.address, game.episode.turns[turn_count:])
 
     async def branch(self, game: Game, policy: str, count: int, watch: Watch = lambda episode: None) -> Branches:
         """Fork the game's state `count` times, reseed each copy, and let a policy continue in each.
@@ -232,7 +232,7 @@ class Continuing:
         for line in lines:
             if line.episode.failed:
                 raise NotPossible(f"A continuation failed: {line.episode.error}")
-            self.games.took(game.session.address, line.later)
+            self.games.note_step_time(game.session.address, line.later)
         lines = [replace(line, episode=_without_tokens(line)) for line in lines]
         tree = Branches(secrets.token_urlsafe(9), words, lines[0].turn, game, lines)
         self._trees[tree.id] = tree
@@ -280,7 +280,7 @@ class Continuing:
         game = await self._replayed(job)
         try:
             for turn in job.episode.turns:
-                job.found.append(await self.branch(game, job.policy, job.count, _counting(job)))
+                job.trees.append(await self.branch(game, job.policy, job.count, _counting(job)))
                 if turn.actions:
                     await game.step(turn.actions, "the episode")
                 if game.session.done:
@@ -300,7 +300,7 @@ class Continuing:
         await close([game.session])
         async with self.policies.agents(job.policy, job.folder) as agents:
             for turn in range(len(job.episode.turns)):
-                job.found.append(await self._sample(job, game, turn, agents))
+                job.trees.append(await self._sample(job, game, turn, agents))
 
     async def _sample(self, job: TurnValues, game: Game, turns: int, agents: Agents) -> Branches:
         """Sample continuations from one turn on. The checkpoint sees the earlier replies as if it had sampled them."""
@@ -335,7 +335,7 @@ class Continuing:
 
 def _counting(job: TurnValues) -> Watch:
     def count(episode: Episode) -> None:
-        job.played += 1
+        job.finished += 1
 
     return count
 

@@ -72,9 +72,9 @@ def episodes_page(site: Site, request: Request) -> Response:
     )  # fmt: skip
 
 
-def _part_bits(parts: Sequence[tuple[str, int]], asked: str) -> dict[str, int]:
+def _part_bits(parts: Sequence[tuple[str, int]], value: str) -> dict[str, int]:
     """Return the filter's field for a form value `paid NAME` or `fined NAME`; empty without such a reward part."""
-    sign, _, name = asked.partition(" ")
+    sign, _, name = value.partition(" ")
     bit = dict(parts).get(name)
     return {sign: 1 << bit} if sign in ("paid", "fined") and bit is not None else {}
 
@@ -151,7 +151,7 @@ def episode_page(site: Site, request: Request, drawn: bytes | None) -> Response:
                 "learnt": bool(tokens) and "ratio" in tokens[0],
                 "parts": parts,
                 "remarks": remarks(turn),
-                "prompt": _decoded(turn.prompt, tokenizer),
+                "prompt": _decode(turn.prompt, tokenizer),
             }
         )
     siblings = site.index.group(run["run"], name, grp)
@@ -212,7 +212,7 @@ def _tokens(turn: Turn, before: int, tokenizer: Any, record: TokenRecord | None)
     for index, (token, logprob, version) in enumerate(zip(turn.reply, turn.logprobs, turn.versions, strict=False)):
         fields: dict[str, Any] = {
             "id": token,
-            "text": _decoded([token], tokenizer),
+            "text": _decode([token], tokenizer),
             "probability": math.exp(min(logprob, 0.0)),
             "version": version,
             "clipped": "",
@@ -229,7 +229,7 @@ def _tokens(turn: Turn, before: int, tokenizer: Any, record: TokenRecord | None)
     return tokens
 
 
-def _decoded(ids: Sequence[int], tokenizer: Any) -> str:
+def _decode(ids: Sequence[int], tokenizer: Any) -> str:
     """Return tokens as text, or as numbers if there is no tokenizer."""
     return tokenizer.decode(ids, skip_special_tokens=False) if tokenizer else " ".join(map(str, ids))
 
@@ -245,7 +245,7 @@ def _tokenizer(folder: Path) -> Any:
 
 
 @lru_cache(maxsize=8)
-def _load_tokenizer(path: str, changed: int) -> Any:
+def _load_tokenizer(path: str, modified: int) -> Any:
     from tokenizers import Tokenizer  # in the extra `trainer`; without it tokens are numbers
 
     try:

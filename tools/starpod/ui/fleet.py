@@ -94,14 +94,14 @@ async def environment_page(site: Site, request: Request) -> Response:
     return await _form_page(site, request.path_params["environment"], request.query_params)
 
 
-async def _form_page(site: Site, environment: str, given: Mapping[str, str], problem: str = "") -> Response:
+async def _form_page(site: Site, environment: str, values: Mapping[str, str], problem: str = "") -> Response:
     """Show the form that starts a game. problem: why the submitted values, which are shown again, were refused."""
     spec = await games_of(site).spec(environment)
     return render(
         "environment.html", site=site, status=400 if problem else 200, spec=spec, problem=problem,
-        seed=given.get("seed", ""), token=site.guard.token("play"),
-        opened=bool(problem) or any(name.startswith("option-") for name in given),
-        fields=forms.filled(forms.fields(spec.options_schema_json), given, whole=bool(problem)),
+        seed=values.get("seed", ""), token=site.guard.token("play"),
+        opened=bool(problem) or any(name.startswith("option-") for name in values),
+        fields=forms.fill_in(forms.fields(spec.options_schema_json), values, whole=bool(problem)),
     )  # fmt: skip
 
 
@@ -112,7 +112,7 @@ async def start_game(site: Site, request: Request) -> Response:
     games = games_of(site)
     spec = await games.spec(environment)
     try:
-        options = forms.chosen(forms.fields(spec.options_schema_json), form)
+        options = forms.changed_options(forms.fields(spec.options_schema_json), form)
     except ValueError as error:
         return await _form_page(site, environment, form, str(error))
     seed = whole(form.get("seed", "").strip(), _MAX_SEED)
@@ -130,7 +130,7 @@ async def game_page(site: Site, request: Request) -> Response:
     return await _game_page(site, games_of(site).get(request.path_params["game"]), request.query_params)
 
 
-async def _game_page(site: Site, game: Game, asked: Mapping[str, str], problem: str = "") -> Response:
+async def _game_page(site: Site, game: Game, query_values: Mapping[str, str], problem: str = "") -> Response:
     """Show a live session. problem: why the last action was refused; empty if there was none."""
     games, continuing = games_of(site), continuing_of(site)
     picture = await game.picture()
@@ -142,8 +142,8 @@ async def _game_page(site: Site, game: Game, asked: Mapping[str, str], problem: 
         choices=choices, keys=keys,
         image=base64.b64encode(picture).decode() if isinstance(picture, bytes) else "",
         drawn=picture if isinstance(picture, str) and picture.rstrip() != text.rstrip() else "",
-        hint=game.hint if "hint" in asked else "", saved=_saved(site, asked, game),
-        notice=problem or _NOTICES.get(asked.get("notice", ""), ""),
+        hint=game.hint if "hint" in query_values else "", saved=_saved_file(site, query_values, game),
+        notice=problem or _NOTICES.get(query_values.get("notice", ""), ""),
         token=site.guard.token(game.id), python=game.python(games.address), counts=COUNTS,
         policies=continuing.policies.choices(game.spec, game.run), trees=continuing.of(game),
         held_out=held_out(game.episode.seed, game.run),
@@ -152,8 +152,8 @@ async def _game_page(site: Site, game: Game, asked: Mapping[str, str], problem: 
     )  # fmt: skip
 
 
-def _saved(site: Site, asked: Mapping[str, str], game: Game) -> Saved | None:
-    kind = asked.get("saved", "")
+def _saved_file(site: Site, query_values: Mapping[str, str], game: Game) -> Saved | None:
+    kind = query_values.get("saved", "")
     return saved(site.index.folder, kind, game.spec.id) if kind in KINDS else None
 
 
@@ -184,25 +184,25 @@ async def back_to_game(site: Site, request: Request) -> Response:
     return to_game(games_of(site).get(request.path_params["game"]))
 
 
-async def _do(site: Site, games: Games, game: Game, what: str, given: Mapping[str, str]) -> Response:
+async def _do(site: Site, games: Games, game: Game, what: str, form: Mapping[str, str]) -> Response:
     """Carry out one action of a form. Raises HTTPException, NotPossible, StarpodError."""
     match what:
         case "act":
-            await _act(game, given)
-            games.took(game.session.address, game.episode.turns[-1:])
+            await _act(game, form)
+            games.note_step_time(game.session.address, game.episode.turns[-1:])
         case "undo":
             await games.undo(game)
         case "fork":
             return to_game(await games.fork(game))
         case "branch":
             continuing = continuing_of(site)
-            policy, count = continuation(given, continuing.policies.choices(game.spec, game.run))
+            policy, count = continuation(form, continuing.policies.choices(game.spec, game.run))
             if count == 1:
                 await continuing.go_on(game, policy)
             else:
                 await continuing.branch(game, policy, count)
         case "save":
-            kind = given.get("kind", "")
+            kind = form.get("kind", "")
             if kind not in KINDS:
                 raise HTTPException(400, f"Save one of {', '.join(KINDS)}.")
             await save(games, site.index.folder, kind, game)
@@ -215,24 +215,24 @@ async def _do(site: Site, games: Games, game: Game, what: str, given: Mapping[st
     return to_game(game)
 
 
-async def _act(game: Game, given: Mapping[str, str]) -> None:
+async def _act(game: Game, form: Mapping[str, str]) -> None:
     """Play one turn: typed text, or a tool call whose arguments are form fields. Raises NotPossible, StarpodError."""
-    if not (name := given.get("tool", "")):
-        await game.play(given.get("action", "").replace("\r\n", "\n"))
+    if not (name := form.get("tool", "")):
+        await game.play(form.get("action", "").replace("\r\n", "\n"))
         return
     fields = {tool.name: forms.arguments(tool.parameters_schema_json) for tool in game.spec.action_space.tools}
     if (tool_fields := fields.get(name)) is None:
         raise NotPossible(f"{game.spec.id} has no tool {name!r} whose arguments are fields.")
     try:
-        call = ToolCall(name, forms.chosen(tool_fields, given))
+        call = ToolCall(name, forms.changed_options(tool_fields, form))
     except ValueError as error:
         raise NotPossible(f"{name}: {error}.") from None
     await game.step([call])
 
 
-def continuation(given: Mapping[str, str], policies: Mapping[str, str]) -> tuple[str, int]:
+def continuation(form: Mapping[str, str], policies: Mapping[str, str]) -> tuple[str, int]:
     """Return the policy and the number of continuations that a form asks for. Raises HTTPException 400."""
-    policy, count = given.get("policy", ""), whole(given.get("count", ""), max(COUNTS))
+    policy, count = form.get("policy", ""), whole(form.get("count", ""), max(COUNTS))
     if policy not in policies or not count:
         raise HTTPException(400, f"Choose one of {', '.join(policies)} and 1 to {max(COUNTS)} continuations.")
     return policy, count
@@ -321,13 +321,13 @@ async def picture(site: Site, request: Request) -> Response:
     return Response(frames[index], media_type="image/png")
 
 
-def named_episode(site: Site, given: Mapping[str, str]) -> tuple[Episode, Task, str]:
+def named_episode(site: Site, form: Mapping[str, str]) -> tuple[Episode, Task, str]:
     """Return the episode that a form names, its task, and the address of its page. Raises HTTPException."""
-    run = site.run(given.get("run", ""))
-    grp, member = (whole(given.get(name, ""), 2**53) for name in ("group", "member"))
+    run = site.run(form.get("run", ""))
+    grp, member = (whole(form.get(name, ""), 2**53) for name in ("group", "member"))
     row = None
     if grp is not None and member is not None:
-        row = site.index.episode(run["run"], given.get("file", ""), grp, member)
+        row = site.index.episode(run["run"], form.get("file", ""), grp, member)
     if row is None:
         raise HTTPException(404, "There is no such episode any more: the oldest rollouts are removed.")
     folder = site.folder(run["path"])

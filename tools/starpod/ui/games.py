@@ -246,7 +246,7 @@ class Games:
         if self._fleet is not None:
             await self._fleet.close()
 
-    def took(self, address: str, turns: Sequence[Turn]) -> None:
+    def note_step_time(self, address: str, turns: Sequence[Turn]) -> None:
         """Record how long a server took for the steps of these turns."""
         times = self._steps.setdefault(address, deque(maxlen=MOST_STEPS))
         times.extend(turn.stepping for turn in turns if turn.actions)
@@ -396,7 +396,7 @@ class Games:
         except BaseException:
             await close([game.session])
             raise
-        self.took(game.session.address, game.episode.turns)
+        self.note_step_time(game.session.address, game.episode.turns)
         return game
 
     async def frames(self, key: str, episode: Episode, task: Task, luck: Luck = ()) -> list[bytes]:

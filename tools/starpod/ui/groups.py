@@ -33,7 +33,7 @@ class Member:
 
     row: Mapping[str, Any]
     episode: Mapping[str, Any]
-    way: list[str] = field(default_factory=list)
+    actions: list[str] = field(default_factory=list)
     """Actions of each turn. Equal actions that led to different states are numbered, such as "Left (2)"."""
     marks: dict[int, list[str]] = field(default_factory=dict)
     """Remarks by turn, for turns at which this member diverges from others."""
@@ -63,21 +63,21 @@ class Member:
             self.turns[turn]["observation"] if turn < len(self.turns) else self.episode.get("final_observation", "")
         )
 
-    def mark(self, turn: int, why: str, others: Sequence[Member], along: Sequence[Member]) -> None:
+    def mark(self, turn: int, why: str, others: Sequence[Member], peers: Sequence[Member]) -> None:
         """Note that the member diverges from others at a turn, unless it shares that turn with its parent.
 
-        along: members that continue like this member at the turn, this member included.
+        peers: members that continue like this member at the turn, this member included.
         """
         if self.shared <= turn < len(self.turns):
-            on = f"with {_named(along, but=self)}" if len(along) > 1 else "alone"
-            self.marks.setdefault(turn, []).append(f"{why} than {_named(others)}, goes on {on}")
+            on = f"with {_list_members(peers, excluded=self)}" if len(peers) > 1 else "alone"
+            self.marks.setdefault(turn, []).append(f"{why} than {_list_members(others)}, goes on {on}")
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
     """Members that took the same actions at a turn and then saw the same state."""
 
-    way: str
+    actions: str
     members: list[Member]
     turn: int
 
@@ -124,7 +124,7 @@ def group_page(site: Site, request: Request, drawn: bytes | None) -> Response:
     members = [Member(row, read_episode(path, row["start"])) for row in rows]
     partings = part_ways(members)
     lines = [
-        Continuation(member.way, member.row["reward"], member.episode.get("success"), f"member {member.number}")
+        Continuation(member.actions, member.row["reward"], member.episode.get("success"), f"member {member.number}")
         for member in members
     ]
     verdict, kept_count, groups = _filter_verdict(path, grp) if rows[0]["kind"] == "train" else (None, 0, 0)
@@ -138,7 +138,7 @@ def group_page(site: Site, request: Request, drawn: bytes | None) -> Response:
 
 
 def part_ways(members: Sequence[Member]) -> list[Parting]:
-    """Return the states at which members diverge, turn by turn, and fill in the members' `way` and `marks`.
+    """Return the states at which members diverge, turn by turn, and fill in the members' `actions` and `marks`.
 
     Members diverge by different actions, or because equal actions led to different states.
     """
@@ -151,25 +151,25 @@ def part_ways(members: Sequence[Member]) -> list[Parting]:
     return partings
 
 
-def _branches(going: Sequence[Member], turn: int) -> list[Branch]:
-    """Split members that were alike until a turn into branches, and note this in their `way` and `marks`."""
+def _branches(members: Sequence[Member], turn: int) -> list[Branch]:
+    """Split members that were alike until a turn into branches, and note this in their `actions` and `marks`."""
     branches: list[Branch] = []
-    for actions, states in _ways(going, turn).items():
+    for actions, states in _group_by_actions(members, turn).items():
         peers = [member for group in states.values() for member in group]
         for index, group in enumerate(states.values(), 1):
             suffix = f" ({index})" if len(states) > 1 else ""
             for member in group:
                 if turn >= 0 or suffix:
-                    member.way.append(actions + suffix)
-                if len(peers) < len(going):
-                    member.mark(turn, "another action", _without(going, peers), peers)
+                    member.actions.append(actions + suffix)
+                if len(peers) < len(members):
+                    member.mark(turn, "another action", _without(members, peers), peers)
                 if suffix:
                     member.mark(turn + 1, "another state", _without(peers, group), group)
             branches.append(Branch(actions + suffix, group, turn))
     return branches
 
 
-def _ways(members: Sequence[Member], turn: int) -> dict[str, dict[str, list[Member]]]:
+def _group_by_actions(members: Sequence[Member], turn: int) -> dict[str, dict[str, list[Member]]]:
     """Group members by their actions at a turn, and then by the observation that followed."""
     ways: dict[str, dict[str, list[Member]]] = {}
     for member in members:
@@ -178,13 +178,13 @@ def _ways(members: Sequence[Member], turn: int) -> dict[str, dict[str, list[Memb
     return ways
 
 
-def _without(members: Sequence[Member], left_out: Sequence[Member]) -> list[Member]:
-    return [member for member in members if all(member is not peer for peer in left_out)]
+def _without(members: Sequence[Member], excluded: Sequence[Member]) -> list[Member]:
+    return [member for member in members if all(member is not peer for peer in excluded)]
 
 
-def _named(members: Sequence[Member], but: Member | None = None) -> str:
+def _list_members(members: Sequence[Member], excluded: Member | None = None) -> str:
     """Return the members in words, such as "member 3", "members 1, 3" or "9 others"."""
-    numbers = [member.number for member in members if member is not but]
+    numbers = [member.number for member in members if member is not excluded]
     if len(numbers) > NAMED:
         return f"{len(numbers)} others"
     return f"member{'s'[: len(numbers) > 1]} {', '.join(map(str, numbers))}"

@@ -257,7 +257,7 @@ class Index:
         return [dict(row) for row in rows]
 
     def episodes(
-        self, wanted: Filter, *, first: int = 0, most: int = 50, count: int | None = None
+        self, conditions: Filter, *, first: int = 0, most: int = 50, count: int | None = None
     ) -> list[dict[str, Any]]:
         """Return rows of episodes in the filter's order; `name` is the name of their file.
 
@@ -266,8 +266,8 @@ class Index:
             most: maximum number of rows.
             count: number of matching episodes, if known. Pages in the second half of the list are read from its end.
         """
-        where, values = wanted.where()
-        order = inner_order = SORTS.get(wanted.sort, SORTS["newest"])
+        where, values = conditions.where()
+        order = inner_order = SORTS.get(conditions.sort, SORTS["newest"])
         if count is not None and 2 * first > count:
             inner_order, most = _reversed(order), max(min(most, count - first), 0)
             first = count - first - most
@@ -280,10 +280,10 @@ class Index:
             ).fetchall()
         return [dict(row) for row in rows]
 
-    def search(self, wanted: Filter, *, first: int = 0, most: int = 50) -> tuple[list[dict[str, Any]], int]:
+    def search(self, conditions: Filter, *, first: int = 0, most: int = 50) -> tuple[list[dict[str, Any]], int]:
         """Return the results of `episodes` and `count` for a filter with words, using only one search."""
-        where, values = wanted.where()
-        order = SORTS.get(wanted.sort, SORTS["newest"])
+        where, values = conditions.where()
+        order = SORTS.get(conditions.sort, SORTS["newest"])
         with self.reading() as database:
             rows = database.execute(
                 "SELECT episodes.*, (SELECT name FROM files WHERE files.id = file) AS name, count(*) OVER () AS found "
@@ -291,17 +291,17 @@ class Index:
                 (*values, most, first),
             ).fetchall()
         if not rows and first:
-            return [], self.count(wanted)
+            return [], self.count(conditions)
         episodes = [dict(row) for row in rows]
         counts = [row.pop("found") for row in episodes]
         return episodes, min(counts[0], COUNTED + 1) if counts else 0
 
-    def count(self, wanted: Filter) -> int:
+    def count(self, conditions: Filter) -> int:
         """Return the number of matching episodes. A filter with words counts up to `COUNTED` + 1."""
-        where, values = wanted.where()
-        bound = f"LIMIT {COUNTED + 1}" if wanted.text else ""
+        where, values = conditions.where()
+        bound = f"LIMIT {COUNTED + 1}" if conditions.text else ""
         sql = f"SELECT count(*) FROM (SELECT 1 FROM episodes WHERE {where} {bound})"
-        if wanted == Filter(wanted.run, kind=wanted.kind, step=wanted.step, sort=wanted.sort):
+        if conditions == Filter(conditions.run, kind=conditions.kind, step=conditions.step, sort=conditions.sort):
             sql = f"SELECT coalesce(sum(episodes), 0) FROM files WHERE {where}"
         with self.reading() as database:
             return int(database.execute(sql, values).fetchone()[0])

@@ -45,7 +45,7 @@ async def jobs_page(site: Site, request: Request) -> Response:
 async def job_page(site: Site, request: Request) -> Response:
     """Show the success of continuations from each turn of an episode, while they are played and afterwards."""
     job = continuing_of(site).job(request.path_params["job"])
-    verdict, worst_turn = _verdict(job) if job.done and job.found else ("", -1)
+    verdict, worst_turn = _verdict(job) if job.done and job.trees else ("", -1)
     return render(
         "turns.html", site=site, job=job, verdict=verdict, worst=worst_turn, token=site.guard.token("turns"),
         luck="with the episode's random seeds" if job.policy.startswith(CHECKPOINT) else "each with other random seeds",
@@ -68,7 +68,7 @@ def _verdict(job: TurnValues) -> tuple[str, int]:
 
     After the last turn, the episode's own outcome counts as the success.
     """
-    states, episode = job.found, job.episode
+    states, episode = job.trees, job.episode
     if not any(state.solved for state in states):
         return "No continuation solved it, wherever it began: try another policy, or more of them.", 0
     next_shares = [(state.share, state.interval[1]) for state in states[1:]]
@@ -92,7 +92,7 @@ def _verdict(job: TurnValues) -> tuple[str, int]:
 async def continuation_page(site: Site, request: Request) -> Response:
     """Show a continuation turn by turn, from the start of its episode."""
     continuing = continuing_of(site)
-    tree, number, branch = _named(continuing, request)
+    tree, number, branch = _find_branch(continuing, request)
     game = tree.game
     kept = saved(site.index.folder, "demonstrations", game.spec.id) if "saved" in request.query_params else None
     return render(
@@ -106,7 +106,7 @@ async def continuation_page(site: Site, request: Request) -> Response:
 async def continuation_picture(site: Site, request: Request) -> Response:
     """Return a picture of the state before a turn of a continuation, drawn by the server."""
     continuing = continuing_of(site)
-    tree, number, branch = _named(continuing, request)
+    tree, number, branch = _find_branch(continuing, request)
     frames = await continuing.games.frames(continuation_link(tree, number), branch.episode, tree.game.task, branch.luck)
     turn = whole(request.query_params.get("turn", ""), len(frames) - 1)
     if turn is None:
@@ -118,7 +118,7 @@ async def continuation_action(site: Site, request: Request) -> Response:
     """Open a live session in the state before a turn of a continuation, or save the continuation as a demonstration."""
     form = await posted(site, request, "continuation")
     continuing = continuing_of(site)
-    tree, number, branch = _named(continuing, request)
+    tree, number, branch = _find_branch(continuing, request)
     match request.path_params["what"]:
         case "open":
             turn = whole(form.get("turn", ""), len(branch.episode.turns))
@@ -132,7 +132,7 @@ async def continuation_action(site: Site, request: Request) -> Response:
             raise HTTPException(404)
 
 
-def _named(continuing: Continuing, request: Request) -> tuple[Branches, int, Branch]:
+def _find_branch(continuing: Continuing, request: Request) -> tuple[Branches, int, Branch]:
     """Return the set, the number and the continuation that an address names. Raises NotPossible, HTTPException."""
     number = whole(request.path_params["number"], max(COUNTS))
     if number is None:
@@ -143,7 +143,7 @@ def _named(continuing: Continuing, request: Request) -> tuple[Branches, int, Bra
 def _origin(continuing: Continuing, tree: Branches) -> tuple[str, str]:
     """Return link and title of the page that shows all continuations of a set; empty if the page is gone."""
     for job in continuing.jobs():
-        if tree in job.found:
+        if tree in job.trees:
             return job_link(job), "Which turn lost it?"
     if tree.game in continuing.games.all():
         return f"/play/session/{quote(tree.game.id)}", f"{tree.game.spec.id}, seed {tree.game.episode.seed}"

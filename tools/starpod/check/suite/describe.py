@@ -53,7 +53,7 @@ async def one_environment(probe: Probe) -> None:
     ids = {spec.id for spec in reply.environments}
     expect(ids == {probe.spec.id}, f"only {probe.spec.id}", sorted(ids), "filter by environment_id")
     request = pb.DescribeRequest(environment_id="no_such_environment-v1")
-    await probe.refused("Describe of an unknown environment", request, "NOT_FOUND")
+    await probe.expect_refusal("Describe of an unknown environment", request, "NOT_FOUND")
 
 
 @must(

@@ -25,8 +25,8 @@ async def isolation(probe: Probe) -> None:
     "Equal version, seeds, options and actions give equal observations and rewards over another connection.",
 )
 async def two_connections(probe: Probe) -> None:
-    if probe.target.differs is not None:
-        raise probe.target.differs
+    if probe.target.difference is not None:
+        raise probe.target.difference
     script, second_connection = probe.script(), probe.second_connection()
     for connection in (second_connection, probe.connection):
         handle = await probe.seeded(connection)

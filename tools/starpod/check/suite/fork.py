@@ -22,7 +22,7 @@ RESEED = pb.FORK_RANDOMNESS_RESEED
     "Fork returns `count` copies (0 means 1) with own ids, epoch 1, the original's step_index and present observation.",
 )
 async def places(probe: Probe) -> None:
-    handle, script = await probe.before_the_end()
+    handle, script = await probe.play_to_middle()
     expect(len(await probe.fork(handle)) == 1, "one copy for count 0", "another number")
     copies = await probe.fork(handle, count=3)
     expect(len(copies) == 3, "three copies", len(copies))
@@ -37,7 +37,7 @@ async def places(probe: Probe) -> None:
 
 @must("F-02", "A copy that keeps its randomness continues exactly as the original would.")
 async def keep(probe: Probe) -> None:
-    handle, _ = await probe.before_the_end()
+    handle, _ = await probe.play_to_middle()
     for randomness in (pb.FORK_RANDOMNESS_KEEP, pb.FORK_RANDOMNESS_UNSPECIFIED):
         copy = (await probe.fork(handle, randomness=randomness))[0]
         fix = "copy the random stream in its present state"
@@ -46,7 +46,7 @@ async def keep(probe: Probe) -> None:
 
 @must("F-03", "A fork and what happens to its copies leave the original and the others as they are.")
 async def independent(probe: Probe) -> None:
-    handle, script = await probe.before_the_end()
+    handle, script = await probe.play_to_middle()
     first, second, third = await probe.fork(handle, count=3)
     await first.step(probe.turn(*script.turns[handle.index] * 2))
     await probe.call(pb.ResetRequest(session_id=second.id, epoch=second.epoch, seed=1))
@@ -66,7 +66,7 @@ async def survivors(probe: Probe) -> None:
 
 @must("F-05", "With RESEED each copy uses its given dynamics seed, and the same seed gives the same episode.")
 async def reseeded(probe: Probe) -> None:
-    handle, script = await probe.before_the_end()
+    handle, script = await probe.play_to_middle()
     copies = await probe.fork(handle, count=3, randomness=RESEED, dynamics_seeds=[2**64 - 1, 5, 5])
     seeds = [copy.session.dynamics_seed for copy in copies]
     expect(seeds == [2**64 - 1, 5, 5], "dynamics seeds [2**64 - 1, 5, 5] of the copies", seeds)
@@ -99,7 +99,7 @@ async def exact(probe: Probe) -> None:
     await handle.step()
     for epoch, index in ((handle.epoch, 0), (handle.epoch, 2), (handle.epoch + 1, 1)):
         request = pb.ForkRequest(session_id=handle.id, epoch=epoch, step_index=index)
-        await probe.refused(f"a Fork at epoch {epoch}, step_index {index}", request, "FAILED_PRECONDITION")
+        await probe.expect_refusal(f"a Fork at epoch {epoch}, step_index {index}", request, "FAILED_PRECONDITION")
 
 
 @must(
@@ -117,9 +117,9 @@ async def keyed(probe: Probe) -> None:
     fix = "look up the key before checking epoch and step_index"
     expect(len(ids) == 1, "the same two copies from five Forks with one key", f"{len(ids)} pairs", fix)
     request.count = 3
-    await probe.refused("another Fork under the same key", request, "FAILED_PRECONDITION")
+    await probe.expect_refusal("another Fork under the same key", request, "FAILED_PRECONDITION")
     open_request = probe.open_request(key=request.key)
-    await probe.refused("an Open under a Fork's key", open_request, "FAILED_PRECONDITION")
+    await probe.expect_refusal("an Open under a Fork's key", open_request, "FAILED_PRECONDITION")
 
 
 @must("F-09", "dynamics_seeds that are neither none nor one per copy are INVALID_ARGUMENT.")
@@ -128,14 +128,14 @@ async def seeds_per_copy(probe: Probe) -> None:
     request = pb.ForkRequest(
         session_id=handle.id, epoch=handle.epoch, step_index=0, count=3, randomness=RESEED, dynamics_seeds=[1, 2]
     )
-    await probe.refused("two seeds for three copies", request, "INVALID_ARGUMENT")
+    await probe.expect_refusal("two seeds for three copies", request, "INVALID_ARGUMENT")
 
 
 @must("F-10", "Fork of an environment that does not declare it is UNIMPLEMENTED.", absent=True)
 async def unsupported(probe: Probe) -> None:
     handle = await probe.seeded()
     request = handle.fork_request()
-    await probe.refused("Fork", request, "UNIMPLEMENTED")
+    await probe.expect_refusal("Fork", request, "UNIMPLEMENTED")
 
 
 @must(
@@ -180,11 +180,11 @@ async def _copies_with_short_lease(probe: Probe) -> list[Handle]:
 async def huge_group(probe: Probe) -> None:
     count = probe.beyond_max_group()
     request = (await probe.seeded()).fork_request(count=count)
-    await probe.refused(f"a Fork into {count}", request, "INVALID_ARGUMENT")
+    await probe.expect_refusal(f"a Fork into {count}", request, "INVALID_ARGUMENT")
 
 
 @must("F-14", "dynamics_seeds without RESEED are INVALID_ARGUMENT.")
 async def seeds_without_reseed(probe: Probe) -> None:
     handle = await probe.seeded()
     request = handle.fork_request(count=1, dynamics_seeds=[5])
-    await probe.refused("dynamics_seeds without RESEED", request, "INVALID_ARGUMENT")
+    await probe.expect_refusal("dynamics_seeds without RESEED", request, "INVALID_ARGUMENT")

@@ -31,7 +31,7 @@ async def unknown_session(probe: Probe) -> None:
             requests.append(pb.SnapshotRequest(session_id=session_id))
         codes = ("NOT_FOUND",) if session_id == "no-such-session" else ("NOT_FOUND", "INVALID_ARGUMENT")
         for request in requests:
-            await probe.refused(f"{method_of(request)} in the session {session_id[:16]!r}", request, *codes)
+            await probe.expect_refusal(f"{method_of(request)} in the session {session_id[:16]!r}", request, *codes)
 
 
 @must("C-84", "An action of no kind is INVALID_ARGUMENT and changes nothing.")
@@ -39,7 +39,7 @@ async def kindless(probe: Probe) -> None:
     handle = await probe.seeded()
     choice = probe.choices(handle.session.observation)[0]
     for actions in ([pb.Action()], [choice, pb.Action()]):
-        await probe.refused("an action without a kind", handle.request(actions), "INVALID_ARGUMENT")
+        await probe.expect_refusal("an action without a kind", handle.request(actions), "INVALID_ARGUMENT")
     if probe.target.repeats:
         await probe.expect_script(
             handle, "the episode after a malformed Step", "check all actions before playing the first one"
@@ -52,7 +52,7 @@ async def too_many_actions(probe: Probe) -> None:
     needs(0 < limit <= 1_000_000, "the server limits the sub-actions of a Step to none that could be sent")
     handle = await probe.seeded()
     request = handle.request([pb.Action(text="x")] * (limit + 1))
-    await probe.refused(f"{limit + 1} sub-actions", request, "INVALID_ARGUMENT")
+    await probe.expect_refusal(f"{limit + 1} sub-actions", request, "INVALID_ARGUMENT")
     await handle.step()
 
 
@@ -65,7 +65,7 @@ async def oversized(probe: Probe) -> None:
     needs(0 < limit <= LARGEST, "the server takes messages too large to try")
     handle = await probe.seeded()
     request = handle.request([pb.Action(text="x" * limit)])
-    await probe.refused(f"a message of over {limit} bytes", request, "RESOURCE_EXHAUSTED")
+    await probe.expect_refusal(f"a message of over {limit} bytes", request, "RESOURCE_EXHAUSTED")
     await handle.step()
 
 

@@ -55,7 +55,7 @@ async def strange_lease(probe: Probe) -> None:
 
 @must("C-73", "A session without a call for longer than its lease is reaped: then its calls are NOT_FOUND.")
 async def expiry(probe: Probe) -> None:
-    handles = await probe.several(len(PATIENCE), lease_seconds=LEASE)
+    handles = await probe.open_many(len(PATIENCE), lease_seconds=LEASE)
     await expect_reaped(probe, handles, PATIENCE, "session", "the session", "reap sessions whose lease ran out")
 
 
@@ -94,7 +94,7 @@ async def _outlives_lease(probe: Probe, lease: float) -> bool:
             streams = [await stack.enter_async_context(open_stream(probe.connection)) for _ in range(2)]
         calls = _calls(probe, streams, itertools.count())
         last_call = time.monotonic()
-        handles = await probe.several(len(calls), lease_seconds=lease)
+        handles = await probe.open_many(len(calls), lease_seconds=lease)
         for _ in range(3):
             await asyncio.sleep(0.4 * lease)
             previous_call, last_call = last_call, time.monotonic()
@@ -172,7 +172,7 @@ async def closing(probe: Probe) -> None:
     handle, other_handle = await probe.seeded(), await probe.seeded()
     for _ in range(2):
         await probe.call(pb.CloseRequest(session_ids=[handle.id, "no-such-session"]))
-    await probe.refused("a Step in a closed session", handle.request(), "NOT_FOUND")
+    await probe.expect_refusal("a Step in a closed session", handle.request(), "NOT_FOUND")
     await other_handle.step()
 
 

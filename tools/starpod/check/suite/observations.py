@@ -38,7 +38,7 @@ async def wanted(probe: Probe) -> None:
     for name in ("valid_actions", "state_key", "expert_action", "score"):
         want = pb.Want(**{name: True})
         if not getattr(can, name):
-            await probe.refused(f"a Want of {name}", probe.open_request(want=want), "UNIMPLEMENTED")
+            await probe.expect_refusal(f"a Want of {name}", probe.open_request(want=want), "UNIMPLEMENTED")
             continue
         observation = (await probe.open(want=want)).sessions[0].observation
         is_present = any(field.name == name for field, _ in observation.ListFields()) or observation.HasField("score")
@@ -161,7 +161,7 @@ async def render(probe: Probe) -> None:
 async def unknown_mode(probe: Probe) -> None:
     handle = await probe.seeded()
     request = pb.RenderRequest(session_id=handle.id, mode="hologram")
-    await probe.refused("the render mode 'hologram'", request, "INVALID_ARGUMENT")
+    await probe.expect_refusal("the render mode 'hologram'", request, "INVALID_ARGUMENT")
 
 
 @must("C-69", "Render changes nothing.")

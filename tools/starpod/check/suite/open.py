@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from starpod.check.expectations import expect, expect_played, expect_same, needs
-from starpod.check.options import resolved
+from starpod.check.options import resolve_references
 from starpod.check.probe import DYNAMICS_SEED, SEED, Probe
 from starpod.check.requirement import must
 
@@ -35,7 +35,7 @@ async def group(probe: Probe) -> None:
 
 @must("C-07", "Session ids differ from each other and are 1 to 64 bytes of printable ASCII.")
 async def session_ids(probe: Probe) -> None:
-    ids = [handle.id for _ in range(2) for handle in await probe.several(4)]
+    ids = [handle.id for _ in range(2) for handle in await probe.open_many(4)]
     expect(len(set(ids)) == len(ids), "eight different session ids", ids, "draw them at random")
     for session_id in ids:
         printable = 0 < len(session_id) <= 64 and all(" " <= letter <= "~" for letter in session_id)
@@ -129,13 +129,13 @@ async def key_reused(probe: Probe) -> None:
     key = probe.key()
     await probe.create(probe.open_request(seed=1, key=key))
     other_request = probe.open_request(seed=2, key=key)
-    await probe.refused("another request under the same key", other_request, "FAILED_PRECONDITION")
+    await probe.expect_refusal("another request under the same key", other_request, "FAILED_PRECONDITION")
 
 
 @must("C-16", "A key of more than 128 bytes is INVALID_ARGUMENT.")
 async def long_key(probe: Probe) -> None:
     await probe.create(probe.open_request(key=(probe.key() * 4)[:128]))
-    await probe.refused("a key of 129 bytes", probe.open_request(key="k" * 129), "INVALID_ARGUMENT")
+    await probe.expect_refusal("a key of 129 bytes", probe.open_request(key="k" * 129), "INVALID_ARGUMENT")
 
 
 @must("C-17", "Open of an unknown environment is NOT_FOUND.")
@@ -143,7 +143,7 @@ async def unknown_environment(probe: Probe) -> None:
     for name in ("no_such_environment-v1", ""):
         request = probe.open_request(environment_id=name, version="")
         codes = ("NOT_FOUND",) if name else ("NOT_FOUND", "INVALID_ARGUMENT")
-        await probe.refused(f"environment {name!r}", request, *codes)
+        await probe.expect_refusal(f"environment {name!r}", request, *codes)
 
 
 @must(
@@ -160,15 +160,15 @@ async def versions(probe: Probe) -> None:
     newest = await probe.open(version="")
     expect(newest.environment_version == versions[0], f"the newest version, {versions[0]}", newest.environment_version)
     for pin in (">=999.0.0", f"<{version},>{version}"):
-        await probe.refused(f"version {pin!r}", probe.open_request(version=pin), "NOT_FOUND")
+        await probe.expect_refusal(f"version {pin!r}", probe.open_request(version=pin), "NOT_FOUND")
     request = probe.open_request(version="newest please")
-    await probe.refused("version 'newest please'", request, "INVALID_ARGUMENT")
+    await probe.expect_refusal("version 'newest please'", request, "INVALID_ARGUMENT")
 
 
 @must("C-19", "An unknown option is INVALID_ARGUMENT.")
 async def unknown_option(probe: Probe) -> None:
     request = probe.open_request(options=probe.options(no_such_option=1))
-    await probe.refused("an unknown option", request, "INVALID_ARGUMENT", fix="never ignore an option")
+    await probe.expect_refusal("an unknown option", request, "INVALID_ARGUMENT", fix="never ignore an option")
 
 
 @must("C-20", "An option that its schema does not allow is INVALID_ARGUMENT.")
@@ -177,7 +177,9 @@ async def wrong_option(probe: Probe) -> None:
     for name, value in _wrong_values(json.loads(probe.spec.options_schema_json)):
         shown = True
         request = probe.open_request(options=probe.options(**{name: value}))
-        await probe.refused(f"option {name}={value!r}", request, "INVALID_ARGUMENT", fix="validate by the schema")
+        await probe.expect_refusal(
+            f"option {name}={value!r}", request, "INVALID_ARGUMENT", fix="validate by the schema"
+        )
     needs(shown, "the environment has no option whose schema forbids anything")
 
 
@@ -198,7 +200,7 @@ async def huge_group(probe: Probe) -> None:
     for count in {probe.beyond_max_group(), 2**32 - 1}:
         request = probe.open_request(count=count)
         fix = "check ServerLimits.max_group before creating the first session"
-        await probe.refused(f"a group of {count}", request, "INVALID_ARGUMENT", fix=fix)
+        await probe.expect_refusal(f"a group of {count}", request, "INVALID_ARGUMENT", fix=fix)
 
 
 @must(
@@ -228,7 +230,7 @@ async def unused_key(probe: Probe) -> None:
 async def members_beyond(probe: Probe) -> None:
     needs(probe.server.limits.max_group != 1, "the server's max_group is 1")
     request = probe.open_request(count=2, first_member=2**32 - 1)
-    await probe.refused("members 2**32 - 1 and 2**32", request, "INVALID_ARGUMENT")
+    await probe.expect_refusal("members 2**32 - 1 and 2**32", request, "INVALID_ARGUMENT")
 
 
 def _wrong_values(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -249,7 +251,7 @@ def _wrong_values(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             if kind not in types:
                 yield name, value
                 break
-        prop = resolved(prop, schema)
+        prop = resolve_references(prop, schema)
         if "integer" in types and not types & {"number", "string"}:
             yield name, prop.get("minimum", 2) + 0.5
         if types & {"integer", "number"}:
@@ -262,7 +264,7 @@ def _wrong_values(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _types(prop: Any, schema: dict[str, Any]) -> set[str]:
     """Return the JSON types that a property allows, or an empty set if the schema does not say."""
-    prop = resolved(prop, schema)
+    prop = resolve_references(prop, schema)
     if "type" in prop:
         return {prop["type"]} if isinstance(prop["type"], str) else set(prop["type"])
     if "enum" in prop or "const" in prop:

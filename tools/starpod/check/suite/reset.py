@@ -9,7 +9,7 @@ import grpc
 from google.protobuf import struct_pb2
 
 from starpod.check.expectations import NotShown, expect, expect_same
-from starpod.check.options import resolved
+from starpod.check.options import resolve_references
 from starpod.check.probe import DYNAMICS_SEED, SEED, Handle, Probe
 from starpod.check.requirement import must
 from starpod.v1 import environment_pb2 as pb
@@ -68,14 +68,14 @@ async def fenced(probe: Probe) -> None:
     old_request = handle.reset_request(seed=5)
     await probe.call(old_request)
     other_request = handle.reset_request(seed=6)
-    await probe.refused("another Reset with the old epoch", other_request, "FAILED_PRECONDITION")
+    await probe.expect_refusal("another Reset with the old epoch", other_request, "FAILED_PRECONDITION")
     for epoch in (0, handle.epoch + 2):
         wrong_request = pb.ResetRequest(session_id=handle.id, epoch=epoch)
-        await probe.refused(f"Reset with epoch {epoch} at epoch 2", wrong_request, "FAILED_PRECONDITION")
+        await probe.expect_refusal(f"Reset with epoch {epoch} at epoch 2", wrong_request, "FAILED_PRECONDITION")
     handle.epoch, handle.index = handle.epoch + 1, 0
     await handle.step()
     what, fix = "a Reset that comes after a Step of the new episode", "a late Reset must not throw an episode away"
-    await probe.refused(what, old_request, "FAILED_PRECONDITION", fix=fix)
+    await probe.expect_refusal(what, old_request, "FAILED_PRECONDITION", fix=fix)
 
 
 @must("C-54", "After the end of an episode Reset starts the next one.")
@@ -102,9 +102,9 @@ async def kept(probe: Probe) -> None:
 
 @must("C-56", "A Reset that is refused for its options leaves the running episode as it was.")
 async def refused(probe: Probe) -> None:
-    handle, _ = await probe.after(1)
+    handle, _ = await probe.play_first_turns(1)
     request = handle.reset_request(options=probe.options(no_such_option=1))
-    await probe.refused("Reset with an unknown option", request, "INVALID_ARGUMENT")
+    await probe.expect_refusal("Reset with an unknown option", request, "INVALID_ARGUMENT")
     await probe.expect_script(handle, "the episode after a refused Reset", "validate before anything changes")
 
 
@@ -136,7 +136,7 @@ def _other_options(probe: Probe) -> Iterator[struct_pb2.Struct]:
     schema = json.loads(probe.spec.options_schema_json)
     count = 0
     for name, prop in schema.get("properties", {}).items():
-        prop = resolved(prop, schema)
+        prop = resolve_references(prop, schema)
         base = probe.target.options.get(name, prop.get("default"))
         values = [*prop.get("enum", ())[:3], prop.get("minimum")]
         if prop.get("type") == "boolean":

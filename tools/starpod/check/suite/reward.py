@@ -230,15 +230,15 @@ def _want(probe: Probe) -> pb.Want:
 
 
 async def _expert_play(probe: Probe) -> PolicyResults:
-    return await probe.target.shared("expert", lambda: _play_starts(probe, _expert, pb.Want(expert_action=True)))
+    return await probe.target.get_shared("expert", lambda: _play_starts(probe, _expert, pb.Want(expert_action=True)))
 
 
 async def _random_play(probe: Probe) -> PolicyResults:
-    return await probe.target.shared("random", lambda: _play_starts(probe, _random(probe)))
+    return await probe.target.get_shared("random", lambda: _play_starts(probe, _random(probe)))
 
 
 async def _idle_play(probe: Probe) -> PolicyResults:
-    return await probe.target.shared("idle", lambda: _play_starts(probe, _idle))
+    return await probe.target.get_shared("idle", lambda: _play_starts(probe, _idle))
 
 
 async def _play_starts(

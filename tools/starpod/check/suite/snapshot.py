@@ -35,7 +35,7 @@ async def digest(probe: Probe) -> None:
     "would, even if that is closed.",
 )
 async def restored(probe: Probe) -> None:
-    handle, _ = await probe.before_the_end()
+    handle, _ = await probe.play_to_middle()
     snapshot = (await _snapshot(probe, handle)).snapshot
     await probe.call(pb.CloseRequest(session_ids=[handle.id]))
     copy = (await _restore(probe, snapshot))[0]
@@ -62,8 +62,8 @@ async def tampered(probe: Probe) -> None:
     cut.state = original.state[:-1]
     forged.digest = original.digest[:-1] + bytes([original.digest[-1] ^ 1])
     for what, snapshot in (("a snapshot without its last byte", cut), ("a digest with one bit flipped", forged)):
-        await probe.refused(what, pb.RestoreRequest(snapshot=snapshot), "INVALID_ARGUMENT")
-    await probe.refused("a Restore without a snapshot", pb.RestoreRequest(), "INVALID_ARGUMENT", "NOT_FOUND")
+        await probe.expect_refusal(what, pb.RestoreRequest(snapshot=snapshot), "INVALID_ARGUMENT")
+    await probe.expect_refusal("a Restore without a snapshot", pb.RestoreRequest(), "INVALID_ARGUMENT", "NOT_FOUND")
 
 
 @must(
@@ -79,7 +79,7 @@ async def foreign_state(probe: Probe) -> None:
         snapshot.digest = _digest(snapshot)
         request = pb.RestoreRequest(snapshot=snapshot)
         codes = ("INVALID_ARGUMENT", "FAILED_PRECONDITION")
-        await probe.refused(f"a forged state of {len(state)} bytes", request, *codes)
+        await probe.expect_refusal(f"a forged state of {len(state)} bytes", request, *codes)
     await handle.step()
 
 
@@ -93,14 +93,16 @@ async def incompatible(probe: Probe) -> None:
     snapshot.environment_version = "999.0.0"
     snapshot.digest = _digest(snapshot)
     request = pb.RestoreRequest(snapshot=snapshot)
-    refusal = await probe.refused("a snapshot of version 999.0.0", request, "FAILED_PRECONDITION")
+    refusal = await probe.expect_refusal("a snapshot of version 999.0.0", request, "FAILED_PRECONDITION")
     expect_informed(refusal, "INCOMPATIBLE_SNAPSHOT", "the refusal of a snapshot of version 999.0.0")
     metadata, version = refusal.metadata, probe.spec.version
     expect(metadata.get("snapshot_version") == "999.0.0", "metadata snapshot_version 999.0.0", metadata)
     expect(version in metadata.get("available", "").split(","), f"{version} in `available`", metadata)
     snapshot.environment_id = "no_such_environment-v1"
     snapshot.digest = _digest(snapshot)
-    await probe.refused("a snapshot of an unknown environment", pb.RestoreRequest(snapshot=snapshot), "NOT_FOUND")
+    await probe.expect_refusal(
+        "a snapshot of an unknown environment", pb.RestoreRequest(snapshot=snapshot), "NOT_FOUND"
+    )
 
 
 @must(
@@ -109,7 +111,7 @@ async def incompatible(probe: Probe) -> None:
     "the others.",
 )
 async def group(probe: Probe) -> None:
-    handle, _ = await probe.before_the_end()
+    handle, _ = await probe.play_to_middle()
     copies = await _restore(probe, (await _snapshot(probe, handle)).snapshot, count=3)
     expect(len({copy.id for copy in copies}) == 3, "three copies with ids of their own", len(copies))
     members = [copy.session.member for copy in copies]
@@ -131,9 +133,9 @@ async def keyed(probe: Probe) -> None:
     ids = {reply.sessions[0].session_id for reply in replies}
     expect(len(ids) == 1, "one session from five Restores with one key", len(ids))
     request.count = 2
-    await probe.refused("another Restore under the same key", request, "FAILED_PRECONDITION")
+    await probe.expect_refusal("another Restore under the same key", request, "FAILED_PRECONDITION")
     open_request = probe.open_request(key=request.key)
-    await probe.refused("an Open under a Restore's key", open_request, "FAILED_PRECONDITION")
+    await probe.expect_refusal("an Open under a Restore's key", open_request, "FAILED_PRECONDITION")
 
 
 @must("N-09", "Restore keeps the limits of the session and how much of them is used up.")
@@ -155,7 +157,7 @@ async def limits_kept(probe: Probe) -> None:
     "A snapshot can be restored in another process that hosts the same version.",
 )
 async def elsewhere(probe: Probe) -> None:
-    handle, _ = await probe.before_the_end()
+    handle, _ = await probe.play_to_middle()
     connection = await probe.other_process()
     snapshot = (await _snapshot(probe, handle)).snapshot
     reply: pb.RestoreResponse = await probe.create(
@@ -167,14 +169,16 @@ async def elsewhere(probe: Probe) -> None:
 @must("N-11", "Snapshot of an environment that does not declare it is UNIMPLEMENTED.", absent=True)
 async def unsupported(probe: Probe) -> None:
     handle = await probe.seeded()
-    await probe.refused("Snapshot", pb.SnapshotRequest(session_id=handle.id), "UNIMPLEMENTED")
+    await probe.expect_refusal("Snapshot", pb.SnapshotRequest(session_id=handle.id), "UNIMPLEMENTED")
 
 
 @must("N-12", "A count above max_group is INVALID_ARGUMENT and restores nothing.")
 async def huge_group(probe: Probe) -> None:
     count = probe.beyond_max_group()
     snapshot = (await _snapshot(probe, await probe.seeded())).snapshot
-    await probe.refused(f"a Restore of {count}", pb.RestoreRequest(snapshot=snapshot, count=count), "INVALID_ARGUMENT")
+    await probe.expect_refusal(
+        f"a Restore of {count}", pb.RestoreRequest(snapshot=snapshot, count=count), "INVALID_ARGUMENT"
+    )
 
 
 async def _snapshot(probe: Probe, handle: Handle) -> pb.SnapshotResponse:

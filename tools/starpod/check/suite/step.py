@@ -18,8 +18,8 @@ OTHER = (pb.Action(text="another action"),)
 
 @must("C-30", "A Step answers with one observation and with the index after its own.")
 async def plain(probe: Probe) -> None:
-    if probe.target.unplayed is not None:
-        raise probe.target.unplayed
+    if probe.target.play_error is not None:
+        raise probe.target.play_error
     handle = await probe.seeded(want=probe.acting_want())
     observation = handle.session.observation
     for turn in ((), (), None):
@@ -192,7 +192,7 @@ async def after_the_end(probe: Probe) -> None:
 
 
 async def _out_of_order(probe: Probe, what: str, request: pb.StepRequest, fix: str = "") -> None:
-    await probe.refused(what, request, "FAILED_PRECONDITION", fix=fix)
+    await probe.expect_refusal(what, request, "FAILED_PRECONDITION", fix=fix)
 
 
 async def _expect_place_reported(probe: Probe, what: str, request: pb.StepRequest, handle: Handle) -> None:

@@ -139,7 +139,7 @@ async def same_errors(probe: Probe) -> None:
 
 @must("S-06", "After a half-close the server answers what it has received and ends the Stream with OK.")
 async def drained(probe: Probe) -> None:
-    handles = await probe.several(8)
+    handles = await probe.open_many(8)
     async with open_stream(probe.connection) as stream:
         await stream.send(*(pb.Call(call_id=n, step=handle.request()) for n, handle in enumerate(handles)))
         code = await stream.finish()
@@ -307,7 +307,7 @@ async def ragged(probe: Probe) -> None:
     "StreamResponse.timing is finite and not negative, and its environment_ms at most total_ms.",
 )
 async def timing(probe: Probe) -> None:
-    handles = await probe.several(2)
+    handles = await probe.open_many(2)
     async with open_stream(probe.connection) as stream:
         await stream.ask(*(pb.Call(call_id=call_id, step=handle.request()) for call_id, handle in enumerate(handles)))
         if probe.server.capabilities.step_columns:

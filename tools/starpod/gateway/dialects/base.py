@@ -26,10 +26,10 @@ class Dialect(Protocol):
     def events(self, ask: Ask, answer: Answer) -> Iterator[bytes]:
         """Yield the server-sent events of a reply."""
 
-    def failure(self, refused: Refused) -> dict[str, Any]:
+    def failure(self, refusal: Refused) -> dict[str, Any]:
         """Return the body of an error response."""
 
-    def failure_event(self, refused: Refused) -> bytes:
+    def failure_event(self, refusal: Refused) -> bytes:
         """Return the event for an error in a stream that has begun."""
 
 

@@ -108,12 +108,12 @@ class ChatCompletions:
             yield event({**head, "choices": [], "usage": _write_usage(answer)})
         yield event("[DONE]")
 
-    def failure(self, refused: Refused) -> dict[str, Any]:
-        kind = "invalid_request_error" if refused.status < 500 else "server_error"
-        return {"error": {"message": str(refused), "type": kind, "param": None, "code": refused.code}}
+    def failure(self, refusal: Refused) -> dict[str, Any]:
+        kind = "invalid_request_error" if refusal.status < 500 else "server_error"
+        return {"error": {"message": str(refusal), "type": kind, "param": None, "code": refusal.code}}
 
-    def failure_event(self, refused: Refused) -> bytes:
-        return event(self.failure(refused))
+    def failure_event(self, refusal: Refused) -> bytes:
+        return event(self.failure(refusal))
 
     def _head(self, ask: Ask, answer: Answer, kind: str) -> dict[str, Any]:
         return {"id": f"chatcmpl-{answer.id}", "object": kind, "created": answer.created, "model": ask.model}

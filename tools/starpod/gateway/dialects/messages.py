@@ -90,12 +90,12 @@ class Messages:
         yield _event("message_delta", delta=_stop_reason(answer), usage={"output_tokens": answer.reply_tokens})
         yield _event("message_stop")
 
-    def failure(self, refused: Refused) -> dict[str, Any]:
-        kind = _ERRORS.get(refused.status, "invalid_request_error" if refused.status < 500 else "api_error")
-        return {"type": "error", "error": {"type": kind, "message": str(refused)}, "request_id": None}
+    def failure(self, refusal: Refused) -> dict[str, Any]:
+        kind = _ERRORS.get(refusal.status, "invalid_request_error" if refusal.status < 500 else "api_error")
+        return {"type": "error", "error": {"type": kind, "message": str(refusal)}, "request_id": None}
 
-    def failure_event(self, refused: Refused) -> bytes:
-        return event(self.failure(refused), "error")
+    def failure_event(self, refusal: Refused) -> bytes:
+        return event(self.failure(refusal), "error")
 
     def _head(self, ask: Ask, answer: Answer) -> dict[str, Any]:
         return {"id": f"msg_{answer.id}", "type": "message", "role": "assistant", "model": ask.model}

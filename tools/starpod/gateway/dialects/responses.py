@@ -110,12 +110,12 @@ class Responses:
         response = self.write(ask, answer)
         yield numbered_event(f"response.{response['status']}", response=response)
 
-    def failure(self, refused: Refused) -> dict[str, Any]:
-        return ChatCompletions().failure(refused)
+    def failure(self, refusal: Refused) -> dict[str, Any]:
+        return ChatCompletions().failure(refusal)
 
-    def failure_event(self, refused: Refused) -> bytes:
+    def failure_event(self, refusal: Refused) -> bytes:
         # Only comments were sent before, so this is the first event.
-        values = {"type": "error", "sequence_number": 0, "code": refused.code, "message": str(refused), "param": None}
+        values = {"type": "error", "sequence_number": 0, "code": refusal.code, "message": str(refusal), "param": None}
         return event(values, "error")
 
 

@@ -95,7 +95,9 @@ class Site:
         form = await self._form(request, "start")
         spec = await self.service.environment(self.environment)
         try:
-            values = options.chosen(options.fields(spec.options_schema_json if spec else "", hidden=_HIDDEN), form)
+            values = options.changed_options(
+                options.fields(spec.options_schema_json if spec else "", hidden=_HIDDEN), form
+            )
             seed = _seed(form.get("seed", ""))
         except ValueError as error:
             return await self.home(request, str(error), 400)
