@@ -388,7 +388,7 @@ class Sessions:
             wait = session.backoff.wait(error.retry_after)
         else:
             return False
-        session.asked = clock() + wait  # the deadline does not pass during the wait
+        session.deadline_start = clock() + wait  # the deadline does not pass during the wait
         self._loop.call_later(wait, lambda: self._send(session, clock()))
         return True
 
