@@ -130,4 +130,4 @@ def test_two_players_train_each_other_also_while_they_play(server: ServerProcess
 def test_a_player_without_a_policy_is_told(server: ServerProcess, tmp_path: Path) -> None:
     words = ("script.policies=[X,Y]", f"environment.addresses=[{server.address}]")
     errors = train(*words, run_dir=tmp_path / "run", status=2, base=GAME)
-    assert "script.policies names X, Y, and the agents of the demonstrations are 'O', 'X'" in errors
+    assert "script.policies names X, Y, but the agents of the demonstrations are 'O', 'X'" in errors

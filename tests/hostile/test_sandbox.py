@@ -236,7 +236,7 @@ def test_only_the_standard_descriptors_and_its_line_are_open_and_rights_are_gone
 LIES = {
     "huge_frame": r"sent a bad reply: it says to have 4294967295 bytes",
     "endless_output": r"sent a bad reply: it says to have 4294967295 bytes",
-    "nested_state": r"sent a bad reply: its bytes are no reply",
+    "nested_state": r"sent a bad reply: its bytes are not a reply",
     "nested_error": r"sent a bad reply: its bytes cannot be read",
     "wrong_types": r"sent a bad reply",
     "no_transition": r"sent no Transition",
@@ -295,7 +295,7 @@ def test_without_a_sandbox_describe_says_so(unconfined: Target) -> None:
 def test_what_holds_is_shown_by_the_command_line(required: ServerProcess) -> None:
     shown = starpod("describe", required.address, "villain")
     assert re.search(r"Confined\s+require; holds: .*names of\s+files", shown), shown
-    assert "villain-v1 runs in processes of its own, sandbox require" in starpod("list", required.address)
+    assert "villain-v1 runs in its own processes, sandbox require" in starpod("list", required.address)
 
 
 async def test_what_the_system_lacks_is_a_warning_or_refused(caplog: pytest.LogCaptureFixture) -> None:

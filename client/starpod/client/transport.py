@@ -88,7 +88,7 @@ class TLS:
 
     def __post_init__(self) -> None:
         if (self.certificate is None) != (self.key is None):
-            raise ValueError("A client certificate and its key come together: give both or neither.")
+            raise ValueError("A client certificate needs its key: give both or neither.")
 
     def credentials(self) -> grpc.ChannelCredentials:
         """Read the files, and return credentials for gRPC channels.

@@ -63,7 +63,7 @@ def _json_from(text: str, path: str) -> Any:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON value")
+    raise ValueError(f"{name} is not a JSON value")
 
 
 def _check_json(root: Any, path: str) -> None:

@@ -120,8 +120,8 @@ def test_every_environment_of_the_package_is_found() -> None:
     [
         ("gsm8k_multi", "{}", "did you mean gsm8k_multi_turn"),
         ("not_here:x", "{}", "there is no module not_here"),
-        ("gsm8k", "{}", "line 1 is no object with a prompt of messages: 'prompt'"),
-        ("gsm8k", "hello", "line 1 is no object"),
+        ("gsm8k", "{}", "line 1 is not an object with a prompt of messages: 'prompt'"),
+        ("gsm8k", "hello", "line 1 is not an object"),
         ("gsm8k", '{"prompt": [{"role": "user"}]}', "prompt must be text or a list"),
         ("gsm8k", '{"prompt": "x", "env_class": "aime"}', "line 1 is a row of aime"),
         ("gsm8k", '{"prompt": "x"}', "row 1: AssertionError: reward_spec field is required"),

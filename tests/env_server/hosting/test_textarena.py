@@ -83,7 +83,7 @@ def test_a_reward_that_is_no_number_is_the_games_bug(fleet: SyncFleet) -> None:
     """This version of the package gives the reason of an invalid move as its reward."""
     (session,) = fleet.open("textarena-cryptarithm-v0", seed=1)
     session.step("nonsense")
-    with pytest.raises(EnvironmentBug, match="which is no number"):
+    with pytest.raises(EnvironmentBug, match="which is not a number"):
         session.step("nonsense")
 
 

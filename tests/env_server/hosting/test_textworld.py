@@ -81,9 +81,9 @@ async def test_a_killed_server_is_played_on(server: ServerProcess) -> None:
 
 
 def test_what_cannot_be_hosted_says_why(tmp_path: Path, games: Path) -> None:
-    check_refusal(host, str(tmp_path), "is no game and holds none; make one: tw-make")
+    check_refusal(host, str(tmp_path), "is not a game and contains none; make one: tw-make")
     (tmp_path / "lone.z8").write_bytes((games / "game1.z8").read_bytes())
-    check_refusal(host, str(tmp_path), r"beside lone.z8 there is no lone.json")
+    check_refusal(host, str(tmp_path), r"lone.z8 has no lone.json next to it")
     (tmp_path / "lone.json").write_text("{}")
     check_refusal(host, str(tmp_path), r"lone.z8: ")
     check_refusal(host, f"{games}?size=3", "takes no arguments")

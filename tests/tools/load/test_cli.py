@@ -29,7 +29,7 @@ QUICK = ("--sessions", "4", "--seconds", "0.5", "--warmup", "100ms")
         (("-e", "frozen_lake", "--policy", "recorded:README.md"), "not a recording"),
         ((), "give the --environment to play"),
         (("-e", "frozen_lake", "--html", "no/such/x.html"), "no folder no/such"),
-        (("-e", "frozen_lake", "--sessions", "2", "--processes", "3"), "a session of its own"),
+        (("-e", "frozen_lake", "--sessions", "2", "--processes", "3"), "its own session"),
         (("--compare", "README.md", "README.md"), "README.md"),
     ],
 )

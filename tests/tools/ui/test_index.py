@@ -138,7 +138,7 @@ def test_a_half_written_line_waits_and_a_damaged_one_is_told(indexed: tuple[Path
     append(folder, "{damaged\n" + line[:20])
     indexer.update()
     assert steps(index)[-1] == 150
-    assert only(index)["problems"] == ["metrics.jsonl, line 151, is damaged and left out"]
+    assert only(index)["problems"] == ["metrics.jsonl, line 151, is damaged and skipped"]
     append(folder, line[20:] + "\n")
     indexer.update()
     assert steps(index)[-1] == 151
@@ -184,7 +184,7 @@ def test_a_run_that_holds_something_else_stops_no_other(indexed: tuple[Path, Ind
     shutil.copytree(calm, folder / "later")
     indexer.update()
     assert {run["path"] for run in index.runs()} == {"calm", "later"}
-    assert "The files of calm do not hold what a run writes" in indexer.problem
+    assert "The files of calm are not those of a run" in indexer.problem
     (folder / "calm" / "metrics.jsonl").unlink()
     indexer.update()
     (odd,) = [run for run in index.runs() if run["path"] == "calm"]

@@ -191,7 +191,7 @@ def test_a_comparison_is_drawn_as_the_form_says(pages: httpx.Client) -> None:
     assert "No curve has a point there" in pages.get(f"{link}&from=500").text
     for wrong, told in (
         ("from=9&to=3", "from=9 is not below to=3"),
-        ("to=x", "to=x is no number"),
+        ("to=x", "to=x is not a number"),
         ("smooth=9", "none"),
     ):
         reply = pages.get(f"{link}&{wrong}")
@@ -412,7 +412,7 @@ def test_a_page_hears_of_a_change(tmp_path: Path, calm: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["FOLDER/none"], "is no folder"),
+        (["FOLDER/none"], "is not a folder"),
         (["FOLDER", "--serve", "frozen_leak"], "frozen_lake"),
         (["FOLDER", "--serve", "frozen_lake", "--address", "127.0.0.1:1"], "give one of the two"),
         (["FOLDER", "--endpoint", "http://127.0.0.1:1/v1"], "--model NAME"),

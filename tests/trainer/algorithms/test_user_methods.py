@@ -97,7 +97,7 @@ def test_a_file_runs_once_whatever_is_read_from_it(tmp_path: Path) -> None:
         ("algorithm.loss=ppoo", "no loss 'ppoo'; did you mean ppo"),
         ("algorithm.advantage=gra", "no estimator 'gra'"),
         ("prompt.grammar=mine.py:plain", "must be a subclass"),
-        ("prompt.grammar=mine.py:Deaf", "does not read what it writes"),
+        ("prompt.grammar=mine.py:Deaf", "does not read its own replies"),
         ("prompt.grammar=jsn", "no reply grammar 'jsn'"),
     ],
 )

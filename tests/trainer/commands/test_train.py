@@ -138,7 +138,9 @@ def test_a_model_that_is_nowhere_is_refused_at_once(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", ask)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    with pytest.raises(ModelError, match=r"'nonexist' is no folder here .* the hub cannot be reached: no route"):
+    with pytest.raises(
+        ModelError, match=r"'nonexist' is neither a folder here nor .* the hub cannot be reached: no route"
+    ):
         load_tokenizer(ModelConfig(name="nonexist"))
     assert asked == ["nonexist"]
 

@@ -212,7 +212,7 @@ def test_a_picture_that_fails_does_not_end_the_run_and_the_terminal_is_given_bac
     with LiveScreen(console) as screen:
         screen.view = Broken()
         tell(screen)
-    assert "the screen failed and is off; training goes on" in text_of(console)
+    assert "the screen failed and is off; training continues" in text_of(console)
     console = terminal()
 
     def train() -> None:

@@ -136,7 +136,7 @@ def test_what_is_not_installed_is_refused_or_where_nobody_asked_for_it_said_once
     assert len(read_lines(tmp_path / "metrics.jsonl")) == 2
     for name in ("wandb", "mlflow"):
         monkeypatch.setitem(sys.modules, name, None)
-        with pytest.raises(ConfigError, match=f"monitor.sinks.{name} is true, and .* not installed: pip install"):
+        with pytest.raises(ConfigError, match=f"monitor.sinks.{name} is true, but .* not installed: pip install"):
             check_sinks(SinkConfig.model_validate({name: True}))
 
 

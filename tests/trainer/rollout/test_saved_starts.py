@@ -64,10 +64,10 @@ def test_saved_states_are_shared_out_by_the_number_of_the_tasks_group(tmp_path: 
     [
         (None, "cannot be read"),
         ("", "holds no start state of frozen_lake-v1"),
-        ("{\n", r"starts\.jsonl:1 is no start state"),
-        ("[]\n", r":1 is no start state"),
+        ("{\n", r"starts\.jsonl:1 is not a start state"),
+        ("[]\n", r":1 is not a start state"),
         ('{"environment": "frozen_lake-v1", "seed": 1}\n', "missing 3 required"),
-        (SavedStart("frozen_lake-v1", 1, 1, [], "seen").to_line(), "a start state has actions"),
+        (SavedStart("frozen_lake-v1", 1, 1, [], "seen").to_line(), "a start state needs actions"),
         (SavedStart("frozen_lake-v1", 1, 1, "Up", "seen").to_line(), "actions are a list of texts"),
     ],
 )

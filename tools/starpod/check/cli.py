@@ -48,7 +48,7 @@ def _levels(_: click.Context, __: click.Parameter, value: str) -> set[str]:
     default=",".join(CONTRACT),
     callback=_levels,
     show_default=True,
-    help="Which requirements, comma-separated: core is for every server, the others for what its capabilities declare.",
+    help="Levels of requirements, comma-separated: core is for every server, the others for its declared capabilities.",
 )
 @click.option(
     "--also", metavar="HOST:PORT", default="", help="Another process with the same environments, to compare with."

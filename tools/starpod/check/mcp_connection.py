@@ -109,7 +109,7 @@ class MCPConnection(HTTPConnection):
         raise NotShown("MCP has no fields but arguments of tools, which an environment may refuse")
 
     async def send_garbage(self, method: str) -> None:
-        raise NotShown("MCP has its own error for what is no message of it")
+        raise NotShown("MCP has its own error for bytes that are not a message")
 
     async def _call(
         self, name: str, request: Message, arguments: Mapping[str, Any], seconds: float, metadata: Metadata

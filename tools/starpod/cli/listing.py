@@ -42,7 +42,7 @@ def list_environments(connection: AbstractContextManager[Connection], as_json: b
         table.add_row(escape(spec.id), escape(spec.version), escape(spec.title), *capabilities)
         if (confinement := spec.confinement).mode:
             suffix = f", missing {', '.join(confinement.missing)}" if confinement.missing else ""
-            notes.append(f"{spec.id} runs in processes of its own, sandbox {confinement.mode}{suffix}")
+            notes.append(f"{spec.id} runs in its own processes, sandbox {confinement.mode}{suffix}")
     console.print(table)
     for note in notes:
         console.print(escape(note), highlight=False)

@@ -256,8 +256,8 @@ def _collect_warnings(report: Mapping[str, Any], plan: Plan) -> list[str]:
         )
     elif (report["late_p99_ms"] or 0.0) > LATE_MS:
         warnings.append(
-            f"timers fired up to {report['late_p99_ms']:.3g} ms late (p99): the generator had to wait for a core, and"
-            " its latencies are too long by about as much; give it a machine of its own"
+            f"timers fired up to {report['late_p99_ms']:.3g} ms late (p99): the generator had to wait for a core, "
+            "and its latencies are too long by about as much; give it its own machine"
         )
     if report["unserved"]:
         warnings.append(

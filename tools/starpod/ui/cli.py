@@ -76,7 +76,7 @@ def ui(
     the server's token.
     """
     if not (runs.is_dir() or end_with_stdin):  # a trainer creates its folder when the run begins
-        raise click.UsageError(f"{runs} is no folder: name the folder of your runs, such as that of --run-dir")
+        raise click.UsageError(f"{runs} is not a folder: name the folder of your runs, such as that of --run-dir")
     if address:
         expect_address(address)
     if address and served:

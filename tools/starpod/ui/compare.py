@@ -155,7 +155,7 @@ def _edge(request: Request, name: str, default: float) -> float:
     except ValueError:
         value = math.nan
     if math.isnan(value) or (text and math.isinf(value)):
-        raise HTTPException(400, f"{name}={text[:20]} is no number.")
+        raise HTTPException(400, f"{name}={text[:20]} is not a number.")
     return value
 
 
@@ -234,8 +234,8 @@ def _lines(runs: Sequence[RunCurves], together: bool) -> list[Line]:
     if len(groups) > COLOURS:
         raise HTTPException(
             400,
-            f"These runs are {len(groups)} lines, and {COLOURS} can be told apart. Mark fewer runs; those that differ "
-            "in their seed alone are one line with seeds=together.",
+            f"These runs are {len(groups)} lines, and {COLOURS} can be told apart. Mark fewer runs; those that "
+            "differ only in their seed are one line with seeds=together.",
         )
     lines = [Line("ABCDEFGH"[index], index, group) for index, group in enumerate(groups.values())]
     for line in lines:

@@ -278,7 +278,7 @@ async def watch_action(site: Site, request: Request) -> Response:
         raise HTTPException(404)
     epoch, index = (whole(form.get(name, ""), 2**32 - 1) for name in ("epoch", "index"))
     if epoch is None or index is None:
-        raise HTTPException(400, "The form does not say where the session stood.")
+        raise HTTPException(400, "The form lacks the session's state.")
     notice = ""
     try:
         actions = [part.strip() for part in form.get("action", "").split(SEPARATOR)]
@@ -299,7 +299,7 @@ async def fork_episode(site: Site, request: Request) -> Response:
     episode, task, link = named_episode(site, form)
     turn = whole(form.get("turn", ""), len(episode.turns))
     if turn is None:
-        raise HTTPException(400, "The form does not say from which turn.")
+        raise HTTPException(400, "The form lacks the turn.")
     games = games_of(site)
     game = await games.replay(episode, task, turn)
     game.origin, game.run = f"{link}#t{turn + 1}", site.folder(form["run"])

@@ -498,9 +498,9 @@ def parse(text: str, spec: pb.EnvironmentSpec) -> Action:
     try:
         arguments = json.loads(remainder.strip() or "{}")
     except ValueError as error:
-        raise NotPossible(f"The arguments of {name} are no JSON: {error}") from None
+        raise NotPossible(f"The arguments of {name} are not JSON: {error}") from None
     if not isinstance(arguments, dict):
-        raise NotPossible(f"The arguments of {name} are no JSON object.")
+        raise NotPossible(f"The arguments of {name} are not a JSON object.")
     return ToolCall(name, arguments)
 
 

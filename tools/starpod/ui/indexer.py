@@ -90,7 +90,7 @@ class Indexer(threading.Thread):
             with closing(self._index.connect()) as database:
                 self.problem = self._pass(database)
         except sqlite3.Error as error:
-            self.problem = f"The index cannot be written ({error}). Pages show what was read before; make room."
+            self.problem = f"The index cannot be written ({error}). Pages show older data; make room."
         except OSError as error:
             self.problem = f"The runs cannot be read: {error}"
         finally:
@@ -135,7 +135,7 @@ class Indexer(threading.Thread):
     def _set_aside(self, path: str, stamps: str, error: Exception) -> None:
         """Skip a run until its files change, and report it. One bad file must not keep other runs out of the index."""
         reason = str(error)[:200].encode(errors="replace").decode()
-        sentence = f"The files of {path} do not hold what a run writes, and are not read: {reason}."
+        sentence = f"The files of {path} are not those of a run, and are not read: {reason}."
         self._unreadable[path] = stamps, sentence
 
     def _episodes(self, database: sqlite3.Connection, path: str, folder: Path, whose: str) -> None:
@@ -319,7 +319,9 @@ def _add_lines(database: sqlite3.Connection, run: int, name: str, place: _Place,
     for row, line in parse_lines(data, name, place.problems, before=place.lines):
         bucket = _bucket_of(line, last_bucket)
         if bucket is None:
-            place.problems = [*place.problems, f"{name}, line {row}, is no iteration and left out"][:MOST_PROBLEMS]
+            place.problems = [*place.problems, f"{name}, line {row}, is not an iteration, and is skipped"][
+                :MOST_PROBLEMS
+            ]
             continue
         warnings += [(run, bucket.step, str(text)) for text in line.get("warnings") or ()]
         number = place.kept // place.stride
@@ -497,7 +499,7 @@ def _read_episodes(database: sqlite3.Connection, run: int, path: Path, stamp: tu
             try:
                 columns, text = _episode_columns(read_json(line), bits)
             except DAMAGED as error:
-                problems.append(f"an episode of {path.name} is damaged and left out: {error}")
+                problems.append(f"an episode of {path.name} is damaged and skipped: {error}")
                 continue
             environments.add(columns[2])
             rows.append((number, run, file, kind, step, start, *columns))

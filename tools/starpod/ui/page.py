@@ -84,7 +84,7 @@ def number(request: Request, name: str, default: int = 0, *, least: int = 0) -> 
     if not text:
         return default
     if not (text.isascii() and text.isdecimal() and len(text) < 20 and least <= int(text) <= BIGGEST):
-        raise HTTPException(400, f"{name}={text[:20]} is no whole number from {least} up.")
+        raise HTTPException(400, f"{name}={text[:20]} is not a whole number from {least} up.")
     return int(text)
 
 

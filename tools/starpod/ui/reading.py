@@ -152,7 +152,7 @@ def parse_lines(
         if isinstance(value, dict):
             yield number, value
         elif len(problems) < MOST_PROBLEMS:
-            problems.append(f"{name}, line {number}, is damaged and left out")
+            problems.append(f"{name}, line {number}, is damaged and skipped")
 
 
 class BadFile(Exception):

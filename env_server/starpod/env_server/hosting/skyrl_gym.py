@@ -177,7 +177,7 @@ def _rows(request: HostingRequest, name: str) -> list[dict[str, Any]]:
             row = json.loads(line)
             _messages(row["prompt"])
         except (KeyError, TypeError, ValueError) as error:
-            raise request.fail(f"{path}, line {number} is no object with a prompt of messages: {error}") from error
+            raise request.fail(f"{path}, line {number} is not an object with a prompt of messages: {error}") from error
         if row.get("env_class", name) != name:
             raise request.fail(f"{path}, line {number} is a row of {row['env_class']}")
         rows.append(row)

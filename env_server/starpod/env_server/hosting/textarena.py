@@ -167,7 +167,7 @@ class TextArenaGame(Game):
         rewards, game_info = self.environment.close()
         reward = rewards[player]
         if not isinstance(reward, int | float):
-            raise TypeError(f"the game gave {reward!r} as a reward, which is no number")
+            raise TypeError(f"the game gave {reward!r} as a reward, which is not a number")
         all_rewards = {"rewards": {f"Player {seat}": rewards[seat] for seat in rewards}} if len(rewards) > 1 else {}
         outcome = self.outcome(reward, True, info=jsonable({**info, **game_info[player], **all_rewards}))
         return outcome._replace(valid=not game_info[player]["invalid_move"])

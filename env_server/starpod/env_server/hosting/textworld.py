@@ -134,10 +134,12 @@ class TextWorldGame(Game):
 def _games(request: HostingRequest) -> list[Path]:
     games = _held(Path(request.name).resolve())
     if not games:
-        raise request.fail(f"{request.name} is no game and holds none; make one: tw-make tw-simple --output game.z8")
+        raise request.fail(
+            f"{request.name} is not a game and contains none; make one: tw-make tw-simple --output game.z8"
+        )
     for game in games:
         if not game.with_suffix(".json").is_file():
-            raise request.fail(f"beside {game.name} there is no {game.stem}.json, which tw-make writes with it")
+            raise request.fail(f"{game.name} has no {game.stem}.json next to it, which tw-make also writes")
     return games
 
 

@@ -69,7 +69,7 @@ def unpack(body: bytes) -> tuple[str, Any, Any]:
                     return kind, message[:_MAX_TEXT], detail[:_MAX_TEXT] if isinstance(detail, str) else detail
     except (ValueError, TypeError, RecursionError) as error:
         raise BadReply(f"its bytes cannot be read: {error}") from error
-    raise BadReply("its bytes are no reply")
+    raise BadReply("its bytes are not a reply")
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes:

@@ -154,7 +154,7 @@ class ORSService(Carried):
     def _session(self, exchange: Exchange, tenant: Tenant) -> _Played:
         played = self._played.get((tenant.id, _session_id(exchange)))
         if played is None:
-            raise CallError("UNKNOWN_SESSION", "there is no session of this id: create it first")
+            raise CallError("UNKNOWN_SESSION", "there is no session with this id: create it first")
         return played
 
     async def _create(self, exchange: Exchange, tenant: Tenant, given: Json) -> Json:
@@ -165,10 +165,10 @@ class ORSService(Carried):
         if task is None:
             task = {"seed": _seed(given)}
         if not isinstance(task, dict) or not isinstance(task.get("options", {}), dict):
-            raise bad_argument("task_spec", 'is no task; a task is {"seed": 7}, perhaps with "options": {...}')
+            raise bad_argument("task_spec", 'is not a task; a task is {"seed": 7}, perhaps with "options": {...}')
         name = given.get("env_name")
         if name is not None and not isinstance(name, str):
-            raise bad_argument("env_name", "is no text")
+            raise bad_argument("env_name", "is not text")
         environment = self._id(name or "")
         # The id is the key of Open, so a repeated request gets the same session.
         fields = {"environment_id": environment, "seed": whole_number("seed", task.get("seed", 0), 2**64), "key": id}
@@ -201,7 +201,7 @@ class ORSService(Carried):
         played = self._session(exchange, tenant)
         name, arguments, call_index = given.get("name"), given.get("input"), _index(given)
         if not isinstance(name, str) or not isinstance(arguments, dict):
-            raise bad_argument("name, input", "are no call of a tool: a name and an object")
+            raise bad_argument("name, input", "are not a tool call: a name and an object")
         await exchange.start_events()
         try:
             async with played.turn:
@@ -262,7 +262,7 @@ def _block(part: pb.Part) -> Json:
 def _session_id(exchange: Exchange) -> str:
     id = exchange.header(_SESSION).strip()
     if not 0 < len(id.encode()) <= _NAME_BYTES:
-        raise bad_argument(_SESSION, f"is no id of 1 to {_NAME_BYTES} bytes")
+        raise bad_argument(_SESSION, f"is not an id of 1 to {_NAME_BYTES} bytes")
     return id
 
 
@@ -270,16 +270,16 @@ def _object(body: bytes) -> Json:
     try:
         fields = json.loads(body or b"{}")
     except (ValueError, RecursionError) as error:
-        raise bad_argument("request", f"is no JSON: {error}") from error
+        raise bad_argument("request", f"is not JSON: {error}") from error
     if not isinstance(fields, dict):
-        raise bad_argument("request", "is no JSON object")
+        raise bad_argument("request", "is not a JSON object")
     return fields
 
 
 def _split(given: Json) -> range:
     name = given.get("split")
     if not isinstance(name, str) or name not in SPLITS:
-        name_text = repr(name[:80]) if isinstance(name, str) else "no text"
+        name_text = repr(name[:80]) if isinstance(name, str) else "not text"
         raise bad_argument("split", f"is {name_text}; there are {', '.join(SPLITS)}")
     return SPLITS[name]
 
@@ -293,7 +293,7 @@ def _place(given: Json, name: str) -> int | None:
     """Return the start or stop of a range of tasks, as in a slice."""
     value = given.get(name)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-        raise bad_argument(name, "is no whole number")
+        raise bad_argument(name, "is not a whole number")
     return value
 
 

@@ -344,5 +344,5 @@ async def _expire(task: asyncio.Task[pb.Reply], call_id: int, timeout_ms: int) -
     done, _ = await asyncio.wait([task], timeout=timeout_ms / 1000)
     if done:
         return task.result()
-    error = CallError("DEADLINE", f"not done within {timeout_ms} ms; it goes on, so send the same call again")
+    error = CallError("DEADLINE", f"not done within {timeout_ms} ms, but still running; send the same call again")
     return pb.Reply(call_id=call_id, error=error.status())

@@ -41,18 +41,18 @@ def actions_of(spec: pb.EnvironmentSpec, tool: str, arguments: Mapping[str, Any]
     if tool == STEP:
         actions = arguments.get("actions")
         if not isinstance(actions, list) or not all(isinstance(action, str) for action in actions):
-            raise bad_argument("actions", "is no list of texts")
+            raise bad_argument("actions", "is not a list of texts")
         try:
             return [pb.Action(text=action) for action in actions]
         except UnicodeEncodeError as error:  # JSON, and so a model, can spell it
             raise bad_argument("actions", "holds half of a surrogate pair") from error
     if tool in (own_tool.name for own_tool in spec.action_space.tools):
         return [pb.Action(tool_call=pb.ToolCall(name=tool, arguments_json=json.dumps(dict(arguments))))]
-    raise bad_argument("name", f"is {tool[:80]!r}, which is no tool of {spec.id}")
+    raise bad_argument("name", f"is {tool[:80]!r}, which is not a tool of {spec.id}")
 
 
 def whole_number(name: str, value: object, end: int) -> int:
     """Return an argument's value, which must be an integer from 0 to `end` - 1. Raises BAD_ARGUMENT."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < end:
-        raise bad_argument(name, f"is no whole number from 0 to {end - 1}")
+        raise bad_argument(name, f"is not a whole number from 0 to {end - 1}")
     return value

@@ -44,7 +44,7 @@ async def keep(probe: Probe) -> None:
         await probe.expect_script(copy, "the rest of the episode in a copy", fix)
 
 
-@must("F-03", "A fork and what happens to its copies leave the original and the others as they are.")
+@must("F-03", "A fork and calls to its copies change neither the original nor the other copies.")
 async def independent(probe: Probe) -> None:
     handle, script = await probe.play_to_middle()
     first, second, third = await probe.fork(handle, count=3)
@@ -153,7 +153,7 @@ async def member_alone(probe: Probe) -> None:
     expect(expected == got, f"(member, dynamics_seed) {expected}", got, "derive the seeds from Session.member")
 
 
-@must("F-12", "A copy has the original's limits, what is used up of them, and its lease.")
+@must("F-12", "A copy has the original's limits, counters and lease.")
 async def limits_and_lease(probe: Probe) -> None:
     handle = await probe.seeded(limits=pb.LimitOverrides(max_turns=2))
     await handle.step()

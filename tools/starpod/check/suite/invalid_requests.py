@@ -81,7 +81,7 @@ async def unknown_fields(probe: Probe) -> None:
             ) from error
 
 
-@must("C-88", "Bytes that are no message are refused, and harm neither session nor server.")
+@must("C-88", "Bytes that are not a message are refused, and harm neither session nor server.")
 async def garbage(probe: Probe) -> None:
     handle = await probe.seeded()
     for method in ("Open", "Step", "Describe"):
@@ -152,7 +152,7 @@ async def helpful(probe: Probe) -> None:
         if refusal is None or refusal.code != "NOT_FOUND":
             continue  # another requirement reports this
         value = refusal.metadata.get(key, "")
-        expect(expected in value.split(","), f"metadata {key!r} with {expected}", repr(value), f"say what is {key}")
+        expect(expected in value.split(","), f"metadata {key!r} with {expected}", repr(value), f"send metadata {key}")
 
 
 @must(

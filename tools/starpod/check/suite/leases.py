@@ -50,7 +50,7 @@ async def strange_lease(probe: Probe) -> None:
             expect(is_refused, f"INVALID_ARGUMENT or a sound lease for {lease}", from_error(error))
         else:
             sound = math.isfinite(reply.lease_seconds) and reply.lease_seconds > 0
-            expect(sound, f"a positive, finite lease where {lease} was asked for", reply.lease_seconds)
+            expect(sound, f"a positive, finite lease although {lease} was requested", reply.lease_seconds)
 
 
 @must("C-73", "A session without a call for longer than its lease is reaped: then its calls are NOT_FOUND.")
@@ -167,7 +167,7 @@ async def missing(probe: Probe) -> None:
         expect(list(reply.missing) == ["no-such-session"], "missing: no-such-session", list(reply.missing))
 
 
-@must("C-76", "Close ends a session: its calls are NOT_FOUND; closing again, or an unknown one, is no error.")
+@must("C-76", "Close ends a session: its calls are NOT_FOUND; closing again, or an unknown one, is not an error.")
 async def closing(probe: Probe) -> None:
     handle, other_handle = await probe.seeded(), await probe.seeded()
     for _ in range(2):

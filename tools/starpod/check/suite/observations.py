@@ -59,8 +59,8 @@ async def for_one_call(probe: Probe) -> None:
 
 @must(
     "C-63",
-    "state_key has 1 to 32 bytes, is equal for equal starts, differs where starts look different, and changes with the "
-    "state alone.",
+    "state_key has 1 to 32 bytes, is equal for equal starts, differs if starts look different, and changes only "
+    "with the state.",
 )
 async def state_key(probe: Probe) -> None:
     needs(probe.spec.capabilities.state_key, "the environment has no state_key")
@@ -72,7 +72,7 @@ async def state_key(probe: Probe) -> None:
         next_key = (await handle.step()).observation.state_key
         fix = "leave turn counters, session ids and history out of the digest"
         got = f"{next_key.hex()} instead of {key.hex()}"
-        expect(next_key == key, f"the state_key to be as before after {what}", got, fix)
+        expect(next_key == key, f"the state_key to be unchanged after {what}", got, fix)
     if not probe.target.repeats:
         return
     limits = pb.LimitOverrides(max_turns=9, max_actions=9)
@@ -91,7 +91,7 @@ async def state_key(probe: Probe) -> None:
         await probe.clean_up()
         other = (await probe.seeded(seed=seed)).session.observation
         if list(other.parts) != list(start.parts):
-            expected = f"another state_key where the start looks different, of seed {seed}"
+            expected = f"another state_key, because the start of seed {seed} looks different"
             expect(other.state_key != start.state_key, expected, other.state_key.hex(), "digest the whole state")
 
 

@@ -75,7 +75,7 @@ async def common_start(probe: Probe) -> None:
     expect(seeds == {SEED}, f"seed {SEED} of every member", seeds, "give the members the group's seed")
     for session in sessions[1:]:
         what = f"member {session.member} with the start of member 0"
-        expect_same(sessions[0].observation, session.observation, what, "let the start depend on the seed alone")
+        expect_same(sessions[0].observation, session.observation, what, "let the start depend only on the seed")
 
 
 @must(
@@ -103,7 +103,7 @@ async def dynamics_seeds(probe: Probe) -> None:
 async def start_by_seed_alone(probe: Probe) -> None:
     script = probe.script()
     handle = await probe.seeded(dynamics_seed=DYNAMICS_SEED + 1)
-    fix = "draw the start from a stream that the seed alone starts"
+    fix = "draw the start from a stream that depends only on the seed"
     expect_same(script.start.observation, handle.session.observation, "the same start with another dynamics seed", fix)
 
 

@@ -51,7 +51,7 @@ async def not_executed(probe: Probe) -> None:
     expected = [True, False, False][: len(actions)]
     expect(flags == expected, f"executed {expected} with max_actions_per_turn=1", flags)
     rewards = [outcome.reward for outcome in transition.outcomes[1:]]
-    expect(not any(rewards), "no reward for what was not executed", rewards)
+    expect(not any(rewards), "no reward for sub-actions that were not executed", rewards)
     await _expect_nothing_after_the_end(probe)
 
 
@@ -204,7 +204,7 @@ async def order(probe: Probe) -> None:
         if transition.end_reason not in (pb.END_REASON_TERMINAL, pb.END_REASON_ENVIRONMENT_LIMIT):
             got = pb.EndReason.Name(transition.end_reason)
             fix = "check the limit on actions before that on turns"
-            expect(got == "END_REASON_MAX_ACTIONS", "END_REASON_MAX_ACTIONS where both limits are met", got, fix)
+            expect(got == "END_REASON_MAX_ACTIONS", "END_REASON_MAX_ACTIONS if both limits are met", got, fix)
             return
     raise NotShown("one action ends the episode")
 

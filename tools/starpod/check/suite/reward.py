@@ -117,7 +117,7 @@ async def injecting_policy(probe: Probe) -> None:
     expect(not is_paid, expected, f"{results}, beside {' and '.join(map(str, baselines))}", fix)
 
 
-@must("R-06", "The seed does not show in what the agent sees.")
+@must("R-06", "The agent's observations do not reveal the seed.")
 async def seed_hidden(probe: Probe) -> None:
     rng = random.Random(SEED)
     seeds = [rng.randrange(10**8, 10**9) for _ in range(8)]
@@ -155,7 +155,7 @@ async def solving_pays(probe: Probe) -> None:
 
 
 @must(
-    "R-08", "A detour earns nothing: going to and fro before the expert takes over earns no more than the expert alone."
+    "R-08", "A detour earns nothing: going to and fro before the expert takes over earns no more than only the expert."
 )
 async def detours(probe: Probe) -> None:
     needs(probe.spec.capabilities.expert_action, "the environment has no expert")

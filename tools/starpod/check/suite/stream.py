@@ -147,7 +147,7 @@ async def drained(probe: Probe) -> None:
         expect(code == grpc.StatusCode.OK, "the stream to end with OK", code.name)
 
 
-@must("S-07", "Cancelling a Stream leaves its sessions alive, and what it began is finished and cached.")
+@must("S-07", "Cancelling a Stream leaves its sessions alive, and its calls are finished and cached.")
 async def cancelled(probe: Probe) -> None:
     async def cancel(turn: Turn) -> None:
         async with open_stream(probe.connection) as stream:
@@ -212,7 +212,7 @@ async def hollow(probe: Probe) -> None:
 
 @must(
     "S-11",
-    "A row of StepColumns does what a Step with its fields does; action_counts assigns the actions to the rows.",
+    "A row of StepColumns does the same as a Step with its fields; action_counts assigns the actions to the rows.",
 )
 async def columns(probe: Probe) -> None:
     _needs_columns(probe)
@@ -304,7 +304,7 @@ async def ragged(probe: Probe) -> None:
 
 @must(
     "S-15",
-    "StreamResponse.timing is finite and not negative, and its environment_ms at most total_ms.",
+    "StreamResponse.timing is finite and not negative, and its environment_ms is at most total_ms.",
 )
 async def timing(probe: Probe) -> None:
     handles = await probe.open_many(2)

@@ -134,7 +134,7 @@ class EngineAgent(Agent):
         if view is None or not self._agents.prompt.shows_images:
             return b""
         if observation.image is None:
-            raise AgentError("the policy is shown images, and the environment gave none")
+            raise AgentError("the prompt shows images, but the environment gave none")
         try:
             return view.scaled(observation.image.data)
         except BadImage as error:

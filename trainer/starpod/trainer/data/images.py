@@ -139,4 +139,4 @@ def read_image(image: bytes) -> Image.Image:
             raise BadImage(f"an image of {pixels.width} x {pixels.height} pixels is larger than {MOST_PIXELS} pixels")
         return pixels.convert("RGB")
     except (UnidentifiedImageError, Image.DecompressionBombError, *_BROKEN) as error:
-        raise BadImage(f"{len(image)} bytes are no PNG or JPEG file: {error}") from error
+        raise BadImage(f"{len(image)} bytes are not a PNG or JPEG file: {error}") from error

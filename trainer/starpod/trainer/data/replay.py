@@ -32,7 +32,7 @@ class ReplayConfig(Section):
                 "both to 0"
             )
         if self.offline and self.capacity:
-            raise ValueError("replay.offline trains on files alone: leave replay.capacity and replay.groups at 0")
+            raise ValueError("replay.offline trains only on files: leave replay.capacity and replay.groups at 0")
         return self
 
 

@@ -80,7 +80,7 @@ def read_json(data: bytes | str) -> Any:
     except RecursionError:
         raise BadData("it is nested too deeply") from None
     except ValueError as error:
-        raise BadData(f"it is no JSON: {error}") from None
+        raise BadData(f"it is not JSON: {error}") from None
 
 
 def _whole(value: Any) -> Any:

@@ -289,7 +289,7 @@ class LocalVllm(ServedEngine):
         (vllm_gpu,) = await self._ask(self._llm.collective_rpc("starpod_gpu"), "which GPU it has")
         if self._only_ipc and vllm_gpu != gpu:
             raise EngineError(
-                f"engine.handover ipc is for one GPU, and the policy is on {gpu}, vLLM on {vllm_gpu}: give both the "
+                f"engine.handover ipc is for one GPU, but the policy is on {gpu}, vLLM on {vllm_gpu}: give both the "
                 "same, or set engine.handover to disk"
             )
         return bool(vllm_gpu == gpu)

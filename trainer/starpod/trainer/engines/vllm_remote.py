@@ -261,7 +261,7 @@ class RemoteVllm(ServedEngine):
                     )
                 if (max_length := model.get("max_model_len", self._max_context)) < self._max_context:
                     raise EngineError(
-                        f"the vLLM server at {server.url} takes contexts of {max_length} tokens, and the run needs "
+                        f"the vLLM server at {server.url} takes contexts of {max_length} tokens, but the run needs "
                         f"{self._max_context}: start it with --max-model-len {self._max_context}"
                     )
                 await self._probe(server)

@@ -40,7 +40,7 @@ def read_evaluation(path: Path) -> dict[str, Any]:
         raise NotComparable(f"{path} cannot be read: {error}") from None
     environments = report.get("environments") if isinstance(report, dict) else None
     if not isinstance(environments, dict) or not all("results" in figures for figures in environments.values()):
-        raise NotComparable(f"{path} is no report of starpod eval --json: it has no results of single episodes")
+        raise NotComparable(f"{path} is not a report of starpod eval --json: it has no results of single episodes")
     return dict(report)
 
 

@@ -135,7 +135,7 @@ def _check_hub(config: ModelConfig) -> None:
         return
     except Exception as error:  # errors of the HTTP library: no connection, unknown host, timeout
         raise ModelError(
-            f"model {name!r} is no folder here and not in the local cache, and the hub cannot be reached: "
+            f"model {name!r} is neither a folder here nor in the local cache, and the hub cannot be reached: "
             f"{_first_line(error)}"
         ) from None
 

@@ -62,6 +62,6 @@ def policy_of(policies: Policies, agent: str = "") -> Policy:
     if agent in policies.by_agent:
         return policies.by_agent[agent]
     if "" in policies.by_agent:
-        raise ModelError(f"agent {agent!r} has no policy of its own: all agents share one; leave the agent out")
+        raise ModelError(f"agent {agent!r} does not have its own policy: all agents share one; leave the agent out")
     names = ", ".join(policies.by_agent)
     raise ModelError(f"each of {names} has a policy: choose one with `starpod export RUN OUT --agent NAME`")

@@ -165,7 +165,7 @@ class LiveScreen(Screen):
         except Exception as error:  # a failed drawing must not end a run
             live, self._live = self._live, None
             live.stop()
-            self._console.print(f"the screen failed and is off; training goes on: {error!r}", markup=False)
+            self._console.print(f"the screen failed and is off; training continues: {error!r}", markup=False)
         finally:
             self._lock.release()
 

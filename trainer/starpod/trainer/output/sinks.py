@@ -113,8 +113,8 @@ def check_sinks(config: SinkConfig) -> None:
     for name in ("wandb", "mlflow"):
         if getattr(config, name) and importlib.util.find_spec(name) is None:
             raise ConfigError(
-                f"monitor.sinks.{name} is true, and the package {name} is not installed: pip install {name}, or leave "
-                "that key out"
+                f"monitor.sinks.{name} is true, but the package {name} is not installed: pip install {name}, or "
+                "leave out that key"
             )
 
 

@@ -155,8 +155,8 @@ class PromptConfig(Section):
             raise ConfigError(f"{setting}: its replies, such as {text!r}, must begin with its opening, {texts[0]!r}")
         if (parsed.thought, parsed.actions, dict(parsed.blocks)) != (thought, ("one", "two"), blocks):
             raise ConfigError(
-                f"{setting} does not read what it writes: of {text!r}, with the thought {thought!r}, the actions one "
-                f"and two and the blocks {blocks}, it reads {parsed}"
+                f"{setting} does not read its own replies: of {text!r}, with the thought {thought!r}, the actions "
+                f"one and two and the blocks {blocks}, it reads {parsed}"
             )
 
 

@@ -52,11 +52,11 @@ def read_starts(path: str, environment: str) -> list[SavedStart]:
             values = json.loads(line)
             start = SavedStart(**{name: value for name, value in values.items() if name in names})
             if not (isinstance(start.seed, int) and isinstance(start.dynamics_seed, int) and start.actions):
-                raise ValueError("seeds are whole numbers, and a start state has actions")
+                raise ValueError("a seed must be a whole number, and a start state needs actions")
             if not (isinstance(start.actions, list) and all(isinstance(action, str) for action in start.actions)):
                 raise ValueError("actions are a list of texts")
         except (TypeError, ValueError, AttributeError) as error:
-            raise ConfigError(f"environment.starts {path}:{number} is no start state: {error}") from None
+            raise ConfigError(f"environment.starts {path}:{number} is not a start state: {error}") from None
         if start.environment == environment:
             starts.append(start)
     if not starts:

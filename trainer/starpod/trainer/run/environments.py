@@ -118,7 +118,7 @@ def episodes_to_imitate(config: Config, served: Sequence[Served], templates: Map
     agents = {turn.agent_id for episode in episodes for turn in episode.turns}
     if policies and agents and agents != policies:
         raise ConfigError(
-            f"script.policies names {', '.join(sorted(policies))}, and the agents of the demonstrations are "
+            f"script.policies names {', '.join(sorted(policies))}, but the agents of the demonstrations are "
             f"{', '.join(map(repr, sorted(agents)))}: name all agents and no others"
         )
     return episodes

@@ -106,7 +106,7 @@ class HTTPService:
 
     async def _refuse_host(self, exchange: Exchange) -> None:
         host = exchange.header("host")
-        problem = f"{host[:80]!r} is no name of this server; start it with --http-host NAME, or call its address"
+        problem = f"{host[:80]!r} is not a name of this server; start it with --http-host NAME, or call its address"
         await self._refuse(exchange, bad_argument("host", problem), HTTPStatus.MISDIRECTED_REQUEST)
 
     async def _refuse_path(self, exchange: Exchange) -> None:

@@ -169,7 +169,7 @@ class MCPService(Carried):
         try:
             more = (params.meta or {}).get(_REQUEST)
             if more is not None and not isinstance(more, dict):
-                raise bad_argument(_REQUEST, "is no object")
+                raise bad_argument(_REQUEST, "is not an object")
             if not caller.name:
                 raise bad_argument(
                     "url", f"names no session; call {PATH}/{caller.environment}/NAME, with a NAME of yours"
@@ -229,7 +229,7 @@ class MCPService(Carried):
         fields = dict(more)
         want = more.get("want") or {}
         if not isinstance(want, dict):
-            raise bad_argument("want", "is no object")
+            raise bad_argument("want", "is not an object")
         if not more or "image" in arguments:
             fields["want"] = {**want, "image": arguments.get("image") is True}
         if arguments.get("seed") is not None:
@@ -237,7 +237,7 @@ class MCPService(Carried):
         options = arguments.get("options")
         if options is not None:
             if not isinstance(options, dict):
-                raise bad_argument("options", "is no object")
+                raise bad_argument("options", "is not an object")
             fields["options"] = options
         is_alive = "epoch" in more or await self._alive(caller, played)
         if is_alive:
@@ -256,7 +256,7 @@ class MCPService(Carried):
     ) -> tuple[Message, CallToolResult]:
         name = arguments.get("name")
         if not isinstance(name, str) or not name or "/" in name or len(name) > _NAME_CHARACTERS:
-            raise bad_argument("name", f"is no name of at most {_NAME_CHARACTERS} characters without a slash")
+            raise bad_argument("name", f"is not a name of at most {_NAME_CHARACTERS} characters without a slash")
         copy = self._find(caller.tenant, caller.environment, name)
         position = {"epoch": played.epoch, "step_index": played.step_index}
         fork_request = _expect_one(self._read(pb.ForkRequest, played, {**position, **more}))
