@@ -172,12 +172,17 @@ class Hosted(Environment):
     def game(self) -> Game:
         """The live game. If there is none yet, it is created and the actions are replayed."""
         if self._cached_game is None:
-            game = self._keep(self.begin(self._luck))
-            for action in self._past:
-                if type(action) is int:
-                    game.reseed(action)
-                elif game.play(_action(action)) is INVALID:
-                    raise StateError("its actions are not those of this environment")
+            game = self.begin(self._luck)
+            try:
+                for action in self._past:
+                    if type(action) is int:
+                        game.reseed(action)
+                    elif game.play(_action(action)) is INVALID:
+                        raise StateError("its actions are not those of this environment")
+            except BaseException:
+                game.close()  # a call that is made again after Busy replays all actions in another game
+                raise
+            self._keep(game)
         assert self._cached_game is not None
         return self._cached_game
 

@@ -115,7 +115,11 @@ class ORSGame(Game):
         super().__init__(factory.request.number("success_at"))
         self.factory = factory
         self.session = factory.server.create(factory.name, factory.split, seed % factory.tasks)
-        self.seen: Sequence[Mapping[str, Any]] = factory.server.get(f"/{factory.name}/prompt", self.session)
+        try:
+            self.seen: Sequence[Mapping[str, Any]] = factory.server.get(f"/{factory.name}/prompt", self.session)
+        except BaseException:
+            self.close()
+            raise
 
     def play(self, action: Action) -> Outcome:
         call = self.factory.read(action)
