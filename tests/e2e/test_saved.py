@@ -39,7 +39,7 @@ def test_a_demonstration_and_a_start_state_reach_the_next_run(server: ServerProc
     held_out = tmp_path / "held_out.jsonl"
     held_out.write_text(Path(starts).read_text().replace("20007", "7"))
     said = train(f"environment.starts={held_out}", run_dir=tmp_path / "other", status=2, base=base)
-    assert "holds something of seed 7, which seeds.final (0 to 4999) holds out" in said
+    assert "has data of seed 7, which seeds.final (0 to 4999) holds out" in said
 
 
 def seen(visitor: Visitor) -> str:

@@ -86,7 +86,7 @@ def test_one_observation_is_shown_alone_only_where_the_environment_says_that_it_
     assert config.prompt.context == "full" and "sees the whole episode so far (up to " in told
     config, told = plan(write(tmp_path, LONG, ENOUGH))
     assert (config.prompt.context, config.prompt.window) == ("single_turn", 1)
-    assert "sees the present observation alone, since its spec says fully_observed" in told
+    assert "sees only the present observation, since its spec says fully_observed" in told
     short = config.sampling.max_episode_tokens
     # What is told is what is trained, and what goes with a context goes with it.
     config, told = plan(write(tmp_path, LONG, ENOUGH), "prompt.context=full")

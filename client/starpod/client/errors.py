@@ -176,8 +176,8 @@ class ReplayDiverged(SessionLost, advice="give_up"):
             "" if expected_key == found_key else f" (state key {expected_key.hex()} became {found_key.hex() or 'none'})"
         )
         super().__init__(
-            f"The replay differs from the episode at step {step}: {what}{keys}. The environment is not deterministic:"
-            " its spec must say so, then sessions are recovered from snapshots."
+            f"The replay differs from the episode at step {step}: {what}{keys}. The environment is not "
+            "deterministic: declare this in its spec, and sessions are recovered from snapshots."
         )
         self.step = step
         self.what = what

@@ -87,8 +87,8 @@ _HOSTING = (
         "--host",
         multiple=True,
         metavar="ADDRESS|FAMILY:NAME",
-        help="An address is where to listen: 0.0.0.0 for all, by default 127.0.0.1. FAMILY:NAME also hosts an "
-        "environment of another package, e.g. gymnasium:CartPole-v1, 'textarena:Mastermind-v0?code_length=3', "
+        help="Address to listen on: 0.0.0.0 for all, by default 127.0.0.1. FAMILY:NAME also hosts an environment of "
+        "another package, e.g. gymnasium:CartPole-v1, 'textarena:Mastermind-v0?code_length=3', "
         "openenv:MODULE:CLASS, textworld:FOLDER or ors:URL; * in the name stands for any text. Repeatable.",
     ),
     _option(

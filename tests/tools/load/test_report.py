@@ -112,7 +112,7 @@ def test_the_page_shows_it_all_and_fetches_nothing() -> None:
     text = render_page(report)
     for words in (
         "Load on lake-v1",
-        "steps travelled in columns, one message for many (75%) and on a Stream, a message of its own for each (25%)",
+        "steps travelled in columns, one message for many (75%) and on a Stream, one message for each (25%)",
         "not met",
         "3 steps were due and never sent",
         "No rate held it.",

@@ -40,10 +40,10 @@ def test_members_part_by_actions_and_by_states() -> None:
         (1, [("L", 0, 1, 0.0), ("R", 1, 1, 1.0)]),
     ]
     assert members[0].marks == {
-        0: ["another action than member 3, goes on with members 1, 2"],
-        1: ["another state than member 2, goes on with member 1", "another action than member 1, goes on alone"],
+        0: ["another action than member 3, continues with members 1, 2"],
+        1: ["another state than member 2, continues with member 1", "another action than member 1, continues alone"],
     }
-    assert members[3].marks == {0: ["another action than members 0, 1, 2, goes on alone"]}
+    assert members[3].marks == {0: ["another action than members 0, 1, 2, continues alone"]}
 
 
 @given(PLAYED)

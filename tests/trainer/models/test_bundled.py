@@ -231,7 +231,7 @@ def test_what_a_killed_process_left_is_removed(installed: object, tmp_path: Path
 
 
 def test_a_disk_without_room_leaves_nothing_and_says_so(installed: object, tmp_path: Path) -> None:
-    told = r"File too large.* 550 MB there, once; HF_HOME names another place"
+    told = r"File too large.* 550 MB there, once; HF_HOME sets another folder"
     with small_files(10_000), pytest.raises(ModelError, match=told):
         source_of("smollm2")
     assert cached(tmp_path) == [".Tiny.Q4_1-0.1.2-2.lock"]
@@ -240,7 +240,7 @@ def test_a_disk_without_room_leaves_nothing_and_says_so(installed: object, tmp_p
 
 def test_a_cache_that_cannot_be_written(installed: object, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file")
-    with pytest.raises(ModelError, match="HF_HOME names another place"):
+    with pytest.raises(ModelError, match="HF_HOME sets another folder"):
         source_of("smollm2")
 
 

@@ -78,7 +78,7 @@ def test_the_report_tells_the_run_and_fetches_nothing(tmp_path: Path) -> None:
         "The intervals do not overlap: the policy has improved.",
         "avoid holes 86 %",
         "Own reward deviation in groups",
-        "Deviation by luck: identical replies",
+        "Deviation by chance: identical replies",
         "No warning was given.",
         "algorithm.preset starpo-s starpo-ppo",
         "the same start before training",

@@ -28,7 +28,7 @@ _STATUSES: tuple[Status, ...] = ("passed", "failed", "error", "skipped")
 _CONCURRENCY = {
     pb.CONCURRENCY_CLASS_INLINE: "in the server's event loop",
     pb.CONCURRENCY_CLASS_THREAD: "on a thread",
-    pb.CONCURRENCY_CLASS_PROCESS: "in a process of its own",
+    pb.CONCURRENCY_CLASS_PROCESS: "in its own process",
 }
 
 

@@ -23,7 +23,7 @@ Wire = Literal["stream", "unary"]
 PolicyKind = Literal["random", "expert", "recorded"]
 PATHS = {
     "columns": "in columns, one message for many",
-    "messages": "on a Stream, a message of its own for each",
+    "messages": "on a Stream, one message for each",
     "unary": "in unary calls",
 }
 """Descriptions of the ways in which steps travel, fastest first."""

@@ -375,7 +375,7 @@ class Games:
             NotPossible: the server's observations differ from the episode's.
         """
         if episode.begun_at:
-            raise NotPossible("The environment's expert began this episode, and its moves are not in the record.")
+            raise NotPossible("The environment's expert began this episode, but its moves are not in the record.")
         game = await self.open(
             task.environment,
             options=task.options,

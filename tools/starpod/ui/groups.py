@@ -70,7 +70,7 @@ class Member:
         """
         if self.shared <= turn < len(self.turns):
             on = f"with {_list_members(peers, excluded=self)}" if len(peers) > 1 else "alone"
-            self.marks.setdefault(turn, []).append(f"{why} than {_list_members(others)}, goes on {on}")
+            self.marks.setdefault(turn, []).append(f"{why} than {_list_members(others)}, continues {on}")
 
 
 @dataclass(frozen=True, slots=True)

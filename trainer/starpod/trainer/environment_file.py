@@ -91,7 +91,7 @@ class Job:
             f"first it imitates {examples}" if warm_start.steps else "no warm start",
             f"then {config.algorithm.preset} compares "
             + (
-                "each turn with what a critic expected"
+                "each turn with a critic's estimate"
                 if config.algorithm.needs_critic
                 else "each turn with others from the same state"
                 if config.algorithm.needs_state_key
@@ -113,7 +113,7 @@ class Job:
         if prompt.window > 1:
             return f"the last {prompt.window} turns at most {tokens}"
         reason = ", since its spec says fully_observed" * self.spec.capabilities.fully_observed
-        return f"the present observation alone{reason}"
+        return f"only the present observation{reason}"
 
 
 def remedies(warm_start: WarmStartConfig) -> str:

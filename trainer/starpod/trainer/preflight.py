@@ -81,8 +81,8 @@ def refuse_held_out(config: Config, key: str, path: str, seeds: Iterable[int]) -
     for seed in seeds:
         if holder := config.seeds.holds_out(seed):
             raise ConfigError(
-                f"{key} {path} holds something of seed {seed}, which {holder} holds out: save it from another seed, "
-                f"such as {config.seeds.train.start}, or choose other {holder.split()[0]}"
+                f"{key} {path} has data of seed {seed}, which {holder} holds out: save data of another seed, such as "
+                f"{config.seeds.train.start}, or choose other {holder.split()[0]}"
             )
 
 

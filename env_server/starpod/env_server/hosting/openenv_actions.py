@@ -127,7 +127,7 @@ def _action_type(request: HostingRequest, found: type[Any]) -> TypeAdapter[Any] 
     if action_type in (None, Any, OpenAction):
         if _is_mcp(found):
             return None
-        raise request.fail("its step does not say what an action is; name the model: #action=MODULE:CLASS")
+        raise request.fail("its step has no type of actions; name the model: #action=MODULE:CLASS")
     try:
         return TypeAdapter(action_type)
     except Exception as error:

@@ -49,7 +49,7 @@ def host(text: str, probed: str = "") -> type[Hosted]:
         id=starpod_id(request, "reasoning", request.name, 1),
         version=probe_result.version,
         title=f"{request.name} of Reasoning Gym",
-        instructions="Answer the question. An action is only the answer, without explanation.",
+        instructions="Answer the question. An action is the answer alone, without explanation.",
         grammar="any text: the answer",
         limits=Limits(max_turns=1, max_actions_per_turn=1),
         # Some scorers evaluate the answer as an expression.

@@ -27,7 +27,7 @@ async def places(probe: Probe) -> None:
     copies = await probe.fork(handle, count=3)
     expect(len(copies) == 3, "three copies", len(copies))
     ids = {handle.id, *(copy.id for copy in copies)}
-    expect(len(ids) == 4, "ids of their own", "the same ids")
+    expect(len(ids) == 4, "different ids", "the same ids")
     for copy in copies:
         position = (copy.epoch, copy.index)
         expect(position == (1, handle.index), f"(epoch, step_index) = {(1, handle.index)} of a copy", position)

@@ -170,7 +170,7 @@ async def detours(probe: Probe) -> None:
         is_compared = True
         more, plain = ([results.returns[index] for index in starts] for results in (detour, expert))
         names = " and ".join(repr(action.text or action.tool_call.name) for action in pair)
-        figures = f"a mean return of {fmean(more):g} instead of {fmean(plain):g} where both solve the task"
+        figures = f"a mean return of {fmean(more):g} instead of {fmean(plain):g} on starts that both solve"
         fix = "pay only for lasting progress, or make a turn cost as much as it pays"
         expect(not _exceeds(more, plain), f"{names} in turn to earn nothing before the expert's actions", figures, fix)
     needs(is_compared, f"no detour leaves {MIN_PAIRS} starts that are solved")

@@ -113,7 +113,7 @@ async def incompatible(probe: Probe) -> None:
 async def group(probe: Probe) -> None:
     handle, _ = await probe.play_to_middle()
     copies = await _restore(probe, (await _snapshot(probe, handle)).snapshot, count=3)
-    expect(len({copy.id for copy in copies}) == 3, "three copies with ids of their own", len(copies))
+    expect(len({copy.id for copy in copies}) == 3, "three copies with different ids", len(copies))
     members = [copy.session.member for copy in copies]
     expect(members == [0, 1, 2], "members 0, 1, 2 in this order", members)
     for copy in copies:

@@ -112,7 +112,7 @@ async def fails_alone(probe: Probe) -> None:
         expect(_kinds(replies) == expected, f"{expected}", [_kind(reply) for reply in replies])
         handle.index += 1
         reply = (await stream.ask(pb.Call(call_id=5, step=handle.request())))[0]
-        expect(reply.WhichOneof("response") == "step", "the stream to go on", _kind(reply))
+        expect(reply.WhichOneof("response") == "step", "the stream to continue", _kind(reply))
 
 
 @must("S-05", "An error on a Stream has the code and the details that the unary call would have had.")

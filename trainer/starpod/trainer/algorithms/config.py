@@ -201,12 +201,13 @@ class AlgorithmConfig(Section):
     )
     whiten: bool = Field(
         default=False,
-        description="Normalises advantages over all tokens; on with a critic and in reinforce_plus_plus.",
+        description="Normalises advantages over all tokens; default: on with a critic and in reinforce_plus_plus.",
     )
 
     loss: str = Field(
         default="ppo",
-        description="Ratios per token, or per episode (gspo); see docs/algorithms.md#policy-loss.",
+        description="Policy loss; its ratios are per token, or per episode in gspo; see "
+        "docs/algorithms.md#policy-loss.",
         examples=[*OBJECTIVES, "FILE.py:NAME"],
     )
     loss_average: Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"] = Field(

@@ -38,7 +38,7 @@ def vllm(model: str, arguments: tuple[str, ...], context: int) -> None:
     server can replace its weights, so by default it listens on 127.0.0.1.
     """
     if importlib.util.find_spec("vllm") is None:
-        raise click.ClickException("this command needs the package vllm; docs/training.md tells how to install it")
+        raise click.ClickException("this command needs the package vllm; see docs/training.md")
     import torch  # takes seconds
 
     words = ["--host=127.0.0.1", "--dtype=float32", f"--max-model-len={context}", "--logprobs-mode=processed_logprobs"]

@@ -330,7 +330,7 @@ class LocalVllm(ServedEngine):
             return await asyncio.wait_for(watch.guard(call), self._timeout)
         except TimeoutError:
             raise EngineLost(
-                f"the vLLM engine core did not answer {what} in {self._timeout:g} s (engine.timeout)"
+                f"the vLLM engine core did not answer {what} within {self._timeout:g} s (engine.timeout)"
             ) from None
         except EngineError:
             raise

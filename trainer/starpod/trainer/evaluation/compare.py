@@ -73,8 +73,8 @@ def _check(first: Mapping[str, Any], second: Mapping[str, Any]) -> None:
         if first[name] != second[name]:
             raise NotComparable(
                 f"the {name} differ: {_format_setting(name, first[name])} and {_format_setting(name, second[name])}. "
-                "Episodes pair only from the same start states: evaluate both with the same --seed, --episodes and "
-                "--samples"
+                "Only episodes from the same start states can be paired: evaluate both with the same --seed, "
+                "--episodes and --samples"
             )
     if first["environments"].keys() != second["environments"].keys():
         names = (", ".join(report["environments"]) for report in (first, second))

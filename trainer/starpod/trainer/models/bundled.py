@@ -69,8 +69,8 @@ def source_of(name: str) -> str:
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ModelError(
-            f"model {name} is dequantised into {folder}, which failed: {reason}. It takes {package.megabytes} MB "
-            "there, once; HF_HOME names another place"
+            f"model {name} cannot be dequantised into {folder}: {reason}. It needs {package.megabytes} MB there, "
+            "once; HF_HOME sets another folder"
         ) from None
     return str(folder)
 

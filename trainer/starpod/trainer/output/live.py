@@ -286,7 +286,7 @@ class View:
             table.add_row(
                 entry.label, show(self.metrics[name], entry.kind), Text(arrow, style=style), sparkline(values, curve)
             )
-        body = table if self.metrics else Text("the first step is on its way", style="dim")
+        body = table if self.metrics else Text("the first step is running", style="dim")
         return Panel(body, title="metrics", title_align="left", box=box.ROUNDED)
 
     def _right(self, width: int, room: int) -> RenderableType:

@@ -154,7 +154,10 @@ def _branches(folder: RunFolder) -> str:
     except BadEpisodes:
         return ""
     groups.sort(key=lambda group: -len({episode.success is True for episode in group.members}))
-    note = f"Groups of episodes/{files[-1].name}: what members played alike is one way, and each ends with its number."
+    note = (
+        f"Groups of episodes/{files[-1].name}. Turns that members share are drawn as one path; each path "
+        "ends with its member's number."
+    )
     return section("Branches", note, "".join(_tree(group, opened=group is groups[0]) for group in groups[:_TREES]))
 
 

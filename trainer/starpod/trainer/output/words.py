@@ -59,7 +59,7 @@ METRICS = {
         Metric("collect/return_std", "Return deviation"),
         Metric("collect/reward_std_in_group", "Reward deviation in groups"),
         Metric("collect/own_std_in_group", "Own reward deviation in groups"),
-        Metric("collect/identical_fraction", "Deviation by luck: identical replies", "share", -1),
+        Metric("collect/identical_fraction", "Deviation by chance: identical replies", "share", -1),
         Metric("collect/response_diversity", "Response diversity", "share"),
         Metric("collect/turns_mean", "Turns per episode"),
         Metric("collect/actions_per_turn", "Actions per turn"),

@@ -19,7 +19,8 @@ class CurriculumConfig(Section):
     environment's own options."""
 
     levels: tuple[dict[str, Any], ...] = Field(
-        default=(), description="Options of each level over the environment's own, the easiest first; empty: no levels."
+        default=(),
+        description="Options of each level, merged over the environment's; the easiest first; empty: no levels.",
     )
     success: float = Field(default=0.8, gt=0, le=1, description="Mean success at which the next level begins.")
     window: int = Field(default=5, ge=1, description="Iterations at a level over which success is averaged.")
