@@ -59,7 +59,7 @@ class Client:
         command += [word for environment in environments for word in ("--environment", environment)]
         self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.pid = self._process.pid
-        self.done: dict[str, int] = {}
+        self.counts: dict[str, int] = {}
         threading.Thread(target=self._listen, daemon=True).start()
 
     def pace(self, steps_per_second: float) -> None:
@@ -80,7 +80,7 @@ class Client:
         assert self._process.stdout is not None
         with suppress(ValueError):  # closed
             for line in self._process.stdout:
-                self.done = json.loads(line)
+                self.counts = json.loads(line)
 
 
 def main() -> None:
@@ -100,9 +100,9 @@ def main() -> None:
     with start_server(*environments, *problems) as server, running(server.address, environments, arguments) as client:
         peak = measure_peak(client, arguments.peak_seconds)
         client.pace(arguments.load * peak)
-        before = dict(client.done)
+        before = dict(client.counts)
         seconds, series = watch(server.pid, server.address, client, 60 * arguments.minutes)
-        counts = {kind: count - before.get(kind, 0) for kind, count in client.done.items() if kind != "tasks"}
+        counts = {kind: count - before.get(kind, 0) for kind, count in client.counts.items() if kind != "tasks"}
     trends = {name: trend(seconds, values, TOLERANCES[name.split()[1]]) for name, values in series.items()}
     print_table(trends, peak, counts, seconds)
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
@@ -131,14 +131,14 @@ def running(address: str, environments: list[str], arguments: argparse.Namespace
 
 def measure_peak(client: Client, seconds: float) -> float:
     """Return the steps per second at full speed, after SETTLING_SECONDS."""
-    while not client.done.get("steps"):
+    while not client.counts.get("steps"):
         if not client.alive:
             sys.exit("soak: the client ended before it began")
         sleep(0.1)
     sleep(SETTLING_SECONDS)
-    before, start = client.done["steps"], monotonic()
+    before, start = client.counts["steps"], monotonic()
     sleep(seconds)
-    return (client.done["steps"] - before) / (monotonic() - start)
+    return (client.counts["steps"] - before) / (monotonic() - start)
 
 
 def watch(server: int, address: str, client: Client, seconds: float) -> tuple[list[float], dict[str, list[float]]]:
@@ -156,7 +156,7 @@ def watch(server: int, address: str, client: Client, seconds: float) -> tuple[li
             row |= {f"client {name}": value for name, value in facts(client.pid).items()}
             row["server processes"] = float(len(descendants(server)))
             row["server sessions"] = float(stub.Describe(pb.DescribeRequest(), timeout=30).live_sessions)
-            row["client tasks"] = float(client.done.get("tasks", 0))
+            row["client tasks"] = float(client.counts.get("tasks", 0))
             times.append(elapsed)
             for name, value in row.items():
                 series.setdefault(name, []).append(value)
@@ -174,12 +174,12 @@ def facts(pid: int) -> dict[str, float]:
     }
 
 
-def print_table(trends: dict[str, Trend], peak: float, done: dict[str, int], seconds: list[float]) -> None:
+def print_table(trends: dict[str, Trend], peak: float, counts: dict[str, int], seconds: list[float]) -> None:
     minutes = seconds[-1] / 60
-    rate = done.get("steps", 0) / seconds[-1]
+    rate = counts.get("steps", 0) / seconds[-1]
     table = Table(
         title=f"{minutes:.1f} minutes at {rate:,.0f} of at most {peak:,.0f} steps/s; "
-        + ", ".join(f"{count:,} {kind}" for kind, count in done.items()),
+        + ", ".join(f"{count:,} {kind}" for kind, count in counts.items()),
         title_justify="left",
     )
     for index, heading in enumerate(("Series", "Mean", "Slope per hour", "Rise", "Allowed", "")):

@@ -54,7 +54,7 @@ class Churn:
     def __init__(self, address: str, environments: list[str]) -> None:
         self.address = address
         self.environments = environments
-        self.done: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
         self.pacer = Pacer()
         self.over = False
         self._actions: dict[str, list[str]] = {}
@@ -80,64 +80,64 @@ class Churn:
 
     async def _tell(self) -> None:
         while not self.over:
-            print(json.dumps({**self.done, "tasks": len(asyncio.all_tasks())}), flush=True)
+            print(json.dumps({**self.counts, "tasks": len(asyncio.all_tasks())}), flush=True)
             await asyncio.sleep(1)
 
-    async def _live(self, fleet: Fleet, luck: random.Random) -> None:
+    async def _live(self, fleet: Fleet, rng: random.Random) -> None:
         while not self.over:
             try:
-                if luck.random() < OWN_CONNECTION:
+                if rng.random() < OWN_CONNECTION:
                     async with Fleet(self.address) as own_fleet:
-                        self.done["connections"] += 1
-                        await self._group(own_fleet, luck)
+                        self.counts["connections"] += 1
+                        await self._group(own_fleet, rng)
                 else:
-                    await self._group(fleet, luck)
+                    await self._group(fleet, rng)
             except StarpodError as error:
-                self.done[f"error {type(error).__name__}"] += 1
+                self.counts[f"error {type(error).__name__}"] += 1
                 print(f"{type(error).__name__}: {error}", file=sys.stderr)
                 await asyncio.sleep(0.1)
 
-    async def _group(self, fleet: Fleet, luck: random.Random) -> None:
+    async def _group(self, fleet: Fleet, rng: random.Random) -> None:
         """Open a group, play with it, and close or abandon it."""
-        (environment,) = luck.choices(self.environments, self._shares)
+        (environment,) = rng.choices(self.environments, self._shares)
         sessions = await fleet.open(
             environment,
-            seed=luck.getrandbits(32),
-            count=luck.randrange(1, 5),
+            seed=rng.getrandbits(32),
+            count=rng.randrange(1, 5),
             limits=Limits(max_turns=20),
             lease_seconds=LEASE_SECONDS,
         )
-        self.done["opened"] += len(sessions)
-        for episode in range(luck.randrange(1, 4)):
+        self.counts["opened"] += len(sessions)
+        for episode in range(rng.randrange(1, 4)):
             if episode:
-                await asyncio.gather(*(session.reset(seed=luck.getrandbits(32)) for session in sessions))
-                self.done["resets"] += len(sessions)
-            await self._play(fleet, sessions, luck, luck.randrange(1, 20))
-            if luck.random() < 0.2:
-                copies = await sessions[0].fork(2, reseed=luck.random() < 0.5)
-                self.done["forks"] += len(copies)
+                await asyncio.gather(*(session.reset(seed=rng.getrandbits(32)) for session in sessions))
+                self.counts["resets"] += len(sessions)
+            await self._play(fleet, sessions, rng, rng.randrange(1, 20))
+            if rng.random() < 0.2:
+                copies = await sessions[0].fork(2, reseed=rng.random() < 0.5)
+                self.counts["forks"] += len(copies)
                 if not copies[0].done:
-                    await self._play(fleet, copies, luck, 3)
+                    await self._play(fleet, copies, rng, 3)
                 await fleet.close_sessions(copies)
-            if luck.random() < 0.1:
+            if rng.random() < 0.1:
                 session = await fleet.restore(await sessions[0].snapshot(), lease_seconds=LEASE_SECONDS)
-                self.done["restored"] += 1
+                self.counts["restored"] += 1
                 await session.close()
-        if luck.random() < ABANDONED:
-            self.done["abandoned"] += len(sessions)
+        if rng.random() < ABANDONED:
+            self.counts["abandoned"] += len(sessions)
         else:
             await fleet.close_sessions(sessions)
-            self.done["closed"] += len(sessions)
+            self.counts["closed"] += len(sessions)
 
-    async def _play(self, fleet: Fleet, sessions: list[Session], luck: random.Random, turns: int) -> None:
+    async def _play(self, fleet: Fleet, sessions: list[Session], rng: random.Random, turns: int) -> None:
         for _ in range(turns):
             open_sessions = [session for session in sessions if not session.done]
             if not open_sessions or self.over:
                 return
             await self.pacer.take(len(open_sessions))
             actions = self._actions[open_sessions[0].environment_id]
-            await fleet.step_many(open_sessions, [luck.choice(actions) for _ in open_sessions])
-            self.done["steps"] += len(open_sessions)
+            await fleet.step_many(open_sessions, [rng.choice(actions) for _ in open_sessions])
+            self.counts["steps"] += len(open_sessions)
 
 
 def main() -> None:

@@ -160,11 +160,11 @@ def configured(model: Path, iterations: int, folder: Path, size: Size = SIZE) ->
         "ITERATIONS": iterations,
         "MODEL": model,
     }
-    config.write_text(filled(CONFIG, values))
+    config.write_text(fill_in(CONFIG, values))
     return config
 
 
-def filled(template: str, values: Mapping[str, object]) -> str:
+def fill_in(template: str, values: Mapping[str, object]) -> str:
     """Return the template with each name replaced by its value, in this order."""
     for name, value in values.items():
         template = template.replace(name, str(value))

@@ -153,7 +153,7 @@ async def measure_run(shape: str, work: Path, parameters: int, peak: float, argu
         "MODEL": work / "model",
     }
     config = work / "run.yaml"
-    config.write_text(beside_trl.filled(CONFIG, values))
+    config.write_text(beside_trl.fill_in(CONFIG, values))
     steps: list[dict[str, float]] = []
     memory = 0
     start = perf_counter()

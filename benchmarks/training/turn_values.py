@@ -214,9 +214,9 @@ def within_cells(scorer: QScorer, template: Template, seeds: range, success_rate
     return statistics.fmean(correlations)
 
 
-def squared(found: list[list[float]], exact: list[list[float]]) -> float:
+def squared(estimates: list[list[float]], exact: list[list[float]]) -> float:
     """Return the mean squared difference over turns."""
-    pairs = [pair for row, truth in zip(found, exact, strict=True) for pair in zip(row, truth, strict=True)]
+    pairs = [pair for row, truth in zip(estimates, exact, strict=True) for pair in zip(row, truth, strict=True)]
     return statistics.fmean((a - b) ** 2 for a, b in pairs)
 
 

@@ -117,10 +117,10 @@ def build(products: int, out: Path) -> Build:
 async def measure(store: Path, modes: Sequence[str], sessions: int, seconds: float, rounds: int, tell: Tell) -> Result:
     """Measure everything about one store. tell: called with a description of each part as it starts."""
     tell("recording what is played")
-    all_episodes = apart(episodes.record_at, store)
+    all_episodes = call_in_process(episodes.record_at, store)
     warm_up, timed_episodes = all_episodes[:WARM_UP], all_episodes[WARM_UP : WARM_UP + TIMED]
     tell("steps in the environment")
-    inside_waits = apart(episodes.inside, store, warm_up, timed_episodes)
+    inside_waits = call_in_process(episodes.inside, store, warm_up, timed_episodes)
     tell("starts")
     starts = [await wire.start(store) for _ in range(STARTS)]
     memory: dict[str, list[wire.Memory]] = {}
@@ -170,7 +170,9 @@ async def memory_of_workers(
     return {f"each of {WORKERS} workers, started": start_memory, f"each of {WORKERS} workers, used": final_memory}
 
 
-def apart(call: Callable[Parameters, Returned], *args: Parameters.args, **kwargs: Parameters.kwargs) -> Returned:
+def call_in_process(
+    call: Callable[Parameters, Returned], *args: Parameters.args, **kwargs: Parameters.kwargs
+) -> Returned:
     """Make a call in a separate process. If this one mapped a store, servers would share its pages."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(call, *args, **kwargs).result()

@@ -103,13 +103,13 @@ def result(
     build_seconds: float | None,
     megabytes: float | None,
     search: Search,
-    asked: list[str],
+    queries: list[str],
     truth: list[list[int]],
 ) -> Result:
     """Measure a way: every query once as a warm-up, and then once with the clock."""
-    matches = [list(search(query)[:TOP]) == hits for query, hits in zip(asked, truth, strict=True)]
+    matches = [list(search(query)[:TOP]) == hits for query, hits in zip(queries, truth, strict=True)]
     waits, cpu = [], []
-    for query in asked:
+    for query in queries:
         start, start_cpu = time.perf_counter(), time.thread_time()
         search(query)
         cpu.append(time.thread_time() - start_cpu)
@@ -185,9 +185,9 @@ def _words() -> NDArray[np.object_]:
 # --- peers -------------------------------------------------------------------------------------------------------
 
 
-def strategy(index: Index, postings: strategies.Postings, way: strategies.Way, asked: list[str]) -> Search:
+def strategy(index: Index, postings: strategies.Postings, way: strategies.Way, queries: list[str]) -> Search:
     """Return a search for which the terms of these queries are precomputed."""
-    terms = {query: _terms(index, query) for query in asked}
+    terms = {query: _terms(index, query) for query in queries}
     positions = index.arrays["positions"]
     return lambda query: positions[way(postings, *terms[query], HITS)].tolist()
 

@@ -10,7 +10,7 @@ import pytest
 
 from starpod.cli.main import reach_loopback_directly
 from starpod.client import Fleet, SyncFleet
-from starpod.client.programs import started
+from starpod.client.programs import run_program
 from tests.client.fake_server import FakeServer
 
 PROCESS_CLASS = """
@@ -42,7 +42,7 @@ def shadowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_service_and_its_processes_start(shadowed: Path) -> None:
     words = ("serve", "--environment-module", str(shadowed / "sets.py"), "--workers", "2", "--port", "0")
-    with started("the service", *words) as address, SyncFleet(address) as fleet:
+    with run_program("the service", *words) as address, SyncFleet(address) as fleet:
         (session,) = fleet.open("sets-v1", seed=1)
         assert session.step("left").terminated
 

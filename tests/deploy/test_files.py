@@ -23,9 +23,9 @@ def exported() -> dict[str, set[str]]:
     """Every series that a server exports, with its labels."""
     metrics = Metrics()
     metrics.step("e", 0.1)
-    metrics.live("e", 1)
-    metrics.reaped("e")
-    metrics.lost("e")
+    metrics.count_live("e", 1)
+    metrics.count_reaped("e")
+    metrics.count_lost("e")
     metrics.error("m", "r")
     return {sample.name: set(sample.labels) for family in metrics.collect() for sample in family.samples}
 

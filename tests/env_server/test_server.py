@@ -176,7 +176,7 @@ async def test_metrics_count_what_happened(serve: Serve) -> None:
     await Stream(client).ask(*((session, index, "Right") for index in range(3, 43)))
     await client.fails(client.step(gone, 9, "Right"))
     await client.fails(client.step(broken, 0, "bug"))
-    client.table[gone.session_id].touched -= 1000
+    client.table[gone.session_id].last_call -= 1000
     await eventually(lambda: gone.session_id not in client.table)
     url = f"http://127.0.0.1:{port}/metrics"
     text = (await asyncio.to_thread(lambda: urllib.request.urlopen(url).read())).decode()

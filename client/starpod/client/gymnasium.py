@@ -383,10 +383,10 @@ class Codec:
         return decode_image(image.data)
 
     def reset_info(self, session: Session, observation: Observation) -> dict[str, Any]:
-        return {"instructions": session.instructions, **_wanted(observation)}
+        return {"instructions": session.instructions, **_optional_fields(observation)}
 
     def step_info(self, transition: Transition, observation: Observation) -> dict[str, Any]:
-        info = {**transition.info, **_wanted(observation)}
+        info = {**transition.info, **_optional_fields(observation)}
         info["valid"] = all(outcome.valid for outcome in transition.outcomes)
         info["effective"] = any(outcome.effective for outcome in transition.outcomes)
         if transition.done:
@@ -409,7 +409,7 @@ async def _render(session: Session, mode: str) -> Any:
     return frame if isinstance(frame, str) else decode_image(frame)
 
 
-def _wanted(observation: Observation) -> dict[str, Any]:
+def _optional_fields(observation: Observation) -> dict[str, Any]:
     """Return the optional fields that the observation contains, by name."""
     fields: dict[str, Any] = {}
     if observation.state_key:

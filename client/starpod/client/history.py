@@ -186,7 +186,7 @@ def step_reply(transition: pb.Transition) -> Reply:
     return transition.observation.state_key, digest
 
 
-def ended(digest: int, reason: EndReason, success: bool | None) -> int:
+def digest_end(digest: int, reason: EndReason, success: bool | None) -> int:
     """Return the digest of a row that ended the episode, from the `digest` of its text, reward, flags and shares."""
     return hash((digest, reason, success, reason == EndReason.TERMINAL, reason > EndReason.TERMINAL))
 

@@ -24,11 +24,11 @@ def unknown_environment(environment_id: str, hosted: Iterable[str]) -> UnknownEn
     )
 
 
-def unknown_version(environment_id: str, wanted: str, hosted: Iterable[str]) -> UnknownVersion:
+def unknown_version(environment_id: str, version_range: str, hosted: Iterable[str]) -> UnknownVersion:
     """Return the error for an environment that is hosted, but not in a version within the range."""
     available = ",".join(hosted)
     return UnknownVersion(
-        f"No hosted version of {environment_id} fits {wanted!r}: there are {available}.",
+        f"No hosted version of {environment_id} fits {version_range!r}: there are {available}.",
         metadata={"advice": "give_up", "available": available},
     )
 

@@ -24,9 +24,9 @@ logger = logging.getLogger(__name__)
 class ServiceFailed(Exception):
     """A program did not start. The message contains the command line and `said`, the program's standard error."""
 
-    def __init__(self, message: str, said: str) -> None:
+    def __init__(self, message: str, stderr: str) -> None:
         super().__init__(message)
-        self.said = said.removeprefix("starpod: ")
+        self.stderr = stderr.removeprefix("starpod: ")
 
 
 class ServiceRefused(ServiceFailed):
@@ -34,7 +34,9 @@ class ServiceRefused(ServiceFailed):
 
 
 @contextlib.contextmanager
-def started(what: str, *words: str, again: bool = False, variables: Mapping[str, str] | None = None) -> Iterator[str]:
+def run_program(
+    what: str, *words: str, again: bool = False, variables: Mapping[str, str] | None = None
+) -> Iterator[str]:
     """Run `starpod WORDS --end-with-stdin` while the context lasts, and yield the address that the program prints.
 
     Args:

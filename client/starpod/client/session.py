@@ -69,7 +69,7 @@ class Session:
     @property
     def want(self) -> Want:
         """The optional fields that observations contain."""
-        return self.state.wanted
+        return self.state.default_want
 
     @property
     def seed(self) -> int:
@@ -203,7 +203,7 @@ class Session:
             )
             return response.data.decode() if response.mime.startswith("text/") else response.data
 
-        return await self._recovery.alone(state, render)
+        return await self._recovery.run_in_turn(state, render)
 
     async def fork(self, count: int = 1, *, reseed: bool = False, dynamics_seeds: Iterable[int] = ()) -> list[Session]:
         """Copy the current state into new sessions.
@@ -238,7 +238,7 @@ class Session:
             await self._recovery.checkpoint_new(copies)
             return [Session(self._recovery, copy) for copy in copies]
 
-        return await self._recovery.alone(state, fork, lambda copies: close_later(copy.state for copy in copies))
+        return await self._recovery.run_in_turn(state, fork, lambda copies: close_later(copy.state for copy in copies))
 
     async def snapshot(self) -> Snapshot:
         """Serialise the whole state. `Fleet.restore` continues from it, also in another fleet."""
@@ -250,7 +250,7 @@ class Session:
             )
             return Snapshot.from_proto(response.snapshot)
 
-        return await self._recovery.alone(state, snapshot)
+        return await self._recovery.run_in_turn(state, snapshot)
 
     async def close(self) -> None:
         """End the session. Further calls of `close` do nothing."""
@@ -271,7 +271,7 @@ def _copy(state: SessionState, message: pb.Session, *, reseed: bool) -> SessionS
         version=state.version,
         instructions=state.instructions,
         limits=state.limits,
-        want=state.wanted,
+        want=state.default_want,
         history=history,
         checkpoints=state.checkpoints,
     )

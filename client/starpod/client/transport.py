@@ -194,15 +194,15 @@ class Backoff:
     def reset(self) -> None:
         self._next = self.first
 
-    def wait(self, asked: float = 0.0) -> float:
+    def wait(self, retry_after: float = 0.0) -> float:
         """Return the seconds to wait now, and double the span for the next call.
 
-        The wait is a random time between half of the span and the whole span, but at least `asked`, the seconds that
-        the server asked for, times a random factor from 1 to 1.5.
+        The wait is a random time between half of the span and the whole span, but at least `retry_after`, the
+        seconds that the server asked for, times a random factor from 1 to 1.5.
         """
         span = self._next
         self._next = min(span * 2, self.longest)
-        return max(span * _JITTER.uniform(0.5, 1.0), asked * _JITTER.uniform(1.0, 1.5))
+        return max(span * _JITTER.uniform(0.5, 1.0), retry_after * _JITTER.uniform(1.0, 1.5))
 
 
 def split_address(address: str) -> tuple[str, str]:

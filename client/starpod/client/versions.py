@@ -32,19 +32,19 @@ def latest_name(name: str, environment_ids: Iterable[str]) -> str:
     return ids[max(ids)] if ids else name
 
 
-def satisfies(version: str, wanted: str) -> bool:
+def satisfies(version: str, version_range: str) -> bool:
     """Return whether a version is in a range such as ">=1.2.0,<2.0.0"; every version is in the empty range.
 
     Raises:
         ValueError: the version or the range is malformed.
     """
-    if not wanted.strip():
+    if not version_range.strip():
         return True
     numbers = parse_version(version)
     fits = True
-    for term in wanted.split(","):
+    for term in version_range.split(","):
         match = _TERM.fullmatch(term)
         if match is None:
-            raise ValueError(f"{wanted!r} is not a version range: write comparators such as >=1.2.0,<2.0.0.")
+            raise ValueError(f"{version_range!r} is not a version range: write comparators such as >=1.2.0,<2.0.0.")
         fits &= _COMPARATORS[match[1]](numbers, parse_version(match[2]))
     return fits

@@ -142,14 +142,14 @@ def want_from(message: pb.Want) -> Want:
     return _want(message.valid_actions, message.state_key, message.expert_action, message.score, message.image)
 
 
-def limits_from(overrides: pb.LimitOverrides, present: Limits) -> Limits:
+def limits_from(overrides: pb.LimitOverrides, current: Limits) -> Limits:
     """Return the current limits with the given fields replaced."""
     if not overrides.ByteSize():
-        return present
+        return current
     return Limits(
-        overrides.max_turns if overrides.HasField("max_turns") else present.max_turns,
-        overrides.max_actions_per_turn if overrides.HasField("max_actions_per_turn") else present.max_actions_per_turn,
-        overrides.max_actions if overrides.HasField("max_actions") else present.max_actions,
+        overrides.max_turns if overrides.HasField("max_turns") else current.max_turns,
+        overrides.max_actions_per_turn if overrides.HasField("max_actions_per_turn") else current.max_actions_per_turn,
+        overrides.max_actions if overrides.HasField("max_actions") else current.max_actions,
     )
 
 

@@ -70,15 +70,15 @@ class Tenant:
 
     __slots__ = (
         "_level",
-        "_refilled",
+        "_refill_time",
         "free",
         "id",
+        "last_call",
         "name",
         "queue",
         "quota",
         "reading",
         "refused",
-        "seen",
         "sessions",
         "spent",
         "streams",
@@ -94,12 +94,12 @@ class Tenant:
         self.refused: Counter[str] = Counter()
         self.spent = 0.0
         self.free = 0.0
-        self.seen = -math.inf
+        self.last_call = -math.inf
         self.queue = asyncio.Lock()
         self.reading = asyncio.Lock()
         self.working = Working(self)
         self._level = max(1.0, quota.calls_per_second)
-        self._refilled = time.monotonic()
+        self._refill_time = time.monotonic()
 
     def change_quota(self, quota: Quota) -> None:
         """Apply a new quota. The time until the tenant may call again stays the same."""
@@ -128,8 +128,8 @@ class Tenant:
         if not rate:
             return
         now = time.monotonic()
-        self._level = min(max(1.0, rate), self._level + (now - self._refilled) * rate)
-        self._refilled = now
+        self._level = min(max(1.0, rate), self._level + (now - self._refill_time) * rate)
+        self._refill_time = now
         if self._level <= 0.0:
             wait = max(-self._level / rate, 0.001)
             raise self._refuse("token_calls_per_second", f"this token may make {rate:g} calls per second", wait)
@@ -184,18 +184,18 @@ class LoopShare:
         self._ends = 0.0
         self._alone = True
         self._tenants: set[Tenant] = set()
-        self._accepted = 0.0
+        self._last_acceptance = 0.0
         self._waiting: dict[Tenant, asyncio.Future[None]] = {}
         self._turns: asyncio.Task[None] | None = None
 
-    def accepted(self) -> None:
+    def note_accepted_call(self) -> None:
         """Note that a call of any tenant has been accepted."""
-        self._accepted = time.monotonic()
+        self._last_acceptance = time.monotonic()
 
     def exceeded(self, tenant: Tenant) -> bool:
         """Note a call of the tenant, and return whether the tenant has to `wait`."""
         now = time.monotonic()
-        tenant.seen = now
+        tenant.last_call = now
         self._tenants.add(tenant)
         if now >= self._ends:
             self._begin_window(now)
@@ -226,7 +226,7 @@ class LoopShare:
             deadline = time.monotonic() + self._HELD_SECONDS
             for _ in range(self._ROUNDS):
                 await asyncio.sleep(0)
-            while (now := time.monotonic()) < deadline and now - self._accepted < self._QUIET_SECONDS:
+            while (now := time.monotonic()) < deadline and now - self._last_acceptance < self._QUIET_SECONDS:
                 await asyncio.sleep(self._QUIET_SECONDS)
             if self._waiting:
                 tenant = min(self._waiting, key=lambda tenant: tenant.spent)
@@ -238,7 +238,7 @@ class LoopShare:
 
     def _begin_window(self, now: float) -> None:
         self._ends = now + self._WINDOW_SECONDS
-        self._tenants = {tenant for tenant in self._tenants if now - tenant.seen < self._OTHERS_SECONDS}
+        self._tenants = {tenant for tenant in self._tenants if now - tenant.last_call < self._OTHERS_SECONDS}
         self._alone = len(self._tenants) < 2
         most_spent = max(tenant.spent for tenant in self._tenants)
         for each in self._tenants:

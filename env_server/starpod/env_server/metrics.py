@@ -80,17 +80,17 @@ class Metrics(Collector):
             counts[bisect_left(STEP_SECONDS, seconds)] += weight
         histogram.sum += sum(sample) * weight
 
-    def live(self, environment: str, change: int) -> None:
+    def count_live(self, environment: str, change: int) -> None:
         """Count opened (positive `change`) or ended (negative) sessions."""
         self._live[environment] += change
         if change > 0:
             self._opened[environment] += change
 
-    def reaped(self, environment: str) -> None:
+    def count_reaped(self, environment: str) -> None:
         """Count an expired lease."""
         self._reaped[environment] += 1
 
-    def lost(self, environment: str) -> None:
+    def count_lost(self, environment: str) -> None:
         """Count a session lost because its environment crashed, hung or raised."""
         self._lost[environment] += 1
 

@@ -209,11 +209,11 @@ class Registry:
             hints = "".join(f"; {hint}" for hint in self._missing.values())
             raise RegistryError(f"--store: none of {', '.join(self.ids)} uses stores{hints}")
 
-    def prepare(self, asked: Collection[str] = ()) -> Registry:
+    def prepare(self, names: Collection[str] = ()) -> Registry:
         """Let every class load what it needs, and return a registry of those classes that can be hosted here.
 
         Raises:
-            RegistryError: a class whose id is in `asked` cannot be hosted. Others are skipped.
+            RegistryError: a class whose id is in `names` cannot be hosted. Others are skipped.
         """
         classes: list[type[Environment]] = []
         for environment in self:
@@ -221,7 +221,7 @@ class Registry:
                 environment.prepare()
             except Unavailable as error:
                 reason = f"{environment.spec.id} cannot be served here: {error}"
-                if environment.spec.id in asked:
+                if environment.spec.id in names:
                     raise RegistryError(reason) from error
                 logger.warning("%s", reason)
             else:

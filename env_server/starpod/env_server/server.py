@@ -260,7 +260,7 @@ class EnvironmentServer:
             self._open,
             hosts=(self.config.host, *http.hosts),
             endpoints=http.endpoints,
-            carried=protocols,
+            protocols=protocols,
         )
         try:
             self._http = HTTPServer(service, self.config, http.port, self._count_hang_ups)

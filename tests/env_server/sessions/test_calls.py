@@ -423,7 +423,7 @@ async def test_leases_expire_unless_renewed(client: Client) -> None:
     for _ in range(2):
         await client.ask("Renew", session_ids=[kept.session_id])
         for session in (kept, left):
-            client.table[session.session_id].touched -= 700
+            client.table[session.session_id].last_call -= 700
     await eventually(lambda: left.session_id not in client.table)
     response = await client.ask("Renew", session_ids=[kept.session_id, left.session_id, "never"])
     assert list(response.missing) == [left.session_id, "never"]
@@ -440,11 +440,11 @@ async def test_a_lease_is_over_when_two_looks_find_it_so(client: Client) -> None
     def look() -> int:
         return client.server.worker.reap([client.table])
 
-    session.touched -= 1000
+    session.last_call -= 1000
     assert look() == 0
-    session.touched = time.monotonic()  # the call is read
+    session.last_call = time.monotonic()  # the call is read
     assert look() == 0
-    session.touched -= 1000
+    session.last_call -= 1000
     assert [look(), look()] == [0, 1]
 
 

@@ -18,7 +18,7 @@ from starpod.check.runner import PLAYED, Report, Unreachable, WrongCall
 from starpod.check.runner import check as run_check
 from starpod.check.suite import REQUIREMENTS, REWARD
 from starpod.client.catalog import JSON, access_options, expect_address, expect_writable, write_report
-from starpod.client.programs import ServiceFailed, ServiceRefused, started
+from starpod.client.programs import ServiceFailed, ServiceRefused, run_program
 from starpod.report.console import safe_console
 
 CONTRACT = [level for level in LEVELS.values() if level != "reward"]
@@ -113,14 +113,14 @@ def check(
     if address.endswith(".py"):
         words = ("the environment service", "serve", "--environment-module", address, "--port", "0")
         # Use different hash salts. Otherwise a start that depends on a set's order would look deterministic.
-        first, second = (started(*words, variables={"PYTHONHASHSEED": salt}) for salt in "12")
+        first, second = (run_program(*words, variables={"PYTHONHASHSEED": salt}) for salt in "12")
         try:
             with first as first_address, nullcontext(also) if also else second as twin:
                 context.invoke(check, **{**context.params, "address": first_address, "also": twin})
         except ServiceRefused as error:
-            raise click.UsageError(error.said) from error
+            raise click.UsageError(error.stderr) from error
         except ServiceFailed as error:
-            raise click.ClickException(error.said) from error
+            raise click.ClickException(error.stderr) from error
     for value in filter(None, (address, also)):
         if not re.fullmatch(r"(mcp\+)?https?://[^\s/]+:\d+", value):
             expect_address(value)

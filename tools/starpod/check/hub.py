@@ -31,7 +31,7 @@ from starpod.check.requirement import Requirement
 from starpod.check.runner import EnvironmentReport, Unreachable, check, connect
 from starpod.check.suite import REQUIREMENTS, REWARD
 from starpod.client.catalog import expect_writable
-from starpod.client.programs import ServiceFailed, ServiceRefused, started
+from starpod.client.programs import ServiceFailed, ServiceRefused, run_program
 from starpod.client.transport import Transport
 from starpod.report.console import safe_console
 from starpod.v1 import environment_pb2 as pb
@@ -118,14 +118,14 @@ def hub(
 
             def start(arguments: Sequence[str]) -> list[Place]:
                 processes = () if only_list else PROCESSES
-                program = started("the environment service", "serve", *processes, *arguments, "--port", "0")
+                program = run_program("the environment service", "serve", *processes, *arguments, "--port", "0")
                 try:
                     return _assign_processes(servers.enter_context(program))
                 except ServiceRefused as error:
                     if words:
                         raise
                     # No environment of it is installed.
-                    console.print(f"{arguments[-1]}: {error.said}", highlight=False)
+                    console.print(f"{arguments[-1]}: {error.stderr}", highlight=False)
                     return []
 
             if only_list:
@@ -152,7 +152,7 @@ def hub(
     except KeyboardInterrupt:
         console.print("interrupted: results of the finished checks")
     except ServiceRefused as error:
-        raise click.UsageError(error.said) from error
+        raise click.UsageError(error.stderr) from error
     except (ServiceFailed, Unreachable) as error:
         raise click.ClickException(str(error)) from error
     entries.sort(key=lambda entry: entry.spec.id)
@@ -168,7 +168,7 @@ def hub(
 def _serve(words: Sequence[str], port: int) -> None:
     """Serve the environments in one process until it is interrupted. Print the environments, then the address."""
     try:
-        with started("the environment service", "serve", *words, "--port", str(port)) as address:
+        with run_program("the environment service", "serve", *words, "--port", str(port)) as address:
             places = _assign_processes(address)
             _print_list([spec for _, spec in places])
             click.echo(f"Serving {len(places)} environments on {address}")
@@ -176,7 +176,7 @@ def _serve(words: Sequence[str], port: int) -> None:
     except KeyboardInterrupt:
         return
     except ServiceRefused as error:
-        raise click.UsageError(error.said) from error
+        raise click.UsageError(error.stderr) from error
     except ServiceFailed as error:
         raise click.ClickException(str(error)) from error
 

@@ -13,7 +13,7 @@ import click
 
 from starpod.cli.web import DESKTOP, live_site, show
 from starpod.client import SyncFleet
-from starpod.client.programs import ServiceFailed, started
+from starpod.client.programs import ServiceFailed, run_program
 
 _POLL_SECONDS = 0.2
 
@@ -39,13 +39,13 @@ def dev(file: Path, port: int, opens: bool) -> None:
             # No drain: the page replays open games on the next server, which has the same address.
             words = ("serve", "--environment-module", str(file), "--port", str(port), "--drain", "0")
             try:
-                with started("the environment service", *words) as address:
+                with run_program("the environment service", *words) as address:
                     port = int(address.rpartition(":")[2])
                     page = page or _show(address, site, opens)
                     _check(file, address)
                     _await_save(file, save_time)
             except ServiceFailed as error:
-                _print_line(error.said, colour="red")
+                _print_line(error.stderr, colour="red")
                 _await_save(file, save_time)
 
 
@@ -57,8 +57,8 @@ def _show(address: str, site: contextlib.ExitStack, opens: bool) -> str:
     try:
         page = f"{site.enter_context(live_site(address))}play/{environment}"
     except ServiceFailed as error:
-        click.echo(f"no page to play on: {error.said}")
-        return error.said
+        click.echo(f"no page to play on: {error.stderr}")
+        return error.stderr
     show(page, opens=opens)
     return page
 

@@ -124,7 +124,7 @@ def _play_in_browser(spec: pb.EnvironmentSpec, values: Mapping[str, str], versio
             while True:
                 time.sleep(60)
     except ServiceFailed as error:
-        raise click.ClickException(f"no page to play on: {error.said}") from error
+        raise click.ClickException(f"no page to play on: {error.stderr}") from error
 
 
 class Screen:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 
 import click
 
-from starpod.client.programs import started
+from starpod.client.programs import run_program
 
 DESKTOP = bool(sys.platform == "darwin" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
@@ -26,7 +26,7 @@ def live_site(address: str, words: Sequence[str] = ()) -> Iterator[str]:
         ServiceFailed: The site does not start, for example without the extra `ui`. The message is the site's own.
     """
     call = ("ui", "runs", "--address", address, "--port", "0", "--index", ":memory:", *words)
-    with started("the live site", *call) as site:
+    with run_program("the live site", *call) as site:
         yield site
 
 

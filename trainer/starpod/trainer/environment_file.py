@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from starpod.client import Fleet, Limits, StarpodError
 from starpod.client.nearest import unknown_environment
-from starpod.client.programs import ServiceFailed, ServiceRefused, started
+from starpod.client.programs import ServiceFailed, ServiceRefused, run_program
 from starpod.client.spelling import near
 from starpod.trainer.agents.base import Task
 from starpod.trainer.engines.config import EngineConfig
@@ -135,10 +135,12 @@ def choose_job(source: str, context: str | None = None) -> Job:
         hint = f"; did you mean {' or '.join(str(Path(file).with_name(name)) for name in close)}?" if close else ""
         raise ConfigError(f"no such file: {file}{hint}")
     try:
-        with started("the environment service", "serve", "--environment-module", str(path), "--port", "0") as address:
+        with run_program(
+            "the environment service", "serve", "--environment-module", str(path), "--port", "0"
+        ) as address:
             return asyncio.run(_explore(path, name, address, context))
     except ServiceRefused as error:
-        raise ConfigError(error.said) from error
+        raise ConfigError(error.stderr) from error
     except (StarpodError, ServiceFailed) as error:
         raise ConfigError(f"{path.name} cannot be played: {error}") from error
 

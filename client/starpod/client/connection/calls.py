@@ -73,7 +73,7 @@ class Call(ABC, Generic[Request, Response]):
         self.message = message
 
     @property
-    def wanted(self) -> bool:
+    def is_awaited(self) -> bool:
         """Whether somebody still waits for the reply. If not, the call is not sent again."""
         return True
 
@@ -90,28 +90,28 @@ class AwaitedCall(Call[Request, Response]):
     If the coroutine has been cancelled when the reply arrives, `unclaimed` receives the reply.
     """
 
-    __slots__ = ("future", "unclaimed")
+    __slots__ = ("future", "on_unclaimed")
 
     def __init__(
         self,
         method: Method[Request, Response],
         message: Request,
         future: asyncio.Future[Response],
-        unclaimed: Callable[[Response], None] | None,
+        on_unclaimed: Callable[[Response], None] | None,
     ) -> None:
         super().__init__(method, message)
         self.future = future
-        self.unclaimed = unclaimed
+        self.on_unclaimed = on_unclaimed
 
     @property
-    def wanted(self) -> bool:
+    def is_awaited(self) -> bool:
         return not self.future.done()
 
     def answered(self, response: Response) -> None:
         if not self.future.done():
             self.future.set_result(response)
-        elif self.unclaimed is not None:
-            self.unclaimed(response)
+        elif self.on_unclaimed is not None:
+            self.on_unclaimed(response)
 
     def refused(self, error: StarpodError) -> None:
         if not self.future.done():

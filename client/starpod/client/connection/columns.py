@@ -151,14 +151,14 @@ def _split_rows(columns: pb.TransitionColumns) -> tuple[list[Flags], list[Shares
     return flags, shares
 
 
-def _keep_rows(batch: StepBatch, kept: list[bool]) -> StepBatch:
-    new_row = list(accumulate(kept, initial=0))
+def _keep_rows(batch: StepBatch, mask: list[bool]) -> StepBatch:
+    new_row = list(accumulate(mask, initial=0))
     return StepBatch(
-        list(compress(batch.steps, kept)),
-        list(compress(batch.texts, kept)),
-        list(compress(batch.rewards, kept)),
-        list(compress(batch.keys, kept)),
-        list(compress(batch.flags, kept)),
-        list(compress(batch.shares, kept)),
-        {new_row[row]: end for row, end in batch.ends.items() if kept[row]},
+        list(compress(batch.steps, mask)),
+        list(compress(batch.texts, mask)),
+        list(compress(batch.rewards, mask)),
+        list(compress(batch.keys, mask)),
+        list(compress(batch.flags, mask)),
+        list(compress(batch.shares, mask)),
+        {new_row[row]: end for row, end in batch.ends.items() if mask[row]},
     )

@@ -132,7 +132,7 @@ class Connection:
         method: Method[Request, Response],
         message: Request,
         until: float,
-        unclaimed: Callable[[Response], None] | None = None,
+        on_unclaimed: Callable[[Response], None] | None = None,
     ) -> Response:
         """Send a call and return its response, with retries if the error advises them.
 
@@ -140,7 +140,7 @@ class Connection:
             method: the method to call.
             message: its request.
             until: the event loop's time at which the call fails.
-            unclaimed: receives the response if the caller was cancelled before it came.
+            on_unclaimed: receives the response if the caller was cancelled before it came.
 
         Raises:
             DeadlineExceeded: there was no response until `until`. The advice is "give_up".
@@ -149,7 +149,7 @@ class Connection:
         backoff = Backoff()
         while True:
             future: asyncio.Future[Response] = self.loop.create_future()
-            call = AwaitedCall(method, message, future, unclaimed)
+            call = AwaitedCall(method, message, future, on_unclaimed)
             self.submit(call)
             try:
                 async with asyncio.timeout_at(until):

@@ -81,7 +81,7 @@ class CallQueue:
         self._hold = hold
         self._ready_calls: deque[Step | Call[Any, Any]] = deque()
         # Calls that were sent again after a timeout, with the approximate loop time at which each was first sent.
-        self._resent: dict[Step | Call[Any, Any], float] = {}
+        self._resend_times: dict[Step | Call[Any, Any], float] = {}
         self._messages: deque[SentMessage] = deque()
         self._next_id = 1
         self._split = False
@@ -102,7 +102,7 @@ class CallQueue:
         self._messages.clear()
         self.ready_steps.clear()
         for call in calls:
-            if _wanted(call):
+            if _is_awaited(call):
                 self.add(call)
 
     def abandon(self, error: StarpodError) -> None:
@@ -112,7 +112,7 @@ class CallQueue:
         self._messages.clear()
         self.ready_steps.clear()
         self._ready_calls.clear()
-        self._resent.clear()
+        self._resend_times.clear()
         for call in calls:
             self._refuse(call, error)
 
@@ -131,9 +131,9 @@ class CallQueue:
         overdue_ids = [call_id for call_id in self.pending if call_id < before_id]
         for call_id in overdue_ids:
             call = self.pending.pop(call_id)
-            if not _wanted(call):
+            if not _is_awaited(call):
                 continue
-            since = self._resent.setdefault(call, now - timeout)
+            since = self._resend_times.setdefault(call, now - timeout)
             if now - since < patience:
                 self._ready_calls.append(call)
             else:
@@ -156,7 +156,7 @@ class CallQueue:
 
     def register(self, call: Step | Call[Any, Any]) -> tuple[int, str, Message] | None:
         """Mark a call as in flight and return its id, field and message, or None if it cannot be sent."""
-        field_and_message = self._encode(call) if _wanted(call) else None
+        field_and_message = self._encode(call) if _is_awaited(call) else None
         if field_and_message is None:
             return None
         call_id, self._next_id = self._next_id, self._next_id + 1
@@ -231,7 +231,7 @@ class CallQueue:
         size = count = 0
         while self._ready_calls and count < room and (not size or size < self.bytes_allowed // 2):
             call = self._ready_calls.popleft()
-            field_and_message = self._encode(call) if _wanted(call) else None
+            field_and_message = self._encode(call) if _is_awaited(call) else None
             if field_and_message is None:
                 continue
             field, message = field_and_message[0], field_and_message[1]
@@ -307,9 +307,9 @@ class CallQueue:
                 for call_id in call_ids:
                     self.refuse(call_id, refusal)
             else:
-                if self._resent:
+                if self._resend_times:
                     for step in batch.steps:
-                        self._resent.pop(step, None)
+                        self._resend_times.pop(step, None)
                 self._receiver.stepped(batch)
                 for step, reason in refusals:
                     self._refuse(step, self._broken(reason))
@@ -331,12 +331,12 @@ class CallQueue:
 
     def _pop(self, call_id: int) -> Step | Call[Any, Any] | None:
         call = self.pending.pop(call_id, None)
-        if call is not None and self._resent:
-            self._resent.pop(call, None)
+        if call is not None and self._resend_times:
+            self._resend_times.pop(call, None)
         return call
 
     def _refuse(self, call: Step | Call[Any, Any], error: StarpodError) -> None:
-        self._resent.pop(call, None)
+        self._resend_times.pop(call, None)
         if isinstance(call, Step):
             self._receiver.refused(call, error)
         else:
@@ -374,5 +374,5 @@ class CallQueue:
         return ServerBug(f"A reply of {self.address} cannot be read: {error!r}")
 
 
-def _wanted(call: Step | Call[Any, Any]) -> bool:
-    return isinstance(call, Step) or call.wanted
+def _is_awaited(call: Step | Call[Any, Any]) -> bool:
+    return isinstance(call, Step) or call.is_awaited

@@ -60,7 +60,7 @@ class ServerPool:
         self._renew_seconds = float("inf")
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self._under_way: set[int] = set()
+        self._running_keys: set[int] = set()
         self._change: asyncio.Event
         self._lease_shortened: asyncio.Event
         self._loop: asyncio.AbstractEventLoop
@@ -97,7 +97,7 @@ class ServerPool:
 
     async def describe(self) -> list[pb.EnvironmentSpec]:
         """Return the spec of every hosted environment version, sorted by id, newest version first."""
-        await asyncio.gather(*(_quietly(replica.describe()) for replica in self.replicas if replica.ready))
+        await asyncio.gather(*(_ignore_errors(replica.describe()) for replica in self.replicas if replica.ready))
         specs = {(spec.id, spec.version): spec for replica in self.replicas if replica.ready for spec in replica.specs}
         newest_first = sorted(specs.values(), key=lambda spec: parse_version(spec.version), reverse=True)
         return sorted(newest_first, key=lambda spec: spec.id)
@@ -203,12 +203,12 @@ class ServerPool:
 
         Raises Overloaded if no server may be asked before `until`.
         """
-        next_replica = min(full, key=lambda replica: replica.full_until)
+        next_replica = min(full, key=lambda replica: replica.overload_end)
         now = self._loop.time()
         # With jitter, because many callers may wait for the same server.
-        wait = Backoff().wait(next_replica.full_until - now)
-        if next_replica.full is not None and now + wait > until:
-            raise next_replica.full
+        wait = Backoff().wait(next_replica.overload_end - now)
+        if next_replica.overload is not None and now + wait > until:
+            raise next_replica.overload
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait):
                 await change.wait()
@@ -317,11 +317,11 @@ class ServerPool:
             last_probe = now
             for replica in self.replicas:
                 if replica.ready:
-                    self._once(replica, self._probe, replica)
+                    self._spawn_once(replica, self._probe, replica)
             has_lost = any(replica.lost and replica.server_name for replica in self.replicas)
             if has_dns_names and (has_lost or now - last_resolution >= RESOLVE_SECONDS):
                 last_resolution = now
-                self._once(self._addresses, self._resolve_again)
+                self._spawn_once(self._addresses, self._resolve_again)
 
     def _renew(self) -> None:
         """Renew the leases of all sessions that the program still references."""
@@ -331,12 +331,12 @@ class ServerPool:
                 continue
             ids = [session.session_id for session in replica.sessions]
             if ids:
-                self._spawn(_quietly(replica.call(RENEW, pb.RenewRequest(session_ids=ids), until)))
+                self._spawn(_ignore_errors(replica.call(RENEW, pb.RenewRequest(session_ids=ids), until)))
 
     async def _probe(self, replica: Replica) -> None:
         before = replica.hosts
-        await _quietly(replica.probe())
-        await _quietly(replica.close_unclosed(self._loop.time() + self._timeout))
+        await _ignore_errors(replica.probe())
+        await _ignore_errors(replica.close_unclosed(self._loop.time() + self._timeout))
         if replica.hosts != before:
             self.changed(replica.address)
 
@@ -345,17 +345,17 @@ class ServerPool:
         if resolve_error is not None:
             logger.warning("%s", resolve_error)
 
-    def _once(self, key: object, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
+    def _spawn_once(self, key: object, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
         """Spawn the work, unless earlier work with the same key still runs."""
-        if id(key) in self._under_way:
+        if id(key) in self._running_keys:
             return
-        self._under_way.add(id(key))
+        self._running_keys.add(id(key))
 
         async def run() -> None:
             try:
                 await work(*arguments)
             finally:
-                self._under_way.discard(id(key))
+                self._running_keys.discard(id(key))
 
         self._spawn(run())
 
@@ -365,7 +365,7 @@ class ServerPool:
         task.add_done_callback(self._tasks.discard)
 
 
-async def _quietly(call: Coroutine[Any, Any, object]) -> None:
+async def _ignore_errors(call: Coroutine[Any, Any, object]) -> None:
     try:
         await call
     except StarpodError as error:

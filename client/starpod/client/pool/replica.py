@@ -42,11 +42,11 @@ class Replica(Connection):
         self.sessions: WeakSet[Step] = WeakSet()
         self.unclosed: list[str] = []
         self.placing = 0
-        self.full: Overloaded | None = None
-        self.full_until = 0.0
-        self._counted = 0
+        self.overload: Overloaded | None = None
+        self.overload_end = 0.0
+        self._sessions_at_report = 0
         self._room = Backoff()
-        self._missed = False
+        self._missed_check = False
 
     def __repr__(self) -> str:
         state = "ready" if self.ready else f"not ready: {self.error}"
@@ -59,7 +59,7 @@ class Replica(Connection):
     @property
     def accepting(self) -> bool:
         """Whether the server probably accepts new sessions."""
-        return self.ready and not self.draining and self.loop.time() >= self.full_until
+        return self.ready and not self.draining and self.loop.time() >= self.overload_end
 
     @property
     def specs(self) -> list[pb.EnvironmentSpec]:
@@ -74,13 +74,13 @@ class Replica(Connection):
     def load(self) -> int:
         """Estimated number of live sessions: the last reported number, adjusted by this client's later changes."""
         reported_count = self.description.live_sessions if self.description else 0
-        return reported_count + len(self.sessions) + self.placing - self._counted
+        return reported_count + len(self.sessions) + self.placing - self._sessions_at_report
 
     def adopt(self, description: pb.DescribeResponse) -> None:
         super().adopt(description)
-        self._counted = len(self.sessions)
-        if self._missed:
-            self._missed = False
+        self._sessions_at_report = len(self.sessions)
+        if self._missed_check:
+            self._missed_check = False
             logger.warning("the server at %s is back", self.address)
 
     def _lose(self) -> None:
@@ -89,30 +89,30 @@ class Replica(Connection):
         super()._lose()
 
     def _miss(self, why: str) -> None:
-        if not self._missed:
-            self._missed = True
+        if not self._missed_check:
+            self._missed_check = True
             logger.warning("the server at %s %s: recovering its %d sessions", self.address, why, len(self.sessions))
 
     def forget(self) -> None:
         self._miss("was restarted")
         super().forget()
         self.unclosed.clear()
-        self.full_until = 0.0
+        self.overload_end = 0.0
 
     async def call(
         self,
         method: Method[Request, Response],
         message: Request,
         until: float,
-        unclaimed: Callable[[Response], None] | None = None,
+        on_unclaimed: Callable[[Response], None] | None = None,
     ) -> Response:
         """Send a call, as Connection.call does, and close sessions that were opened for a cancelled caller.
 
         After an error with the advice "reopen", or Overloaded on opening, another server may accept the call."""
         if method in _OPENING:
-            unclaimed = self._close_opened
+            on_unclaimed = self._close_opened
         try:
-            response = await super().call(method, message, until, unclaimed)
+            response = await super().call(method, message, until, on_unclaimed)
         except Draining:
             if self.description is not None:
                 # Do not wait for the next health check: until then this server would be chosen again and again.
@@ -135,8 +135,8 @@ class Replica(Connection):
         Calls that were already in flight may also be refused, but their refusals do not prolong the pause.
         """
         now = self.loop.time()
-        if now >= self.full_until:
-            self.full, self.full_until = error, now + self._room.wait(error.retry_after)
+        if now >= self.overload_end:
+            self.overload, self.overload_end = error, now + self._room.wait(error.retry_after)
 
     # --- sessions that nobody uses ---------------------------------------------------------------------------------
 

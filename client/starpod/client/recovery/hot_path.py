@@ -12,7 +12,7 @@ from itertools import repeat
 
 from starpod.client.connection import StepBatch
 from starpod.client.connection.columns import End
-from starpod.client.history import Reply, ended
+from starpod.client.history import Reply, digest_end
 from starpod.client.observation import Actions, Transition, Want
 from starpod.client.pool.replica import Replica
 from starpod.client.recovery.state import CLOSED, BatchResult, SessionState
@@ -122,7 +122,7 @@ def deliver(batch: StepBatch, settle: Callable[[SessionState, Transition, Reply]
         transition.end_reason, transition.success = end
         actions = transition.actions = state.actions
         if end is not ONGOING:
-            digest = ended(digest, *end)
+            digest = digest_end(digest, *end)
         if state.checkpoints or state.waiting is not None:
             settle(state, transition, (key, digest))
             continue

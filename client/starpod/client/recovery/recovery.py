@@ -109,16 +109,16 @@ class Recovery:
             except StarpodError as error:
                 await self._bring_back(state, error, retry)
 
-    async def alone(
+    async def run_in_turn(
         self,
         state: SessionState,
         work: Callable[[], Coroutine[Any, Any, T]],
-        unclaimed: Callable[[T], None] = lambda _: None,
+        on_unclaimed: Callable[[T], None] = lambda _: None,
     ) -> T:
         """Run work on a session after all its earlier calls.
 
         The work is completed even if the caller is cancelled, because the session must learn what the server did.
-        `unclaimed` then receives the result.
+        `on_unclaimed` then receives the result.
         """
         await state.acquire()
         task = self._spawn(work())
@@ -129,7 +129,7 @@ class Recovery:
             if self._closed and task.cancelled():
                 raise Unreachable("The fleet was closed.") from None
             task.add_done_callback(
-                lambda task: None if task.cancelled() or task.exception() else unclaimed(task.result())
+                lambda task: None if task.cancelled() or task.exception() else on_unclaimed(task.result())
             )
             raise
 
@@ -300,7 +300,7 @@ class Recovery:
             state.history, state.checkpoints = None, False
             return
         history.begin(
-            Restored(response.snapshot, state.version, state.wanted.to_proto(), history.root.lease_seconds), None
+            Restored(response.snapshot, state.version, state.default_want.to_proto(), history.root.lease_seconds), None
         )
 
     def _spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:

@@ -73,7 +73,7 @@ class PendingReset(Call[pb.ResetRequest, pb.ResetResponse]):
         state, want = self.state, self._want
         self._home = None
         if want is not None:
-            state.wanted, state.show_key = want, want.state_key
+            state.default_want, state.show_key = want, want.state_key
         state.instructions = response.instructions
         state.limits = Limits.from_proto(response.limits)
         state.begin(response.session)

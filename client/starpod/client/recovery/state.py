@@ -90,6 +90,7 @@ class SessionState(Step):
         "busy",
         "checkpoints",
         "closed",
+        "default_want",
         "dynamics_seed",
         "environment_id",
         "history",
@@ -108,7 +109,6 @@ class SessionState(Step):
         "step_shows_key",
         "version",
         "waiting",
-        "wanted",
     )
 
     result: BatchResult[Transition]
@@ -132,7 +132,7 @@ class SessionState(Step):
         self.version = version
         self.instructions = instructions
         self.limits = limits
-        self.wanted = want
+        self.default_want = want
         self.history = history
         self.checkpoints = checkpoints
         self.member = message.member

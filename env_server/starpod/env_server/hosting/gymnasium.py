@@ -255,14 +255,14 @@ def _probe(factory: GameFactory, module: str) -> ProbeResult:
         space = games[0].plan.action_space
         space.seed(1)
         actions = [space.sample() for _ in range(_PROBED_STEPS)]
-        first_play, second_play = (_played(game, actions) for game in games[:2])
+        first_play, second_play = (_play_record(game, actions) for game in games[:2])
         if "png" in request.settings.get("render", ""):
             games[0].draw()
         middle = len(first_play) // 2
-        start_play = _played(games[2], actions[:middle])
+        start_play = _play_record(games[2], actions[:middle])
         try:
             copied_game = games[2].copy()
-            ends = [_played(game, actions[middle:]) for game in (copied_game, games[2])]
+            ends = [_play_record(game, actions[middle:]) for game in (copied_game, games[2])]
             copies = ends[0] == ends[1] and (first_play != second_play or start_play + ends[0] == first_play)
         except Exception:  # any exception means that copies do not work
             copies = False
@@ -276,7 +276,7 @@ def _probe(factory: GameFactory, module: str) -> ProbeResult:
     return ProbeResult(package_version(module), is_repeatable, copies).overridden(request)
 
 
-def _played(game: GymnasiumGame, actions: Sequence[Any]) -> list[Any]:
+def _play_record(game: GymnasiumGame, actions: Sequence[Any]) -> list[Any]:
     """Play actions until the episode ends, and return a record of the observations."""
     record: list[Any] = []
     for action in actions:

@@ -339,13 +339,13 @@ def _plain(action: Action) -> Any:
     return action
 
 
-def _action(plain: Any) -> Any:
+def _action(encoded: Any) -> Any:
     """Convert a result of `_plain` back to an action. An integer, which marks a reseed, is kept. Raises ValueError."""
-    match plain:
+    match encoded:
         case str() | int():
-            return plain
+            return encoded
         case ["json", value]:
             return JSON(value)
         case ["tool", str(name), dict(arguments)]:
             return ToolCall(name, arguments)
-    raise ValueError(f"{plain!r} was not played")
+    raise ValueError(f"{encoded!r} was not played")

@@ -86,7 +86,7 @@ class GameFactory:
     """Factory of environments with the operator's arguments, and the conversion of their actions."""
 
     request: HostingRequest
-    found: type[OpenEnvironment[Any, Any, Any]]
+    env_class: type[OpenEnvironment[Any, Any, Any]]
     actions: Actions
 
 
@@ -98,7 +98,7 @@ class OpenEnvEnvironment(Hosted):
     def begin(self, luck: int) -> OpenEnvGame:
         options = self.options.model_dump()
         try:
-            environment = self.factory.found(**{**self.factory.request.arguments, **options})
+            environment = self.factory.env_class(**{**self.factory.request.arguments, **options})
         except (TypeError, ValueError) as error:
             if not options:
                 raise
@@ -188,34 +188,34 @@ def _environments(module: Any) -> Iterator[type[OpenEnvironment[Any, Any, Any]]]
             yield value
 
 
-def _probe(request: HostingRequest, found: type[OpenEnvironment[Any, Any, Any]]) -> ProbeResult:
+def _probe(request: HostingRequest, env_class: type[OpenEnvironment[Any, Any, Any]]) -> ProbeResult:
     """Check that the environment can be created, and list its tools. The operator must say if it is deterministic."""
     try:
-        environment = found(**request.arguments)
+        environment = env_class(**request.arguments)
         try:
             tools = list_tools(environment)
         finally:
             environment.close()
     except Exception as error:
         raise request.fail(f"it raised {type(error).__name__} when it was tried: {error}") from error
-    return ProbeResult(package_version(found.__module__), tools=tools).overridden(request)
+    return ProbeResult(package_version(env_class.__module__), tools=tools).overridden(request)
 
 
 # --- values ------------------------------------------------------------------------------------------------------
 
 
-def _is_call(seen: Observation) -> bool:
+def _is_call(observation: Observation) -> bool:
     """Return whether the observation is the result of a tool call."""
-    return type(seen).__name__ == "CallToolObservation"
+    return type(observation).__name__ == "CallToolObservation"
 
 
-def _tool_result(seen: Any) -> list[Part]:
-    error = seen.error.message if seen.error is not None else None
-    result = seen.result
+def _tool_result(observation: Any) -> list[Part]:
+    error = observation.error.message if observation.error is not None else None
+    result = observation.result
     value = getattr(result, "structured_content", result)
     texts = [part.text for part in getattr(result, "content", ()) if isinstance(getattr(part, "text", None), str)]
     text = error if error is not None else "\n".join(texts) or _dump(jsonable(value))
-    return [text, JSON({"tool_name": seen.tool_name, "result": jsonable(value), "error": error})]
+    return [text, JSON({"tool_name": observation.tool_name, "result": jsonable(value), "error": error})]
 
 
 def _dump(value: Any) -> str:

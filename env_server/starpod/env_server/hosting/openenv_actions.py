@@ -31,12 +31,12 @@ class Actions:
 
     @classmethod
     def of(
-        cls, request: HostingRequest, found: type[Any], listed: Sequence[tuple[str, str, Mapping[str, Any]]]
+        cls, request: HostingRequest, env_class: type[Any], listed: Sequence[tuple[str, str, Mapping[str, Any]]]
     ) -> Actions:
         """Return the actions of a class. `listed` is the result of `list_tools`. Raises HostingError."""
         tools: dict[str, Tool] = {}
         type_name = only_field = ""
-        model = _action_type(request, found)
+        model = _action_type(request, env_class)
         if model is not None:
             schema = model.json_schema()
             schema.get("properties", {}).pop("metadata", None)
@@ -117,15 +117,15 @@ def list_tools(environment: Any) -> list[tuple[str, str, Mapping[str, Any]]]:
     return [(tool.name, tool.description, tool.input_schema) for tool in environment.step(ListToolsAction()).tools]
 
 
-def _action_type(request: HostingRequest, found: type[Any]) -> TypeAdapter[Any] | None:
+def _action_type(request: HostingRequest, env_class: type[Any]) -> TypeAdapter[Any] | None:
     """Return the type that `step` takes, from the setting `action`, the annotation, or the base class's parameters."""
     if "action" in request.settings:
         source, _, name = request.settings["action"].partition(":")
         action_type = getattr(import_named(request, source), name, None)
     else:
-        action_type = _annotation(found)
+        action_type = _annotation(env_class)
     if action_type in (None, Any, OpenAction):
-        if _is_mcp(found):
+        if _is_mcp(env_class):
             return None
         raise request.fail("its step has no type of actions; name the model: #action=MODULE:CLASS")
     try:
@@ -134,17 +134,17 @@ def _action_type(request: HostingRequest, found: type[Any]) -> TypeAdapter[Any] 
         raise request.fail(f"its actions of type {action_type} have no schema: {error}") from error
 
 
-def _annotation(found: type[Any]) -> Any:
+def _annotation(env_class: type[Any]) -> Any:
     try:
-        annotation = get_type_hints(found.step).get("action")
+        annotation = get_type_hints(env_class.step).get("action")
     except Exception:  # ignore an annotation that cannot be resolved
         annotation = None
     if annotation in (None, Any, OpenAction) or not (isinstance(annotation, type) or get_args(annotation)):
-        bases = [get_args(base) for cls in found.__mro__ for base in getattr(cls, "__orig_bases__", ())]
+        bases = [get_args(base) for cls in env_class.__mro__ for base in getattr(cls, "__orig_bases__", ())]
         annotation = next((args[0] for args in bases if len(args) == 3 and isinstance(args[0], type)), annotation)
     return annotation
 
 
-def _is_mcp(found: type[Any]) -> bool:
+def _is_mcp(env_class: type[Any]) -> bool:
     """Return whether a class takes tool calls. Compare names of bases, because importing the base takes seconds."""
-    return any(cls.__name__ == "MCPEnvironment" for cls in found.__mro__)
+    return any(cls.__name__ == "MCPEnvironment" for cls in env_class.__mro__)

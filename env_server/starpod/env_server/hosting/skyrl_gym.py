@@ -59,7 +59,7 @@ class GameFactory:
     request: HostingRequest
     name: str
     rows: Sequence[Mapping[str, Any]]
-    taken: frozenset[str]
+    parameters: frozenset[str]
     """Names of the constructor's parameters."""
     configuration: Any
     """Value for the constructor's argument `env_config`."""
@@ -74,7 +74,7 @@ class GameFactory:
             extras["max_turns"] = int(turns)
         arguments = {"env_config": self.configuration, "extras": extras}
         try:
-            environment = skyrl_gym.make(self.name, **{k: v for k, v in arguments.items() if k in self.taken})
+            environment = skyrl_gym.make(self.name, **{k: v for k, v in arguments.items() if k in self.parameters})
             return SkyRLGame(environment, _messages(row["prompt"]), self.request.number("success_at"))
         except Exception as error:
             problem = str(error).partition("\n")[0]
@@ -92,7 +92,7 @@ class SkyRLEnvironment(Hosted):
     def render(self, mode: str = "text") -> str:
         game = self.game
         assert isinstance(game, SkyRLGame)
-        return _told(game.said)
+        return _join_messages(game.messages)
 
     def state_key(self) -> bytes:
         """Return a digest of the row and all actions, because the environment remembers both."""
@@ -107,7 +107,7 @@ class SkyRLGame(Game):
         super().__init__(success_at)
         self.environment = environment
         self.new, _ = environment.init(prompt)
-        self.said = list(self.new)
+        self.messages = list(self.new)
 
     def play(self, action: Action) -> Outcome:
         if not isinstance(action, str):
@@ -116,7 +116,7 @@ class SkyRLGame(Game):
         # The postprocessed action replaces the original one, as in SkyRL's own conversations.
         new_text = output.get("postprocessed_action")
         self.new = output["observations"] or []
-        self.said += [{"role": "assistant", "content": action if new_text is None else new_text}, *self.new]
+        self.messages += [{"role": "assistant", "content": action if new_text is None else new_text}, *self.new]
         done = bool(output["done"])
         info = {**(output.get("metadata") or {}), **({} if new_text is None else {"postprocessed_action": new_text})}
         if done and (metrics := self.environment.get_metrics()):
@@ -124,13 +124,13 @@ class SkyRLGame(Game):
         return self.outcome(output["reward"], done, info=jsonable(info))
 
     def observe(self) -> str | Sequence[Part]:
-        return [_told(self.new), JSON(self.new)]
+        return [_join_messages(self.new), JSON(self.new)]
 
     def close(self) -> None:
         self.environment.close()
 
 
-def _told(messages: Sequence[Mapping[str, str]]) -> str:
+def _join_messages(messages: Sequence[Mapping[str, str]]) -> str:
     """Return messages as one text. If there are several, the role precedes each message."""
     if len(messages) == 1:
         return str(messages[0]["content"])
@@ -147,9 +147,9 @@ def _find(request: HostingRequest) -> str:
     return name
 
 
-def _configuration(request: HostingRequest, taken: Mapping[str, inspect.Parameter]) -> Any:
+def _configuration(request: HostingRequest, parameters: Mapping[str, inspect.Parameter]) -> Any:
     """Return the arguments as an env_config, with the defaults of the dataclass that the constructor names, if any."""
-    parameter = taken.get("env_config")
+    parameter = parameters.get("env_config")
     if parameter is None and request.arguments:
         raise request.fail("it has no configuration, and so takes no arguments")
     kinds = [parameter.annotation, *get_args(parameter.annotation)] if parameter is not None else []

@@ -163,9 +163,9 @@ def _numbers(array: np.ndarray[Any, Any]) -> Any:
     return number if math.isfinite(number) else str(number)
 
 
-def _draw(array: Any, drawn: list[Image]) -> Any:
-    drawn.append(Image(encode_png(Pillow.fromarray(np.ascontiguousarray(array)))))
-    return len(drawn)
+def _draw(array: Any, images: list[Image]) -> Any:
+    images.append(Image(encode_png(Pillow.fromarray(np.ascontiguousarray(array)))))
+    return len(images)
 
 
 def plain_colours(text: str) -> str:

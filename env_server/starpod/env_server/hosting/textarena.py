@@ -79,7 +79,7 @@ def host(text: str, probed: str = "") -> type[Hosted]:
 
 def installed(pattern: str) -> list[str]:
     """Return the ids that match. `*` matches any text."""
-    return fitting(pattern, _known())
+    return fitting(pattern, _registered_games())
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class GameFactory:
             success_at = 1.0 if (threshold := self.request.number("success_at")) is None else threshold
             return TextArenaGame(ActionFormattingWrapper(game), seed, luck, players=self.players, success_at=success_at)
         except Exception as error:
-            message = _told(error)
+            message = _one_line(error)
             raise (OptionsError(message) if chosen else self.request.fail(message)) from error
 
 
@@ -111,7 +111,7 @@ class TextArenaEnvironment(Hosted):
     def render(self, mode: str = "text") -> str:
         game = self.game
         assert isinstance(game, TextArenaGame)
-        return "\n".join(game.said)
+        return "\n".join(game.texts)
 
     def state_key(self) -> bytes:
         """Return a digest of the start and all moves, because the game's other state is not accessible."""
@@ -141,7 +141,7 @@ class TextArenaGame(Game):
         environment.reset(num_players=players, seed=seed % _SEEDS)
         if not isinstance(environment.state, _STATES[players]):
             raise ValueError("it is a game for another number of players: #players=1 and #players=2 are hosted")
-        self.said: list[str] = []
+        self.texts: list[str] = []
         self.new = self._listen()
         if own_luck(seed, luck):
             self.reseed(luck)
@@ -183,17 +183,17 @@ class TextArenaGame(Game):
         player, messages = self.environment.get_observation()
         own_source = (player, textarena.ObservationType.PLAYER_ACTION)
         texts = [str(text).strip() for sender, text, kind in messages if (sender, kind) != own_source]
-        self.said += texts
+        self.texts += texts
         return texts
 
 
-def _known() -> list[str]:
+def _registered_games() -> list[str]:
     return [id for id in ENV_REGISTRY if not id.endswith(_VARIANTS) and f"{id}-raw" in ENV_REGISTRY]
 
 
 def _find(request: HostingRequest) -> type[textarena.Env]:
     """Return the class of a registered id, without the wrappers of its variants."""
-    if request.name not in (ids := _known()):
+    if request.name not in (ids := _registered_games()):
         raise request.fail(f"TextArena has no such id{nearest(request.name, ids)}")
     point = ENV_REGISTRY[request.name].entry_point
     try:
@@ -203,7 +203,7 @@ def _find(request: HostingRequest) -> type[textarena.Env]:
     except HostingError:
         raise
     except Exception as error:  # some do not compile under every Python version, and some load data on import
-        raise request.fail(f"it cannot be loaded: {_told(error)}") from error
+        raise request.fail(f"it cannot be loaded: {_one_line(error)}") from error
     env_class: type[textarena.Env] = point
     return env_class
 
@@ -212,28 +212,28 @@ def _probe(factory: GameFactory, module: str) -> ProbeResult:
     """Play some moves twice to find out whether the game is deterministic. Restore this process's random states."""
     streams = random.getstate(), np.random.get_state()
     try:
-        first_play, second_play = (_played(factory.begin({}, 1, 2)) for _ in range(2))
+        first_play, second_play = (_play_record(factory.begin({}, 1, 2)) for _ in range(2))
     finally:
         random.setstate(streams[0])
         np.random.set_state(streams[1])
     return ProbeResult(package_version(module), deterministic=first_play == second_play).overridden(factory.request)
 
 
-def _played(game: TextArenaGame) -> list[Any]:
+def _play_record(game: TextArenaGame) -> list[Any]:
     """Play some moves, and return the game's texts and outcomes. Stop if the game raises an error."""
     record: list[Any] = []
     for action in _PROBED_ACTIONS:
         try:
             outcome = game.play(action)
         except Exception as error:
-            return [*record, game.said, repr(error)]
+            return [*record, game.texts, repr(error)]
         record.append(outcome)
         if outcome.terminated:
             break
-    return [*record, game.said]
+    return [*record, game.texts]
 
 
-def _told(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     """Return an error in one line, because NLTK's errors are a page long."""
     lines = [line.strip(" *") for line in str(error).splitlines()]
     return next(filter(None, lines), "") or type(error).__name__

@@ -49,7 +49,7 @@ def host(text: str, probed: str = "") -> type[Hosted]:
 
 def installed(pattern: str) -> list[str]:
     """Return the games, and the folders of games, in the current folder that match."""
-    return fitting(pattern, [path.name for path in Path().iterdir() if _held(path)])
+    return fitting(pattern, [path.name for path in Path().iterdir() if _game_files(path)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class TextWorldEnvironment(Hosted):
         return game
 
     def render(self, mode: str = "text") -> str:
-        return "\n".join(self.play.said)
+        return "\n".join(self.play.texts)
 
     def valid_actions(self) -> Sequence[str]:
         return sorted(self.play.state.admissible_commands or ())
@@ -113,26 +113,26 @@ class TextWorldGame(Game):
         super().__init__(None)
         self.environment = textworld.start(str(path), _WANTED)
         self.state = self.environment.reset()
-        self.said = [self.state.feedback.strip()]
+        self.texts = [self.state.feedback.strip()]
 
     def play(self, action: Action) -> Outcome:
         if not isinstance(action, str) or not action.strip() or "\n" in action:
             return INVALID
         before = self.state.score or 0
         self.state, _, is_over = self.environment.step(action)
-        self.said.append(self.state.feedback.strip())
+        self.texts.append(self.state.feedback.strip())
         outcome = self.outcome((self.state.score or 0) - before, bool(is_over))
         return outcome._replace(success=bool(self.state.won)) if is_over else outcome
 
     def observe(self) -> str:
-        return str(self.said[-1])
+        return str(self.texts[-1])
 
     def close(self) -> None:
         self.environment.close()
 
 
 def _games(request: HostingRequest) -> list[Path]:
-    games = _held(Path(request.name).resolve())
+    games = _game_files(Path(request.name).resolve())
     if not games:
         raise request.fail(
             f"{request.name} is not a game and contains none; make one: tw-make tw-simple --output game.z8"
@@ -143,21 +143,21 @@ def _games(request: HostingRequest) -> list[Path]:
     return games
 
 
-def _held(place: Path) -> list[Path]:
+def _game_files(game_path: Path) -> list[Path]:
     """Return the games of a folder, sorted, or the file itself if it is a game."""
-    paths = [place] if place.is_file() else place.glob("*")
+    paths = [game_path] if game_path.is_file() else game_path.glob("*")
     return sorted(path for path in paths if path.suffix in _GAMES)
 
 
 def _probe(factory: GameFactory) -> ProbeResult:
     """Play some commands twice to find out whether the game is deterministic."""
-    first, second = (_played(factory.begin(0)) for _ in range(2))
+    first, second = (_play_record(factory.begin(0)) for _ in range(2))
     return ProbeResult(package_version("textworld"), deterministic=first == second).overridden(factory.request)
 
 
-def _played(game: TextWorldGame) -> list[Any]:
+def _play_record(game: TextWorldGame) -> list[Any]:
     try:
         outcomes = [game.play(command) for command in _PROBED_COMMANDS]
-        return [outcomes, game.said, sorted(game.state.admissible_commands), game.state.policy_commands]
+        return [outcomes, game.texts, sorted(game.state.admissible_commands), game.state.policy_commands]
     finally:
         game.close()

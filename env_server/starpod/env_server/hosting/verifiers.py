@@ -105,7 +105,7 @@ class VerifiersEnvironment(Hosted):
     def render(self, mode: str = "text") -> str:
         game = self.game
         assert isinstance(game, VerifiersGame)
-        return _told(game.episode.messages)
+        return _join_messages(game.episode.messages)
 
     def state_key(self) -> bytes:
         """Return a digest of the task and all actions, because the environment remembers both."""
@@ -137,7 +137,7 @@ class VerifiersGame(Game):
     def observe(self) -> Sequence[Part]:
         messages = [dict(message) for message in self.episode.new]
         pictures = [picture for message in messages for picture in _pictures(message["content"])]
-        return [_told(messages), *pictures, JSON(messages)]
+        return [_join_messages(messages), *pictures, JSON(messages)]
 
     def close(self) -> None:
         self.episode.close()
@@ -163,7 +163,7 @@ class VerifiersGame(Game):
         return {"content": None, "tool_calls": [{"id": id, "type": "function", "function": function}]}
 
 
-def _told(messages: Sequence[Mapping[str, Any]]) -> str:
+def _join_messages(messages: Sequence[Mapping[str, Any]]) -> str:
     """Return messages as one text. If there are several, the role precedes each message."""
     texts = [(message["role"], _text(message)) for message in messages]
     if len(texts) == 1:

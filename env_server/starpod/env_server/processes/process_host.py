@@ -171,10 +171,10 @@ class ProcessHost:
         if bad_values := [value for value in values if not isfinite(value)]:
             raise self._distrust(f"a {what} of {bad_values[0]}")
 
-    def _distrust(self, sent: str) -> HostDied:
+    def _distrust(self, reply: str) -> HostDied:
         """Kill the process and return HostDied, because it sent a reply that no environment sends."""
         self.close()
-        return HostDied(f"sent {sent}, so it was killed")
+        return HostDied(f"sent {reply}, so it was killed")
 
     async def _call(self, verb: str, *arguments: Any) -> Any:
         if self._process is None:
@@ -327,8 +327,8 @@ def _confine(sandbox: Sandbox, environment: type[Environment]) -> bytes:
         return pack_result("off")
     module_file = getattr(sys.modules[environment.__module__], "__file__", None)
     report = confine(sandbox, module_file)
-    if sandbox.mode == "require" and report.lacking:
-        return pack_error("refused", ", ".join(report.lacking))
+    if sandbox.mode == "require" and report.missing_measures:
+        return pack_error("refused", ", ".join(report.missing_measures))
     return pack_error("confined", json.dumps(asdict(report)))
 
 

@@ -73,7 +73,7 @@ class Report:
     """Why each missing measure was not applied, keyed by the measure's name."""
 
     @property
-    def lacking(self) -> list[str]:
+    def missing_measures(self) -> list[str]:
         """Missing measures that `require` demands."""
         return [text for name, text in zip(self.missing, self.reasons, strict=True) if name not in OPTIONAL]
 

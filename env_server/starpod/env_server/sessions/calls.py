@@ -59,14 +59,14 @@ class Calls:
         pictures: Pictures = {}
         first_host: LocalHost | None = None
 
-        async def make(member: int, made: list[Session]) -> pb.Observation:
+        async def make(member: int, sessions: list[Session]) -> pb.Observation:
             nonlocal first_host
             plan = group_plan
             if not request.HasField("dynamics_seed"):
                 plan = group_plan._replace(dynamics_seed=derive_seed(seed, "member", member))
             host = self.worker.host(environment, want)
             session = Session(environment, host, plan, lease, member)
-            made.append(session)
+            sessions.append(session)
             if first_host is not None and environment.spec.slow_reset and isinstance(host, LocalHost):
                 # The start depends only on the seed, so the other members copy the first one instead of repeating a
                 # slow reset.
@@ -74,7 +74,7 @@ class Calls:
                 return await self._guard(session, session.host.observe(want, pictures), "Open")
             started = await self._guard(session, host.reset(plan._replace(pictures=pictures)), "Open")
             first_host = host if isinstance(host, LocalHost) else None
-            if not made[1:]:
+            if not sessions[1:]:
                 self._describe_created(response, environment, started.instructions, limits, lease)
             return started.observation
 
@@ -97,16 +97,16 @@ class Calls:
         if seeds and len(seeds) != len(members):
             raise bad_argument("dynamics_seeds", f"has {len(seeds)} entries for {len(members)} copies")
 
-        async def make(member: int, made: list[Session]) -> pb.Observation:
+        async def make(member: int, sessions: list[Session]) -> pb.Observation:
             plan = parent.plan
             if seeds:
-                plan = plan._replace(dynamics_seed=seeds[len(made)])
+                plan = plan._replace(dynamics_seed=seeds[len(sessions)])
             elif reseed:
                 plan = plan._replace(dynamics_seed=derive_seed(plan.dynamics_seed, "fork", parent.next_index, member))
             self.worker.make_room(parent.environment)
             host = await self._guard(parent, parent.host.fork(plan.dynamics_seed if reseed else None), "Fork")
             turns, is_over = parent.next_index, parent.over
-            made.append(Session(parent.environment, host, plan, parent.lease, member, turns, is_over))
+            sessions.append(Session(parent.environment, host, plan, parent.lease, member, turns, is_over))
             return await self._guard(parent, _observe_copy(host, plan.want, pictures), "Fork")
 
         async with parent.turn_taking():
@@ -142,14 +142,14 @@ class Calls:
         response = pb.RestoreResponse()
         pictures: Pictures = {}
 
-        async def make(member: int, made: list[Session]) -> pb.Observation:
+        async def make(member: int, sessions: list[Session]) -> pb.Observation:
             host = self.worker.host(environment, want)
             session = Session(environment, host, plan, lease, member, episode.turns, bool(episode.end_reason))
-            load = _load(host, state, rehearse=not (self.worker.seal.keyed or made))
-            made.append(session)
+            load = _load(host, state, rehearse=not (self.worker.seal.keyed or sessions))
+            sessions.append(session)
             await self._guard(session, self._of_snapshot(load), "Restore")
             observation = await self._guard(session, self._of_snapshot(host.observe(want, pictures)), "Restore")
-            if not made[1:]:
+            if not sessions[1:]:
                 instructions = await self._guard(session, self._of_snapshot(host.instructions()), "Restore")
                 self._describe_created(response, environment, instructions, episode.limits, lease)
             return observation
@@ -184,9 +184,9 @@ class Calls:
                 session.host.close()
             raise
         for session in sessions:
-            session.touched = time.monotonic()
+            session.last_call = time.monotonic()
             table[session.id] = session
-            self.worker.metrics.live(session.environment.spec.id, 1)
+            self.worker.metrics.count_live(session.environment.spec.id, 1)
         return response
 
     async def _of_snapshot(self, work: Awaitable[R]) -> R:
@@ -344,7 +344,7 @@ class Calls:
             if session is None or session.lost:
                 missing_ids.append(session_id)
             else:
-                session.touched = now
+                session.last_call = now
         return pb.RenewResponse(missing=missing_ids)
 
     async def close(self, table: SessionTable, request: pb.CloseRequest) -> pb.CloseResponse:
@@ -385,10 +385,10 @@ class Calls:
                 raise overloaded("environment", busy.message, busy.retry_after) from busy
         return parse_options(environment, values)
 
-    def _lease(self, asked: float) -> float:
-        if asked != asked or asked < 0:
-            raise bad_argument("lease_seconds", f"is {asked}; give seconds, or 0 for the server's default")
-        return min(asked or self._limits.default_lease_seconds, self._limits.max_lease_seconds)
+    def _lease(self, seconds: float) -> float:
+        if seconds != seconds or seconds < 0:
+            raise bad_argument("lease_seconds", f"is {seconds}; give seconds, or 0 for the server's default")
+        return min(seconds or self._limits.default_lease_seconds, self._limits.max_lease_seconds)
 
     def _check_want(self, environment: type[Environment], want: Want) -> Want:
         capabilities = convert.spec_to(environment).capabilities

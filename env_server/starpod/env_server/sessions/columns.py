@@ -264,7 +264,7 @@ def step_rows(
                 session.next_index = index + 1
                 session.last_request = digest_actions(actions) if has_long else actions
                 session.last_reply = transition
-                session.touched = now
+                session.last_call = now
                 if episode.end_reason:
                     session.over = True
                 results.append(transition)

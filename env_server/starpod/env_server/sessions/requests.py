@@ -218,11 +218,11 @@ def parse_options(environment: type[Environment], values: dict[str, Any]) -> Env
     raise CallError("BAD_ARGUMENT", message, violations=violations)
 
 
-def _is_rounded(given: Any, taken: Any) -> bool:
+def _is_rounded(value: Any, converted: Any) -> bool:
     """Return whether an integer option was given as a double, which may be a rounded whole number."""
-    if isinstance(given, list) and isinstance(taken, list | tuple):
-        return any(map(_is_rounded, given, taken))
-    return isinstance(given, float) and isinstance(taken, int)
+    if isinstance(value, list) and isinstance(converted, list | tuple):
+        return any(map(_is_rounded, value, converted))
+    return isinstance(value, float) and isinstance(converted, int)
 
 
 @functools.cache

@@ -37,8 +37,8 @@ class Session:
             Transition, any other as the serialized message.
         lost: why the session can no longer be used; empty if it can.
         closed: whether it has been removed from its table.
-        touched: monotonic time of the latest call, in seconds.
-        lease: seconds after `touched` at which the session expires.
+        last_call: monotonic time of the latest call, in seconds.
+        lease: seconds after `last_call` at which the session expires.
         pending: number of calls that wait or run. The session is not reaped and further calls queue while it is not 0.
     """
 
@@ -50,6 +50,7 @@ class Session:
         "epoch",
         "host",
         "id",
+        "last_call",
         "last_reply",
         "last_request",
         "lease",
@@ -59,7 +60,6 @@ class Session:
         "over",
         "pending",
         "plan",
-        "touched",
         "want",
     )
 
@@ -87,7 +87,7 @@ class Session:
         self.last_reply: Transition | bytes | None = None
         self.lost = ""
         self.closed = False
-        self.touched = time.monotonic()
+        self.last_call = time.monotonic()
         self.pending = 0
         self._taken = False
         self._waiting: deque[asyncio.Future[None]] | None = None
@@ -115,7 +115,7 @@ class Session:
             raise
 
     async def __aexit__(self, *_: object) -> None:
-        self.touched = time.monotonic()
+        self.last_call = time.monotonic()
         self.pending -= 1
         self._pass_on()
 

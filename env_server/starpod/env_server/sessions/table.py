@@ -50,8 +50,8 @@ class SessionTable(dict[str, Session]):
         super().__init__()
         self.tenant = tenant or Tenant("")
         self.reservations: dict[str, Reservation] = {}
-        self._remembered = 0
-        self._swept = time.monotonic()
+        self._remembered_bytes = 0
+        self._sweep_time = time.monotonic()
         self._ended: dict[str, float] = {}
 
     def find(self, session_id: str) -> Session:
@@ -67,21 +67,23 @@ class SessionTable(dict[str, Session]):
 
         One sweep is not enough: after a stall of this process, a renewal may still be unread in the socket.
         """
-        ended = [session for session in self.values() if now - session.touched > session.lease and not session.pending]
-        last_sweep, self._ended = self._ended, {session.id: session.touched for session in ended}
-        return [session for session in ended if last_sweep.get(session.id) == session.touched]
+        ended = [
+            session for session in self.values() if now - session.last_call > session.lease and not session.pending
+        ]
+        last_sweep, self._ended = self._ended, {session.id: session.last_call for session in ended}
+        return [session for session in ended if last_sweep.get(session.id) == session.last_call]
 
     def forget_reservations(self, now: float) -> None:
         """Drop keys whose sessions ended a lease ago. Do so only every 10 seconds, because there can be many keys."""
-        if now - self._swept < _SWEEP_SECONDS:
+        if now - self._sweep_time < _SWEEP_SECONDS:
             return
-        self._swept = now
+        self._sweep_time = now
         for key, reservation in list(self.reservations.items()):
             if reservation.pending or any(id in self for id in reservation.session_ids):
                 reservation.last_alive = now
             elif now - reservation.last_alive > reservation.lease + _SWEEP_SECONDS:
                 del self.reservations[key]
-                self._remembered -= len(reservation.reply) + _RESERVATION_BYTES
+                self._remembered_bytes -= len(reservation.reply) + _RESERVATION_BYTES
 
     async def once(
         self, key: str, request: Message, response_type: type[Created], create: Callable[[], Awaitable[Created]]
@@ -110,7 +112,7 @@ class SessionTable(dict[str, Session]):
             if old_reservation.pending is not None:
                 await asyncio.shield(old_reservation.pending)
             return response_type.FromString(old_reservation.reply)
-        if self._remembered > _REMEMBERED_BYTES:
+        if self._remembered_bytes > _REMEMBERED_BYTES:
             raise overloaded("keys", "too many keys are remembered; let leases run out, or ask for shorter ones", 1.0)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         reservation = Reservation(fingerprint, future)
@@ -128,6 +130,6 @@ class SessionTable(dict[str, Session]):
         reservation.session_ids = tuple(session.session_id for session in response.sessions)
         reservation.lease = max((self[id].lease for id in reservation.session_ids if id in self), default=0.0)
         reservation.reply, reservation.pending = response.SerializeToString(), None
-        self._remembered += len(reservation.reply) + _RESERVATION_BYTES
+        self._remembered_bytes += len(reservation.reply) + _RESERVATION_BYTES
         future.set_result(None)
         return response

@@ -127,7 +127,7 @@ class Worker:
         """Remove a session from the table, and free its resources after its earlier calls, without waiting for them."""
         if table.pop(session.id, None) is not None:
             self.discount(table, 1)
-            self.metrics.live(session.environment.spec.id, -1)
+            self.metrics.count_live(session.environment.spec.id, -1)
             if not session.pending:
                 session.close()
                 return
@@ -140,7 +140,7 @@ class Worker:
         now = time.monotonic()
         for table in tables:
             for session in table.values():
-                session.touched = min(now, session.touched + seconds)
+                session.last_call = min(now, session.last_call + seconds)
 
     def reap(self, tables: Sequence[SessionTable]) -> int:
         """Drop sessions whose lease has expired, and return their number."""
@@ -148,7 +148,7 @@ class Worker:
         count = 0
         for table in tables:
             for session in table.expired(now):
-                self.metrics.reaped(session.environment.spec.id)
+                self.metrics.count_reaped(session.environment.spec.id)
                 self.drop(table, session)
                 count += 1
             table.forget_reservations(now)
@@ -182,7 +182,7 @@ class Worker:
         except HostDied as death:
             host_kind = "process" if session.environment.spec.concurrency is Concurrency.PROCESS else "thread"
             session.lose(f"its environment {host_kind} {death}")
-            self.metrics.lost(session.environment.spec.id)
+            self.metrics.count_lost(session.environment.spec.id)
             logger.warning("session lost", extra={"session": session.id, "verb": verb, "cause": session.lost})
             session.check()
             raise
@@ -200,7 +200,7 @@ class Worker:
         logger.error("environment bug: %s", bug, extra={"session": session.id, "verb": verb}, exc_info=bug.__cause__)
         if not bug.intact and not session.lost:
             session.lose(f"{bug} in {verb}")
-            self.metrics.lost(session.environment.spec.id)
+            self.metrics.count_lost(session.environment.spec.id)
         return CallError(
             "ENVIRONMENT_BUG",
             f"{session.environment.spec.id}: {verb} raised {bug}" + ("" if bug.intact else "; the session is lost"),

@@ -130,7 +130,7 @@ class ContractAdmission(grpc.GenericRpcHandler):
         self._share = share
 
     def service(self, handler_call_details: Details) -> Handler | None:
-        self._share.accepted()  # counts calls of any service, because gRPC asks this handler first
+        self._share.note_accepted_call()  # counts calls of any service, because gRPC asks this handler first
         handler = self._contract.service(handler_call_details)
         if handler is None:
             return None

@@ -58,7 +58,7 @@ class Authenticator:
         self._tenants: dict[str, Tenant] = {}
         self._anyone = Grant(Tenant("", UNNAMED, default))
         self._nobody = Grant(self._anyone.tenant, revoked=True)
-        self._seen: tuple[int, ...] = ()
+        self._file_signature: tuple[int, ...] = ()
         if path is not None:
             try:
                 self._load(path)
@@ -86,7 +86,7 @@ class Authenticator:
         if self._path is None:
             return
         try:
-            if _signature(self._path) != self._seen:
+            if _signature(self._path) != self._file_signature:
                 self._load(self._path)
                 logger.info("token file read again", extra={"tokens": len(self._grants)})
         except (OSError, TokenFileError) as error:
@@ -95,7 +95,7 @@ class Authenticator:
     def _load(self, path: Path) -> None:
         # Take the signature before reading, so that a change in between is noticed next time. An error is then logged
         # once, not every second.
-        self._seen = _signature(path)
+        self._file_signature = _signature(path)
         try:
             text = path.read_text(encoding="utf-8-sig")
         except UnicodeDecodeError as error:

@@ -30,28 +30,28 @@ class Connections:
     def __init__(self) -> None:
         self._sweeps = 0
         self._first_seen: dict[tuple[int, str, int], int] = {}
-        self._spare = _spare_descriptors()
+        self._reserve = _spare_descriptors()
 
-    def shut_excess(self, ports: Sequence[int], limit: int, kept: frozenset[tuple[str, int]]) -> int:
+    def shut_excess(self, ports: Sequence[int], limit: int, streams: frozenset[tuple[str, int]]) -> int:
         """Shut down the newest connections of each address above `limit` at a port, and return their number.
 
         Args:
             ports: ports of this process.
             limit: maximum number of connections of an address to each port.
-            kept: address and port of connections to shut down last, because they carry a Stream.
+            streams: address and port of connections to shut down last, because they carry a Stream.
 
         Raises:
             OSError: no file descriptor is left for listing the descriptors.
         """
         # Free two reserved descriptors: a server that has run out of them needs this sweep most.
-        for descriptor in self._spare:
+        for descriptor in self._reserve:
             os.close(descriptor)
         try:
-            return self._shut(ports, limit, kept)
+            return self._shut(ports, limit, streams)
         finally:
-            self._spare = _spare_descriptors()
+            self._reserve = _spare_descriptors()
 
-    def _shut(self, ports: Sequence[int], limit: int, kept: frozenset[tuple[str, int]]) -> int:
+    def _shut(self, ports: Sequence[int], limit: int, streams: frozenset[tuple[str, int]]) -> int:
         try:
             descriptors = os.listdir(_DESCRIPTORS)
         except FileNotFoundError:  # not Linux
@@ -66,7 +66,7 @@ class Connections:
                     network, key = _network(remote[0]), (port, *remote)
                     first_seen[key] = self._first_seen.get(key, self._sweeps)
                     by_address[port, network].append(
-                        ((network, remote[1]) not in kept, first_seen[key], descriptor, remote)
+                        ((network, remote[1]) not in streams, first_seen[key], descriptor, remote)
                     )
         self._first_seen = first_seen
         shut_count = 0

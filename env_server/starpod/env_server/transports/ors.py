@@ -88,9 +88,9 @@ class ORSService(Carried):
                 await exchange.send_event(b"", "end")
                 await exchange.end_events()
                 return
-        await exchange.respond(json.dumps(await self._found(exchange, tenant, environment, last, fields)).encode())
+        await exchange.respond(json.dumps(await self._read(exchange, tenant, environment, last, fields)).encode())
 
-    async def _found(self, exchange: Exchange, tenant: Tenant, environment: str, last: str, given: Json) -> Any:
+    async def _read(self, exchange: Exchange, tenant: Tenant, environment: str, last: str, values: Json) -> Any:
         """Return the reply to a request other than `call` and `create_session`."""
         match exchange.method, last:
             case "GET", "list_environments":
@@ -106,16 +106,16 @@ class ORSService(Carried):
             case "GET", "prompt":
                 return self._session(exchange, tenant).prompt
             case "POST", "tasks":
-                return self._tasks(environment, [{"seed": seed} for seed in _split(given)])
+                return self._tasks(environment, [{"seed": seed} for seed in _split(values)])
             case "POST", "num_tasks":
-                return {"num_tasks": len(_split(given))}
+                return {"num_tasks": len(_split(values))}
             case "POST", "task":
-                return {"task": {"seed": _seed(given)}, "env_name": self._id(environment)}
+                return {"task": {"seed": _seed(values)}, "env_name": self._id(environment)}
             case "POST", "task_range":
-                seeds = _split(given)[_place(given, "start") : _place(given, "stop")]
+                seeds = _split(values)[_place(values, "start") : _place(values, "stop")]
                 return self._tasks(environment, [{"seed": seed} for seed in seeds])
             case "POST", "create":
-                return await self._create(exchange, tenant, given)
+                return await self._create(exchange, tenant, values)
             case "POST", "ping":
                 played = self._session(exchange, tenant)
                 if (await self._service.ask(tenant, pb.RenewRequest(session_ids=[played.session_id]))).missing:
@@ -157,16 +157,16 @@ class ORSService(Carried):
             raise CallError("UNKNOWN_SESSION", "there is no session with this id: create it first")
         return played
 
-    async def _create(self, exchange: Exchange, tenant: Tenant, given: Json) -> Json:
+    async def _create(self, exchange: Exchange, tenant: Tenant, values: Json) -> Json:
         id = _session_id(exchange)
-        if given.get("toolset_name"):
+        if values.get("toolset_name"):
             raise bad_argument("toolset_name", "names the caller's tools; only the environment's are supported")
-        task = given.get("task_spec")
+        task = values.get("task_spec")
         if task is None:
-            task = {"seed": _seed(given)}
+            task = {"seed": _seed(values)}
         if not isinstance(task, dict) or not isinstance(task.get("options", {}), dict):
             raise bad_argument("task_spec", 'is not a task; a task is {"seed": 7}, perhaps with "options": {...}')
-        name = given.get("env_name")
+        name = values.get("env_name")
         if name is not None and not isinstance(name, str):
             raise bad_argument("env_name", "is not text")
         environment = self._id(name or "")
@@ -197,9 +197,9 @@ class ORSService(Carried):
 
     # --- turns -------------------------------------------------------------------------------------------------------
 
-    async def _call(self, exchange: Exchange, tenant: Tenant, given: Json) -> None:
+    async def _call(self, exchange: Exchange, tenant: Tenant, values: Json) -> None:
         played = self._session(exchange, tenant)
-        name, arguments, call_index = given.get("name"), given.get("input"), _index(given)
+        name, arguments, call_index = values.get("name"), values.get("input"), _index(values)
         if not isinstance(name, str) or not isinstance(arguments, dict):
             raise bad_argument("name, input", "are not a tool call: a name and an object")
         await exchange.start_events()
@@ -220,18 +220,20 @@ class ORSService(Carried):
                 await exchange.send_event(piece.encode(), "end" if number == len(pieces) else "chunk")
         await exchange.end_events()
 
-    async def _play(self, tenant: Tenant, played: _Played, index: int, name: str, arguments: Mapping[str, Any]) -> Json:
+    async def _play(
+        self, tenant: Tenant, session: _Played, index: int, name: str, arguments: Mapping[str, Any]
+    ) -> Json:
         """Return a call's result, including errors of the policy. Raises CallError for other errors."""
         try:
-            actions = actions_of(convert.spec_to(self._worker.registry.find(played.environment, "")), name, arguments)
-            step = pb.StepRequest(session_id=played.session_id, epoch=played.epoch, step_index=index, actions=actions)
+            actions = actions_of(convert.spec_to(self._worker.registry.find(session.environment, "")), name, arguments)
+            step = pb.StepRequest(session_id=session.session_id, epoch=session.epoch, step_index=index, actions=actions)
             reply: pb.StepResponse = await self._service.ask(tenant, step)
         except CallError as error:
             if error.reason not in _REASONS:
                 raise
             unknown = any(path == "name" for path, _ in error.violations)
             return {"ok": False, "error": error.message, "reason": "not_found" if unknown else _REASONS[error.reason]}
-        played.step_index = max(played.step_index, reply.next_step_index)
+        session.step_index = max(session.step_index, reply.next_step_index)
         transition = reply.transition
         metadata = json.loads(write_json(transition))
         metadata.pop("observation", None)
@@ -276,30 +278,30 @@ def _object(body: bytes) -> Json:
     return fields
 
 
-def _split(given: Json) -> range:
-    name = given.get("split")
+def _split(values: Json) -> range:
+    name = values.get("split")
     if not isinstance(name, str) or name not in SPLITS:
         name_text = repr(name[:80]) if isinstance(name, str) else "not text"
         raise bad_argument("split", f"is {name_text}; there are {', '.join(SPLITS)}")
     return SPLITS[name]
 
 
-def _seed(given: Json) -> int:
-    seeds = _split(given)
-    return seeds[whole_number("index", given.get("index"), len(seeds))]
+def _seed(values: Json) -> int:
+    seeds = _split(values)
+    return seeds[whole_number("index", values.get("index"), len(seeds))]
 
 
-def _place(given: Json, name: str) -> int | None:
+def _place(values: Json, name: str) -> int | None:
     """Return the start or stop of a range of tasks, as in a slice."""
-    value = given.get(name)
+    value = values.get(name)
     if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
         raise bad_argument(name, "is not a whole number")
     return value
 
 
-def _index(given: Json) -> int | None:
+def _index(values: Json) -> int | None:
     """Return the index of the turn that is requested again, or None for a new turn."""
-    value = given.get("task_id")
+    value = values.get("task_id")
     if value is None:
         return None
     if not isinstance(value, str) or not _INDEX.fullmatch(value) or int(value) >= 2**32:

@@ -14,12 +14,12 @@ Schema = dict[str, Any]
 STEP = "step"
 
 
-def turn_tools(spec: pb.EnvironmentSpec, taken: Collection[str] = (STEP,)) -> Iterator[tuple[str, str, Schema]]:
+def turn_tools(spec: pb.EnvironmentSpec, used_names: Collection[str] = (STEP,)) -> Iterator[tuple[str, str, Schema]]:
     """Yield name, description and JSON Schema of each tool: `step` for texts, then the environment's own tools.
 
     Args:
         spec: the environment.
-        taken: names with another meaning. The environment's own tools of these names must be called through `step`.
+        used_names: names with another meaning. Tools of the environment with these names must be called through `step`.
     """
     space = spec.action_space
     if space.names or space.grammar or not space.tools:
@@ -31,7 +31,7 @@ def turn_tools(spec: pb.EnvironmentSpec, taken: Collection[str] = (STEP,)) -> It
         schema = {"type": "object", "properties": {"actions": actions}, "required": ["actions"]}
         yield STEP, f"Play one turn: actions in their order. {space.grammar}".strip(), schema
     for tool in space.tools:
-        if tool.name not in taken:
+        if tool.name not in used_names:
             schema = json.loads(tool.parameters_schema_json or "{}")
             yield tool.name, tool.description, {"type": "object", **schema}
 

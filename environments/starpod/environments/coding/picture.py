@@ -10,7 +10,7 @@ from starpod.env_server import Canvas
 _GREY, _LIGHT = (150, 156, 170), (222, 226, 236)
 
 
-def draw(text: str, program: str, passed: Sequence[bool], told: str) -> bytes:
+def draw(text: str, program: str, passed: Sequence[bool], message: str) -> bytes:
     """Draw a PNG that is 720 pixels wide. `passed` contains the results of the latest attempt's tests."""
     story = textwrap.wrap(text, 84)
     code = [line[:84] for line in program.splitlines()][:16] or ["# nothing written yet"]
@@ -31,5 +31,5 @@ def draw(text: str, program: str, passed: Sequence[bool], told: str) -> bytes:
     for index, right in enumerate(passed):
         x = 40 + 26 * (index % 24)
         canvas.ellipse(x, y, x + 18, y + 18, (84, 180, 110) if right else (214, 84, 80))
-    canvas.text(360, y + 36, told.splitlines()[0][:90] if told else "", _GREY, size=14, width=680)
+    canvas.text(360, y + 36, message.splitlines()[0][:90] if message else "", _GREY, size=14, width=680)
     return canvas.png()

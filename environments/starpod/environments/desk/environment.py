@@ -107,7 +107,7 @@ class Desk(Environment):
         return self._cached_start
 
     @property
-    def now(self) -> Changes:
+    def current_changes(self) -> Changes:
         events = {number: Event(*event) for number, event in self.events.items()}
         return Changes(events, self.files, [Mail(*mail) for mail in self.sent])
 
@@ -180,7 +180,7 @@ class Desk(Environment):
         return "Done."
 
     def _add(self, event: Event) -> str:
-        events = self.now.events
+        events = self.current_changes.events
         if not is_free(events, event.day, event.start, event.hours):
             raise BadCall(f"{event.day} from {event.start} to {event.start + event.hours} is not free")
         number = max(*events, *self.start[0].events, 0) + 1  # never reuse the number of an initial meeting
@@ -198,7 +198,7 @@ class Desk(Environment):
     def criteria(self) -> dict[str, bool]:
         """Return the checklist of all tasks, with an item that says whether nothing else was changed."""
         office, tasks = self.start
-        now = self.now
+        now = self.current_changes
         return {name: is_met for task in tasks for name, is_met in task.criteria(now).items()} | {
             "nothing_else_changed": _is_tidy(office, tasks, now)
         }
@@ -218,7 +218,7 @@ class Desk(Environment):
 
     def _next_call(self) -> tuple[str, Mapping[str, Any]]:
         _, tasks = self.start
-        now = self.now
+        now = self.current_changes
         for task in tasks:
             act = task.act(now)
             if act:
@@ -236,7 +236,7 @@ class Desk(Environment):
 
     def render(self, mode: str = "text") -> str | bytes:
         office, tasks = self.start
-        now = self.now
+        now = self.current_changes
         if mode == "png":
             return draw(now, frozenset(set(self.files) - set(office.files)), frozenset(office.events), self.criteria())
         events = sorted(now.events.values(), key=lambda event: (DAYS.index(event.day), event.start))
@@ -251,18 +251,18 @@ class Desk(Environment):
         )
 
 
-def _is_tidy(office: Office, tasks: list[Task], now: Changes) -> bool:
+def _is_tidy(office: Office, tasks: list[Task], changes: Changes) -> bool:
     """Return whether all changes are required by a task."""
     for number, event in office.events.items():
-        if now.events.get(number) != event and not any(task.may_go(number) for task in tasks):
+        if changes.events.get(number) != event and not any(task.may_go(number) for task in tasks):
             return False
-    new_events = [event for number, event in now.events.items() if office.events.get(number) != event]
-    written = {name for name in {*office.files, *now.files} if office.files.get(name) != now.files.get(name)}
+    new_events = [event for number, event in changes.events.items() if office.events.get(number) != event]
+    written = {name for name in {*office.files, *changes.files} if office.files.get(name) != changes.files.get(name)}
     may_write = frozenset[str]().union(*(task.files for task in tasks))
     may_hear = frozenset[str]().union(*(task.recipients for task in tasks))
     return (
         all(any(task.is_meant(event) for task in tasks) for event in new_events)
         and len(set(new_events)) == len(new_events)
         and written <= may_write
-        and {mail.other for mail in now.sent} <= may_hear
+        and {mail.other for mail in changes.sent} <= may_hear
     )

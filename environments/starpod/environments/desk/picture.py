@@ -13,11 +13,11 @@ _INK, _PAPER, _LINE = (40, 44, 56), (253, 252, 248), (214, 210, 200)
 _DAY, _HOUR, _TOP = 112, 34, 56
 
 
-def draw(now: Changes, new_files: frozenset[str], kept: frozenset[int], criteria: Mapping[str, bool]) -> bytes:
+def draw(changes: Changes, new_files: frozenset[str], kept: frozenset[int], criteria: Mapping[str, bool]) -> bytes:
     """Draw a PNG of 880 x 470 pixels.
 
     Args:
-        now: the current state.
+        changes: the current state.
         new_files: files that were added; they are highlighted.
         kept: numbers of the initial meetings; others are highlighted.
         criteria: the checklist.
@@ -30,16 +30,16 @@ def draw(now: Changes, new_files: frozenset[str], kept: frozenset[int], criteria
         y = _TOP + (hour - OPENS) * _HOUR
         canvas.text(32, y + 8, str(hour), (130, 126, 120), size=12)
         canvas.box(48, y, 608, y + 1, _LINE)
-    for number, event in now.events.items():
+    for number, event in changes.events.items():
         _draw_event(canvas, event, (96, 136, 196) if number in kept else (72, 168, 110))
     canvas.box(628, 14, 866, 176, _PAPER, radius=10)
     canvas.text(747, 32, "Files", _INK, size=15)
-    for row, name in enumerate(list(now.files)[-7:]):
+    for row, name in enumerate(list(changes.files)[-7:]):
         colour = (40, 140, 84) if name in new_files else _INK
         canvas.text(747, 54 + row * 18, _clean(name), colour, size=13, width=220)
     canvas.box(628, 188, 866, 356, _PAPER, radius=10)
     canvas.text(747, 206, "Sent", _INK, size=15)
-    for row, mail in enumerate(now.sent[-4:]):
+    for row, mail in enumerate(changes.sent[-4:]):
         canvas.text(747, 230 + row * 32, _clean(mail.other), (96, 100, 110), size=11, width=220)
         canvas.text(747, 244 + row * 32, _clean(mail.body), _INK, size=12, width=220)
     canvas.box(14, 370, 866, 456, (248, 240, 186), radius=4)

@@ -37,7 +37,7 @@ class Task(ABC):
         """Return the instruction."""
 
     @abstractmethod
-    def criteria(self, now: Changes) -> dict[str, bool]:
+    def criteria(self, changes: Changes) -> dict[str, bool]:
         """Return the checklist."""
 
     @abstractmethod
@@ -45,7 +45,7 @@ class Task(ABC):
         """Return the expert's calls that gather information."""
 
     @abstractmethod
-    def act(self, now: Changes) -> Call | None:
+    def act(self, changes: Changes) -> Call | None:
         """Return the expert's next call that changes something, or None if the task is done."""
 
     @property
@@ -96,21 +96,21 @@ class Schedule(Task):
             "early as the calendar allows. Then mail the day and the hour of its start to them."
         )
 
-    def criteria(self, now: Changes) -> dict[str, bool]:
+    def criteria(self, changes: Changes) -> dict[str, bool]:
         return {
             "meeting_on_the_day": any(
-                event.title == self.title and event.day == self.day for event in now.events.values()
+                event.title == self.title and event.day == self.day for event in changes.events.values()
             ),
-            "meeting_as_asked": self.event in now.events.values(),
-            "attendee_told": now.mailed(self.address, self.day, str(self.start)),
+            "meeting_as_asked": self.event in changes.events.values(),
+            "attendee_told": changes.mailed(self.address, self.day, str(self.start)),
         }
 
     def look(self) -> list[Call]:
         return [("list_events", {"day": self.day}), ("find_contact", {"name": self.name})]
 
-    def act(self, now: Changes) -> Call | None:
-        if self.event not in now.events.values():
-            numbers = (number for number, event in now.events.items() if event.title == self.title)
+    def act(self, changes: Changes) -> Call | None:
+        if self.event not in changes.events.values():
+            numbers = (number for number, event in changes.events.items() if event.title == self.title)
             if (number := next(numbers, None)) is not None:
                 return "delete_event", {"id": number}
             return "add_event", {
@@ -120,7 +120,7 @@ class Schedule(Task):
                 "hours": self.hours,
                 "attendee": self.name,
             }
-        if not self.criteria(now)["attendee_told"]:
+        if not self.criteria(changes)["attendee_told"]:
             body = f"We meet on {self.day} at {self.start}."
             return "send_mail", {"to": self.address, "subject": self.title, "body": body}
         return None
@@ -148,20 +148,20 @@ class Cancel(Task):
             "naming its title."
         )
 
-    def criteria(self, now: Changes) -> dict[str, bool]:
+    def criteria(self, changes: Changes) -> dict[str, bool]:
         return {
-            "meetings_deleted": all(number not in now.events for number, _, _ in self.meetings),
-            "attendees_told": all(now.mailed(address, title) for _, title, address in self.meetings),
+            "meetings_deleted": all(number not in changes.events for number, _, _ in self.meetings),
+            "attendees_told": all(changes.mailed(address, title) for _, title, address in self.meetings),
         }
 
     def look(self) -> list[Call]:
         return [("list_events", {"day": self.day}), *(("find_contact", {"name": name}) for name in self.names)]
 
-    def act(self, now: Changes) -> Call | None:
+    def act(self, changes: Changes) -> Call | None:
         for number, title, address in self.meetings:
-            if number in now.events:
+            if number in changes.events:
                 return "delete_event", {"id": number}
-            if not now.mailed(address, title):
+            if not changes.mailed(address, title):
                 return "send_mail", {"to": address, "subject": title, "body": f"{title} on {self.day} is off."}
         return None
 
@@ -186,8 +186,8 @@ class Report(Task):
             f"{self.name}."
         )
 
-    def criteria(self, now: Changes) -> dict[str, bool]:
-        return {"fact_mailed": now.mailed(self.address, self.value)}
+    def criteria(self, changes: Changes) -> dict[str, bool]:
+        return {"fact_mailed": changes.mailed(self.address, self.value)}
 
     def look(self) -> list[Call]:
         return [
@@ -196,8 +196,8 @@ class Report(Task):
             ("find_contact", {"name": self.name}),
         ]
 
-    def act(self, now: Changes) -> Call | None:
-        if now.mailed(self.address, self.value):
+    def act(self, changes: Changes) -> Call | None:
+        if changes.mailed(self.address, self.value):
             return None
         body = f"The {self.what} is {self.value}."
         return "send_mail", {"to": self.address, "subject": f"Project {self.project}", "body": body}
@@ -219,14 +219,17 @@ class Keep(Task):
     def ask(self) -> str:
         return f"{self.name} mailed you a door code. Write a file {self.file} that holds the code and nothing else."
 
-    def criteria(self, now: Changes) -> dict[str, bool]:
-        return {"file_written": self.file in now.files, "code_kept": now.files.get(self.file, "").strip() == self.code}
+    def criteria(self, changes: Changes) -> dict[str, bool]:
+        return {
+            "file_written": self.file in changes.files,
+            "code_kept": changes.files.get(self.file, "").strip() == self.code,
+        }
 
     def look(self) -> list[Call]:
         return [("list_mail", {}), ("read_mail", {"id": self.mail})]
 
-    def act(self, now: Changes) -> Call | None:
-        if now.files.get(self.file, "").strip() == self.code:
+    def act(self, changes: Changes) -> Call | None:
+        if changes.files.get(self.file, "").strip() == self.code:
             return None
         return "write_file", {"name": self.file, "text": self.code}
 

@@ -122,7 +122,7 @@ class SearchQA(Environment):
             return f"Your answer is {self.verdict}."
         if self.found is None:
             return self.question if not self.seen else "Write search[words] or finish[answer]."
-        return _shown(encyclopedia(), self.found) or "Nothing was found."
+        return _list_articles(encyclopedia(), self.found) or "Nothing was found."
 
     def state_key(self) -> bytes:
         return digest(repr((self.question, sorted(self.seen), self.verdict)))
@@ -145,9 +145,9 @@ class SearchQA(Environment):
         if mode == "png":
             cards = [(book.articles[number].title, book.articles[number].text) for number in self.found or ()]
             return draw(self.question, self.query, cards, self.verdict)
-        results = [f"search[{self.query}]", _shown(book, self.found)] if self.found is not None else []
+        results = [f"search[{self.query}]", _list_articles(book, self.found)] if self.found is not None else []
         return "\n".join([self.question, *results, *([self.verdict] if self.verdict else [])])
 
 
-def _shown(book: Encyclopedia, found: list[int]) -> str:
-    return "\n".join(f"{book.articles[number].title}: {book.articles[number].text}" for number in found)
+def _list_articles(book: Encyclopedia, articles: list[int]) -> str:
+    return "\n".join(f"{book.articles[number].title}: {book.articles[number].text}" for number in articles)

@@ -252,11 +252,11 @@ def _write_ending(path: Path, config: Config, reason: StopReason, screen: Screen
 @contextmanager
 def _live_site(path: Path, *words: str) -> Iterator[str]:
     """Run a live site for the run during the context, and yield its address. Raises ClickException."""
-    from starpod.client.programs import ServiceFailed, started
+    from starpod.client.programs import ServiceFailed, run_program
 
     try:
         # The folder is created later, and only if the run begins.
-        with started("the live site", "ui", str(path), "--index", ":memory:", *words) as address:
+        with run_program("the live site", "ui", str(path), "--index", ":memory:", *words) as address:
             yield address
     except ServiceFailed as error:
         raise click.ClickException(str(error)) from error

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from starpod.client import TLS, Fleet, Limits
 from starpod.client.nearest import unknown_environment
-from starpod.client.programs import ServiceRefused, started
+from starpod.client.programs import ServiceRefused, run_program
 from starpod.trainer.agents.base import Task
 from starpod.trainer.rollout.config import EnvironmentConfig
 from starpod.trainer.section import ConfigError
@@ -66,7 +66,7 @@ def local_services(environments: Sequence[str], *, workers: int = 1, arguments: 
     """
     words = ("serve", *environments, "--port", "0", "--workers", str(workers), *arguments)
     try:
-        with started("the environment service", *words, again=True) as address:
+        with run_program("the environment service", *words, again=True) as address:
             yield address
     except ServiceRefused as error:
         raise ConfigError(str(error)) from error

@@ -45,28 +45,28 @@ class HTTPService:
         service: EnvironmentService,
         worker: Worker,
         calls: CallsInFlight,
-        strangers: OpenAdmission,
+        open_admission: OpenAdmission,
         *,
         hosts: tuple[str, ...],
         endpoints: tuple[str, ...],
-        carried: Sequence[Carried] = (),
+        protocols: Sequence[Carried] = (),
     ) -> None:
         self._service = service
         self._worker = worker
         self._calls = calls
-        self._open = strangers
+        self._open_admission = open_admission
         self._endpoints = endpoints
-        default_protocol = next((protocol for protocol in carried if not protocol.paths), None)
+        default_protocol = next((protocol for protocol in protocols if not protocol.paths), None)
         default = _Endpoint(self._call_carried, default_protocol) if default_protocol else _Endpoint(self._refuse_path)
         # Not a whole Starlette application: its handling of exceptions would cost several percent of a step.
-        router = routing.Router(list(self._routes(carried)), redirect_slashes=False, default=default)
+        router = routing.Router(list(self._routes(protocols)), redirect_slashes=False, default=default)
         self._app = KnownHosts(router, hosts, _Endpoint(self._refuse_host))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._worker.share.accepted()
+        self._worker.share.note_accepted_call()
         await self._app(scope, receive, send)
 
-    def _routes(self, carried: Sequence[Carried]) -> Iterator[routing.BaseRoute]:
+    def _routes(self, protocols: Sequence[Carried]) -> Iterator[routing.BaseRoute]:
         """Yield the routes in the order in which they are tried. Session routes come first: most calls are steps."""
         for route in sorted(ROUTES, key=lambda route: route.field != "session_id"):
             call = self._stream if route.method.server_streaming else functools.partial(self._unary, route)
@@ -75,7 +75,7 @@ class HTTPService:
             yield self._route(path, route.verb, functools.partial(self._call, route.name, call))
         for path, answer in ((HEALTH, self._health), (OPENAPI, self._describe), (PAGE, self._show)):
             yield self._route(path, "GET", functools.partial(self._answer_anyone, answer))
-        for protocol in carried:
+        for protocol in protocols:
             for path in protocol.paths:
                 yield self._route(path, "POST", functools.partial(self._call_carried, protocol))
 
@@ -93,7 +93,7 @@ class HTTPService:
     async def _answer_anyone(self, answer: Answer, exchange: Exchange) -> None:
         """Answer a request that needs no token, within the limits on such requests."""
         try:
-            async with self._open.take_turn(exchange.peer):
+            async with self._open_admission.take_turn(exchange.peer):
                 await answer(exchange)
         except CallError as error:
             await exchange.fail(error)
@@ -176,9 +176,9 @@ class HTTPService:
 
     async def _call_carried(self, protocol: Carried, exchange: Exchange) -> None:
         protocol.admit(exchange)
-        await self._call(protocol.name, functools.partial(self._carry, protocol), exchange)
+        await self._call(protocol.name, functools.partial(self._serve_protocol, protocol), exchange)
 
-    async def _carry(self, protocol: Carried, exchange: Exchange, tenant: Tenant) -> None:
+    async def _serve_protocol(self, protocol: Carried, exchange: Exchange, tenant: Tenant) -> None:
         body = await self._receive(exchange, None, tenant) if protocol.has_body(exchange) else Body(b"")
         await protocol.answer(exchange, body.take(), tenant)
 

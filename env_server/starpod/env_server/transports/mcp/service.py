@@ -73,7 +73,7 @@ class _Played:
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Lock that admits one call at a time, in the order of arrival."""
 
-    def stands_at(self, session: pb.Session) -> bool:
+    def is_at(self, session: pb.Session) -> bool:
         return (self.session_id, self.epoch, self.step_index) == (session.session_id, session.epoch, session.step_index)
 
 
@@ -190,29 +190,29 @@ class MCPService(Carried):
     # --- calls -------------------------------------------------------------------------------------------------------
 
     async def _call(
-        self, caller: _Caller, played: _Played, tool: str, arguments: Fields, more: Fields
+        self, caller: _Caller, played: _Played, tool: str, arguments: Fields, request_fields: Fields
     ) -> tuple[Message, CallToolResult]:
         """Execute a tool call, and return the contract's reply and the tool's result.
 
-        `more` holds further fields of the contract's request.
+        `request_fields` holds further fields of the contract's request.
         """
         match tool:
             case "reset":
-                return await self._reset(caller, played, arguments, more)
+                return await self._reset(caller, played, arguments, request_fields)
             case "observe":
                 mode = "png" if arguments.get("image") else "text"
-                frame = await self._ask(caller, self._read(pb.RenderRequest, played, {"mode": mode, **more}))
+                frame = await self._ask(caller, self._read(pb.RenderRequest, played, {"mode": mode, **request_fields}))
                 return frame, picture_of(frame)
             case "fork":
-                return await self._fork(caller, played, arguments, more)
+                return await self._fork(caller, played, arguments, request_fields)
             case "close":
                 close_reply = await self._ask(caller, pb.CloseRequest(session_ids=[played.session_id]))
                 played.session_id = ""
                 return close_reply, result_of(None, {"closed": True})
         tool_arguments = {name: value for name, value in arguments.items() if name != "step_index"}
-        actions = [] if "actions" in more else actions_of(self._spec(caller), tool, tool_arguments)
+        actions = [] if "actions" in request_fields else actions_of(self._spec(caller), tool, tool_arguments)
         index = whole_number("step_index", arguments.get("step_index", played.step_index), 2**32)
-        step = self._read(pb.StepRequest, played, {"epoch": played.epoch, "step_index": index, **more})
+        step = self._read(pb.StepRequest, played, {"epoch": played.epoch, "step_index": index, **request_fields})
         step.actions.extend(actions)
         reply: pb.StepResponse = await self._ask(caller, step)
         played.step_index = reply.next_step_index
@@ -224,13 +224,13 @@ class MCPService(Carried):
         return read_json(kind, json.dumps({**fields, "session_id": played.session_id}).encode(), self._worker.limits)
 
     async def _reset(
-        self, caller: _Caller, played: _Played, arguments: Fields, more: Fields
+        self, caller: _Caller, played: _Played, arguments: Fields, request_fields: Fields
     ) -> tuple[Message, CallToolResult]:
-        fields = dict(more)
-        want = more.get("want") or {}
+        fields = dict(request_fields)
+        want = request_fields.get("want") or {}
         if not isinstance(want, dict):
             raise bad_argument("want", "is not an object")
-        if not more or "image" in arguments:
+        if not request_fields or "image" in arguments:
             fields["want"] = {**want, "image": arguments.get("image") is True}
         if arguments.get("seed") is not None:
             fields["seed"] = whole_number("seed", arguments["seed"], 2**64)
@@ -239,7 +239,7 @@ class MCPService(Carried):
             if not isinstance(options, dict):
                 raise bad_argument("options", "is not an object")
             fields["options"] = options
-        is_alive = "epoch" in more or await self._alive(caller, played)
+        is_alive = "epoch" in request_fields or await self._alive(caller, played)
         if is_alive:
             request: Message = self._read(pb.ResetRequest, played, {"epoch": played.epoch, **fields})
         else:
@@ -252,14 +252,14 @@ class MCPService(Carried):
         return reply, result_of(session.observation, facts, text=reply.instructions)
 
     async def _fork(
-        self, caller: _Caller, played: _Played, arguments: Fields, more: Fields
+        self, caller: _Caller, played: _Played, arguments: Fields, request_fields: Fields
     ) -> tuple[Message, CallToolResult]:
         name = arguments.get("name")
         if not isinstance(name, str) or not name or "/" in name or len(name) > _NAME_CHARACTERS:
             raise bad_argument("name", f"is not a name of at most {_NAME_CHARACTERS} characters without a slash")
         copy = self._find(caller.tenant, caller.environment, name)
         position = {"epoch": played.epoch, "step_index": played.step_index}
-        fork_request = _expect_one(self._read(pb.ForkRequest, played, {**position, **more}))
+        fork_request = _expect_one(self._read(pb.ForkRequest, played, {**position, **request_fields}))
         in_use = bad_argument("name", f"is {name!r}, which is in use; choose another one, or close it")
         if copy.turn.locked():  # Waiting could last forever: two sessions may fork to each other's names.
             raise in_use
@@ -269,7 +269,7 @@ class MCPService(Carried):
                 if copy.forked is None or copy.forked[0] != fork_request:
                     raise in_use
                 reply = copy.forked[1]
-                if not copy.stands_at(reply.sessions[0]):
+                if not copy.is_at(reply.sessions[0]):
                     raise in_use
             else:
                 reply = await self._ask(caller, fork_request)

@@ -145,7 +145,7 @@ class Site:
                 return _redirect(_path(session) + f"?notice={'moved' if error.reason == 'OUT_OF_ORDER' else 'over'}")
             if error.reason in ("OVERLOADED", "UNAVAILABLE", "DEADLINE", "DEADLINE_EXCEEDED"):
                 # The server executes a step only once, so the page can offer to send the same form again.
-                return self._failed(request, error, again=form)
+                return self._failed(request, error, form=form)
             raise
         self.trail.act(session, place, action)
         if transition.truncated:
@@ -207,26 +207,26 @@ class Site:
     def _page(self, request: Request, name: str, status: int = 200, **fields: Any) -> Response:
         return HTMLResponse(self._template(name).render(nonce=request.state.nonce, **fields), status)
 
-    def _failed(self, request: Request, refused: Refused, again: Mapping[str, str] | None = None) -> Response:
-        status, title, advice = self._explain(request, refused)
+    def _failed(self, request: Request, refusal: Refused, form: Mapping[str, str] | None = None) -> Response:
+        status, title, advice = self._explain(request, refusal)
         response = self._page(
-            request, "error.html", status, title=title, advice=advice, detail=refused.message, again=again or {},
+            request, "error.html", status, title=title, advice=advice, detail=refusal.message, again=form or {},
             action=request.url.path,
         )  # fmt: skip
         if status == HTTPStatus.SERVICE_UNAVAILABLE:
-            response.headers["Retry-After"] = str(max(1, round(refused.retry_after or 5)))
+            response.headers["Retry-After"] = str(max(1, round(refusal.retry_after or 5)))
         return response
 
-    def _explain(self, request: Request, refused: Refused) -> tuple[int, str, str]:
+    def _explain(self, request: Request, refusal: Refused) -> tuple[int, str, str]:
         """Return HTTP status, title and advice for a failed call."""
         session = request.path_params.get("session", "")
-        if refused.reason == "UNKNOWN_SESSION" and (session in self._own or self.trail.last(session)):
+        if refusal.reason == "UNKNOWN_SESSION" and (session in self._own or self.trail.last(session)):
             return (
                 410,
                 "This session has ended",
                 "It was closed, or nothing was done in it for too long. Start a new one.",
             )
-        return _explain(refused)
+        return _explain(refusal)
 
     def refused(self, request: Request, error: Exception) -> Response:
         """Show a failed call to the server as a page."""
@@ -340,9 +340,9 @@ def _seed(text: str) -> int | None:
     return seed
 
 
-def _explain(refused: Refused) -> tuple[int, str, str]:
+def _explain(refusal: Refused) -> tuple[int, str, str]:
     """Return HTTP status, title and advice for a failed call."""
-    match refused.reason:
+    match refusal.reason:
         case "UNKNOWN_SESSION":
             return (
                 404,

@@ -183,10 +183,10 @@ class Service:
         try:
             return await call(request, timeout=CALL_SECONDS, metadata=self._security.metadata())
         except grpc.aio.AioRpcError as error:
-            raise _refused(error) from error
+            raise _refusal_of(error) from error
 
 
-def _refused(error: grpc.aio.AioRpcError) -> Refused:
+def _refusal_of(error: grpc.aio.AioRpcError) -> Refused:
     refusal = Refused(error.code(), error.code().name, error.details() or "")
     if (status := status_in(error.trailing_metadata())) is not None:
         info, _, retry_after = details_of(status)

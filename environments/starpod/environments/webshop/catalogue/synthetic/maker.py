@@ -202,10 +202,10 @@ class Maker:
             groups["Color" if "Color" not in groups else "Pattern Name"] = None
         return groups or ""
 
-    def _title(self, kind: Kind, line: Line, has: list[Attribute], model: str) -> str:
+    def _title(self, kind: Kind, line: Line, product_attributes: list[Attribute], model: str) -> str:
         random = self._random
         by_role: dict[str, list[str]] = {role: [] for role in ROLES}
-        for attribute in has:
+        for attribute in product_attributes:
             by_role[attribute.role].append(title(attribute.text))
         parts = [line.brand]
         if random() < 0.35:
@@ -258,14 +258,14 @@ class Maker:
             return fill("".join(bullets), kind, line.noun)
         return [fill(bullet, kind, line.noun) for bullet in bullets]
 
-    def _entry(self, kind: Kind, has: list[Attribute]) -> dict[str, Any]:
+    def _entry(self, kind: Kind, product_attributes: list[Attribute]) -> dict[str, Any]:
         """Return an entry of items_ins_v2.json."""
         random = self._random
-        entry: dict[str, Any] = {"attributes": [attribute.text for attribute in has]}
-        if len(has) > 1 and random() < 0.64:
-            subset = [attribute for attribute in has if random() < 0.6]
+        entry: dict[str, Any] = {"attributes": [attribute.text for attribute in product_attributes]}
+        if len(product_attributes) > 1 and random() < 0.64:
+            subset = [attribute for attribute in product_attributes if random() < 0.6]
             if len(subset) < 2:
-                subset = has[:2]
+                subset = product_attributes[:2]
             by_role = {role: ", ".join(item.text for item in subset if item.role == role) for role in ROLES}
             entry["instruction"] = " ".join(
                 ["Find me", *filter(None, [by_role["is"]]), kind.query]
@@ -276,15 +276,25 @@ class Maker:
         return entry
 
     def _human(
-        self, number: int, product_asin: str, line: Line, has: list[Attribute], options: dict[str, list[str]]
+        self,
+        number: int,
+        product_asin: str,
+        line: Line,
+        product_attributes: list[Attribute],
+        options: dict[str, list[str]],
     ) -> list[dict[str, Any]]:
         random = self._random
         draw = random()
-        if not has or draw >= (0.55 if number < _INSTRUCTED else 0.01):
+        if not product_attributes or draw >= (0.55 if number < _INSTRUCTED else 0.01):
             return []
-        attributes = [attribute.text for attribute in has]
+        attributes = [attribute.text for attribute in product_attributes]
         return [
-            human_record(product_asin, instruction(random, line.brand, line.noun, has, options), attributes, options)
+            human_record(
+                product_asin,
+                instruction(random, line.brand, line.noun, product_attributes, options),
+                attributes,
+                options,
+            )
             for _ in range(2 if random() < 0.1 else 1)
         ]
 
