@@ -167,10 +167,10 @@ def test_files_that_cannot_be_read_are_told(tmp_path: Path) -> None:
         (tmp_path / "section.yaml").write_text(f"base: frozen_lake\nalgorithm: {wrong}\n")
         with pytest.raises(ConfigError, match="algorithm: "):
             load_config(str(tmp_path / "section.yaml"))
-    loop = tmp_path / "loop.yaml"
-    loop.write_text(f"base: {loop}\n")
+    (tmp_path / "one.yaml").write_text("base: two.yaml\n")
+    (tmp_path / "two.yaml").write_text("base: one.yaml\n")
     with pytest.raises(ConfigError, match="leads back to this file"):
-        load_config(str(loop))
+        load_config(str(tmp_path / "one.yaml"))
 
 
 @pytest.mark.parametrize("fast", ["bfloat16", "float32"])

@@ -518,11 +518,10 @@ def _read(source: str, explore: Explore | None, seen: tuple[str, ...] = ()) -> d
     base = values.pop("base", None)
     if base is None:
         return values
-    if base in seen:
+    base = str(base) if str(base) in paths else str(path.parent / str(base))
+    if base in (*seen, source):
         raise ConfigError(f"{path}: base {base!r} leads back to this file")
-    if base not in paths:
-        base = path.parent / str(base)
-    return _merge(_read(str(base), explore, (*seen, source)), values)
+    return _merge(_read(base, explore, (*seen, source)), values)
 
 
 def _merge(base: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
