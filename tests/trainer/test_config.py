@@ -130,6 +130,7 @@ def test_a_resolved_configuration_can_be_given_again(tmp_path: Path) -> None:
             ["environment.addresses=[http://127.0.0.1:1]"],
             "environment.addresses: 'http://127.0.0.1:1' is not an address: ",
         ),
+        (["optimizer.betas=[0.9, 1]"], "optimizer.betas.1: Input should be less than 1"),
         (["collect.search.strategy=best_of", "environment.starts=saved.jsonl"], "environment.starts at others"),
         (["engine.sleep=true"], "engine.sleep is for engine.name=vllm"),
         (["engine=vllm", "engine.sleep=true", "collect.max_staleness=1"], "samples during updates"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from starpod.trainer.section import Section
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerConfig(Section):
@@ -19,7 +21,7 @@ class OptimizerConfig(Section):
         gt=0,
         description="Learning rate of the critic; null: 1e-3 for a value head on the policy, 1e-5 for a second model.",
     )
-    betas: tuple[float, float] = Field(default=(0.9, 0.999), description="Decay rates.")
+    betas: tuple[Beta, Beta] = Field(default=(0.9, 0.999), description="Decay rates.")
     eps: float = Field(default=1e-8, gt=0, description="Epsilon.")
     weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay.")
     max_grad_norm: float = Field(
