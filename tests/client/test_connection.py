@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from starpod.client import BadArgument, Fleet, ServerBug, ToolCall, Transition
+from starpod.client.connection.calls import OPEN
 from starpod.v1 import environment_pb2 as pb
 from tests.client import fake_server
 from tests.client.fake_server import FakeServer, every_way
@@ -138,6 +139,22 @@ async def test_a_cancelled_call_leaves_no_sessions_behind(fake: FakeServer, dete
                 for session in await task:
                     await session.close()
         await eventually(lambda: len(fake.sessions) == 1)
+
+
+async def test_a_cancelled_call_that_is_answered_late_leaves_no_sessions_behind(fake: FakeServer) -> None:
+    async with Fleet(fake.address, timeout=0.1, health_seconds=0.02) as fleet, asyncio.timeout(60):
+        fake.delay = lambda kind: 0.5 if kind == "open" else 0.0
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(fleet.open("walk-v1", seed=1), 0.05)
+        await eventually(lambda: len(fake.sessions) == 1, 5)
+        await eventually(lambda: not fake.sessions, 5)
+
+
+async def test_a_reply_that_comes_with_the_deadline_is_returned(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    (replica,) = fleet.replicas
+    until, reply = replica.loop.time() + 0.01, pb.OpenResponse(instructions="Walk.")
+    monkeypatch.setattr(replica, "submit", lambda call: replica.loop.call_at(until - 1e-6, call.answered, reply))
+    assert await replica.call(OPEN, pb.OpenRequest(), until) is reply
 
 
 @every_way

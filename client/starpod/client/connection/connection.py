@@ -155,6 +155,8 @@ class Connection:
                 async with asyncio.timeout_at(until):
                     return await future
             except TimeoutError:
+                if future.done() and not future.cancelled():
+                    return future.result()  # the reply came with the deadline
                 raise self.queue.unanswered(method.field) from None
             except asyncio.CancelledError:
                 if not future.cancel() and not future.cancelled() and future.exception() is None:

@@ -102,7 +102,7 @@ class CallQueue:
         self._messages.clear()
         self.ready_steps.clear()
         for call in calls:
-            if _is_awaited(call):
+            if self._is_awaited(call):
                 self.add(call)
 
     def abandon(self, error: StarpodError) -> None:
@@ -130,10 +130,11 @@ class CallQueue:
         """
         overdue_ids = [call_id for call_id in self.pending if call_id < before_id]
         for call_id in overdue_ids:
-            call = self.pending.pop(call_id)
-            if not _is_awaited(call):
-                continue
+            call = self.pending[call_id]
             since = self._resend_times.setdefault(call, now - timeout)
+            if now - since < patience and not (isinstance(call, Step) or call.is_awaited):
+                continue  # it is not sent again, but its late reply may hold sessions to close
+            del self.pending[call_id]
             if now - since < patience:
                 self._ready_calls.append(call)
             else:
@@ -156,7 +157,7 @@ class CallQueue:
 
     def register(self, call: Step | Call[Any, Any]) -> tuple[int, str, Message] | None:
         """Mark a call as in flight and return its id, field and message, or None if it cannot be sent."""
-        field_and_message = self._encode(call) if _is_awaited(call) else None
+        field_and_message = self._encode(call) if self._is_awaited(call) else None
         if field_and_message is None:
             return None
         call_id, self._next_id = self._next_id, self._next_id + 1
@@ -231,7 +232,7 @@ class CallQueue:
         size = count = 0
         while self._ready_calls and count < room and (not size or size < self.bytes_allowed // 2):
             call = self._ready_calls.popleft()
-            field_and_message = self._encode(call) if _is_awaited(call) else None
+            field_and_message = self._encode(call) if self._is_awaited(call) else None
             if field_and_message is None:
                 continue
             field, message = field_and_message[0], field_and_message[1]
@@ -335,6 +336,13 @@ class CallQueue:
             self._resend_times.pop(call, None)
         return call
 
+    def _is_awaited(self, call: Step | Call[Any, Any]) -> bool:
+        """Return whether a call is to be sent. One that nobody awaits is forgotten."""
+        if isinstance(call, Step) or call.is_awaited:
+            return True
+        self._resend_times.pop(call, None)
+        return False
+
     def _refuse(self, call: Step | Call[Any, Any], error: StarpodError) -> None:
         self._resend_times.pop(call, None)
         if isinstance(call, Step):
@@ -372,7 +380,3 @@ class CallQueue:
     def _unreadable(self, error: Exception) -> ServerBug:
         logger.error("A reply of %s cannot be read.", self.address, exc_info=error)
         return ServerBug(f"A reply of {self.address} cannot be read: {error!r}")
-
-
-def _is_awaited(call: Step | Call[Any, Any]) -> bool:
-    return isinstance(call, Step) or call.is_awaited
