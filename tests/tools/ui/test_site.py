@@ -287,10 +287,10 @@ def test_a_group_marks_where_its_members_part(pages: httpx.Client, copies: httpx
     marks = re.findall(r'<li class="parts">.*?</li>', pages.get(f"/group?{place(2)}").text, re.DOTALL)
     for other, mark in zip((1, 0), marks, strict=True):
         assert f"Turn 2 of member {1 - other}" in mark
-        assert f"another action than member {other}, goes on alone" in mark
+        assert f"another action than member {other}, continues alone" in mark
     text = copies.get(f"/group?{place(2, 'slippery')}").text
     marks = re.findall(r'<li class="parts">.*?</li>', text, re.DOTALL)
-    assert "Turn 1 of member 1" in marks[1] and "another state than member 0, goes on alone" in marks[1]
+    assert "Turn 1 of member 1" in marks[1] and "another state than member 0, continues alone" in marks[1]
     assert ">start (1)<" in text and ">start (2)<" in text
 
 
