@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from starpod.client import Fleet, Observation, Session, Want
-from starpod.client.errors import Unsupported
+from starpod.client.errors import StarpodError, TooLarge, Unsupported
 from starpod.trainer.agents.base import Agent, Agents, Move, Stop, Task
 from starpod.trainer.config import ConfigError, parse_config
 from starpod.trainer.data.episode import Episode, Group, Turn
@@ -294,12 +294,18 @@ async def test_every_way_of_branching_gives_the_same_branches(server: ServerProc
     assert len({fall[:7] for fall in falls[0]}) == 1 < len(set(falls[0]))
 
 
-async def test_a_branch_without_forks_is_played_again(server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("problem", [Unsupported, TooLarge])
+async def test_a_branch_without_forks_and_snapshots_is_played_again(
+    server: ServerProcess, monkeypatch: pytest.MonkeyPatch, problem: type[StarpodError]
+) -> None:
     async def unable(*_: Any, **__: Any) -> Any:
         raise Unsupported("cannot")
 
+    async def fail(*_: Any, **__: Any) -> Any:
+        raise problem("cannot")
+
     monkeypatch.setattr(Session, "fork", unable)
-    monkeypatch.setattr(Session, "snapshot", unable)
+    monkeypatch.setattr(Session, "snapshot", fail)
     play = unless(lambda episode: episode.member == 0 and len(episode.turns) == 4)
     group = await search(server, "chain-v1", play, strategy="pivots", width=2, gamma=0.0)
     assert len(group.branches) == 2

@@ -227,7 +227,7 @@ class _Keeping(Agent):
         self._agent, self._line = agent, line
 
     async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
-        with suppress(Unsupported):
+        with suppress(StarpodError):  # without a snapshot, the turns are played again
             self._line.snapshots[len(episode.turns)] = await self._line.session.snapshot()
         return await self._agent.act(observation, episode)
 
