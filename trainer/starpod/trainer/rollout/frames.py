@@ -25,9 +25,9 @@ async def draw_episodes(
 ) -> dict[Key, list[bytes]]:
     """Return the PNG frames of episodes by key: one before each turn and one after the last.
 
-    Episodes are left out if their environment cannot render, or if a replay shows other observations. Rendering stops
-    at the first episode whose frames would make the total exceed `most` bytes. `players` maps the name of each task to
-    its servers and task.
+    Episodes are left out if their environment cannot render, or if their replay fails or differs. Rendering stops at
+    the first episode whose frames would make the total exceed `most` bytes. `players` maps the name of each task to its
+    servers and task.
     """
     frames_by_key: dict[Key, list[bytes]] = {}
     can_draw: dict[str, bool] = {}
@@ -43,7 +43,9 @@ async def draw_episodes(
                     can_draw[episode.task] = "png" in modes.get(task.environment, ())
                 if not can_draw[episode.task]:
                     continue
-                frames = await _draw(fleet, task, episode)
+                frames: list[bytes] = []
+                with suppress(StarpodError):  # such as a version that is no longer served
+                    frames = await _draw(fleet, task, episode)
                 bytes_left -= sum(len(frame) for frame in {*frames} - known_frames)
                 if bytes_left < 0:
                     break
