@@ -1,6 +1,7 @@
 """Demonstrations written down as replies."""
 
 import random
+from typing import Any, cast
 
 import pytest
 
@@ -8,6 +9,7 @@ from starpod.client import Fleet, Limits
 from starpod.trainer.agents.config import ScriptConfig
 from starpod.trainer.config import parse_config
 from starpod.trainer.data.episode import DONE, ActionOutcome, Episode, Turn
+from starpod.trainer.parallel import Parallel
 from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.rollout.config import EnvironmentConfig
 from starpod.trainer.rollout.environment import make_task
@@ -20,6 +22,7 @@ from starpod.trainer.warm_start.demonstrations import (
     collect_demonstrations,
     join_turns,
 )
+from starpod.trainer.warm_start.imitation import Imitation
 from tests.support import ServerProcess
 
 TURN = Turn(observation="P 0 1 G 2 2", fresh=True, actions=["Left"])
@@ -128,3 +131,8 @@ def test_each_agent_of_a_demonstration_has_its_own_turns_in_view() -> None:
     assert [each.observation for each in said] == [turn.observation for turn in turns]
     assert [each.imitate for each in said] == [True, False, True, True]
     assert [[turn.observation for turn in each.past.turns] for each in said] == [[], [], ["board 1"], ["board 0"]]
+
+
+def test_demonstrations_without_a_turn_to_imitate_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"lower warm_start\.noise"):
+        Imitation(cast(Any, None), [], WarmStartConfig(steps=1), Parallel(), lr=1.0, micro_batch_tokens=1)

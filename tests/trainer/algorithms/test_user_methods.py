@@ -11,6 +11,7 @@ from starpod.trainer.algorithms.advantages import compute_advantages
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.commands.train import train
 from starpod.trainer.prompts.prompt import PromptConfig
+from starpod.trainer.section import ConfigError
 from starpod.trainer.user_file import load, read
 from tests.trainer.algorithms.builders import a_rollout, doubles
 from tests.trainer.tiny_learner import VERSION, group_of, learner_of, make_trainer
@@ -81,6 +82,10 @@ def test_a_file_runs_once_whatever_is_read_from_it(tmp_path: Path) -> None:
     path.write_text(f"open({str(tmp_path / 'runs')!r}, 'a').write('x')\ndef one(): ...\ndef other(): ...\n")
     assert load("key", f"{path}:one") is read(str(path), "one") and load("key", f"{path}:other")
     assert (tmp_path / "runs").read_text() == "x"
+    path = tmp_path / "ends.py"
+    path.write_text("def one(): ...\nraise SystemExit(0)\n")
+    with pytest.raises(ConfigError, match=r"cannot be loaded: RuntimeError: it ends the program, with sys\.exit\(0\)"):
+        load("key", f"{path}:one")
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,10 @@ def read(file: str, name: str) -> Any:
 
     Raises LookupError, and any exception of the file.
     """
-    symbols = _run(file)
+    try:
+        symbols = _run(file)
+    except SystemExit as error:
+        raise RuntimeError(f"it ends the program, with sys.exit({error.code!r})") from error
     if name not in symbols:
         raise LookupError(f"it defines no {name}{nearest(name, [key for key in symbols if callable(symbols[key])])}")
     return symbols[name]

@@ -14,6 +14,7 @@ from starpod.trainer.data.batch import Batch
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.parallel import Parallel
+from starpod.trainer.section import ConfigError
 from starpod.trainer.warm_start.config import WarmStartConfig
 
 
@@ -38,7 +39,10 @@ class Imitation:
     ) -> None:
         self._episodes = [each for each in episodes if each.sampled_tokens and any(turn.weight for turn in each.turns)]
         if not self._episodes:
-            raise ValueError("no demonstration has a turn to imitate; lower warm_start.noise")
+            raise ConfigError(
+                "no demonstration has a turn to imitate: lower warm_start.noise, raise warm_start.best, or give "
+                "warm_start.demonstrations with valid moves"
+            )
         self._policy = policy
         self._config = config
         self._parallel = parallel
