@@ -4,15 +4,20 @@ import asyncio
 import itertools
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from starlette.requests import Request
 
+from starpod.client import Limits, Observation
 from starpod.gateway import app, session
+from starpod.gateway.played import OutsideAgent
 from starpod.gateway.requests import Ask, Call, Message, Refused
 from starpod.gateway.session import Session
 from starpod.gateway.turns import Turns
+from starpod.trainer.agents.base import Task
+from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.engines.base import Reply
 from starpod.trainer.engines.base import Request as Sampled
 from tests.tools.gateway.sampling import engine_of, scripted
@@ -185,3 +190,23 @@ async def test_a_body_that_does_not_arrive_is_given_up(monkeypatch: pytest.Monke
     with pytest.raises(Refused, match="did not arrive within"):
         await app.read_json(posted("one", 8_000_000, receive))
     assert app._large_bodies._free == app._LARGE_BODIES
+
+
+async def test_a_step_that_is_never_played_has_no_result() -> None:
+    """The one that waits when the episode ends was answered with the reward of the turn before."""
+    observation = Observation("start")
+    environment: Any = SimpleNamespace(step_index=0, limits=Limits(), done=False, observation=observation)
+    agent = OutsideAgent("one", scripted(lambda request, text: "x"), environment, Task("walk-v1"), stream="", order=0)
+    episode = Episode(group=0, member=0, environment="walk-v1")
+    played = asyncio.ensure_future(agent.step(["left"], None))
+    await agent.act(observation, episode)
+    episode.turns.append(Turn(parts={"environment": 0.5}, fresh=True))
+    environment.step_index = 1
+    acting = asyncio.ensure_future(agent.act(observation, episode))
+    assert (await played)["reward"] == 0.5
+    acting.cancel()
+    waiting = asyncio.ensure_future(agent.step(["left"], None))
+    await asyncio.sleep(0)
+    agent.close()
+    with pytest.raises(Refused, match="is over"):
+        await waiting

@@ -92,12 +92,13 @@ class OutsideAgent(Agent):
 
     def close(self) -> None:
         self._over = True
-        self._answer_last_step()
-        self.session.close("its episode is over")
         while not self._events.empty():
             event = self._events.get_nowait()
-            if isinstance(event, Step) and not event.result.done():
+            if isinstance(event, Step):  # nobody will play it
                 event.result.set_exception(_over(self.session.name))
+                event.result.exception()  # mark it as retrieved, in case no request waits any more
+        self._answer_last_step()
+        self.session.close("its episode is over")
 
     def _answer_last_step(self) -> None:
         """Send the result of the last step to the request that waits for it."""
