@@ -74,7 +74,7 @@ def main() -> None:
         limits = f"max_turns: {arguments.turns}, max_actions: 0"
         folder.config.write_text(f"environment: {{id: {arguments.environment}, {limits}}}\n")
         episodes = asyncio.run(record(server.address, arguments.environment, arguments.turns, arguments.episodes + 1))
-        folder.write_rollouts(1, episodes, most=2**30)
+        folder.write_rollouts(1, episodes, max_bytes=2**30)
         site = ServerProcess([sys.executable, "-m", "starpod.cli.main", "ui", directory, "--address", server.address])
         try:
             first_times, second_times = asyncio.run(measure(site.address, episodes))

@@ -10,18 +10,18 @@ MAX_SEED = 2**64 - 1
 MAX_COUNT = 2**32 - 1
 
 
-def whole_number(name: str, value: SupportsIndex, least: int, most: int, hint: str) -> int:
+def whole_number(name: str, value: SupportsIndex, minimum: int, maximum: int, hint: str) -> int:
     """Return the value as an int.
 
     Raises:
         TypeError: the value is not an integer. The message ends with the hint.
-        ValueError: the value is not between `least` and `most`, inclusive.
+        ValueError: the value is not between `minimum` and `maximum`, inclusive.
     """
     try:
         number = operator.index(value)
     except TypeError:
         raise TypeError(f"{name}={value!r}: {hint}") from None
-    if not least <= number <= most:
+    if not minimum <= number <= maximum:
         raise ValueError(f"{name}={value!r}: {hint}")
     return number
 

@@ -40,17 +40,17 @@ def refusal(method: str, headers: Mapping[str, str], hosts: Collection[str]) -> 
     """Return status and text for a request to an unknown host of a site or with too large a form, else None."""
     if not known_host(headers.get("host", ""), hosts):
         return 421, "This site does not answer to that name. Start it with --allow-host NAME if it should."
-    if method == "POST" and whole(headers.get("content-length", ""), MAX_FORM_BYTES) is None:
+    if method == "POST" and parse_whole(headers.get("content-length", ""), MAX_FORM_BYTES) is None:
         return 413, "That is more than a form of this site holds."
     return None
 
 
-def whole(text: str, most: int) -> int | None:
-    """Parse a number from 0 to `most`, or return None. Long digit strings are not converted, because that is slow."""
+def parse_whole(text: str, maximum: int) -> int | None:
+    """Parse a number from 0 to `maximum`, or return None. Long digit strings are not converted: that is slow."""
     if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
         return None
     number = int(text)
-    return number if number <= most else None
+    return number if number <= maximum else None
 
 
 def listen(host: str, port: int) -> socket.socket:

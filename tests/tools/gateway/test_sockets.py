@@ -67,7 +67,7 @@ class Gateway:
 
 @asynccontextmanager
 async def gateway(sampler: Sampler, folder: Path, token: str = "", **limits: Any) -> AsyncIterator[Gateway]:
-    records = Records(sampler, folder, most=limits.pop("sessions", 100), begins_unknown=not token)
+    records = Records(sampler, folder, max_sessions=limits.pop("sessions", 100), begins_unknown=not token)
     records.restore()
     keys = Keys(token)
     application = create_app(records, model="test", keys=keys, more=endpoints(records, keys), **limits)

@@ -82,7 +82,7 @@ def lost(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> tup
     folder = tmp_path_factory.mktemp("live")
     with SyncFleet(server.address) as fleet:  # what evaluations hold out cannot be saved
         episode = next(lost for seed in range(10_000, 10_100) if (lost := _lose(fleet, seed, {"success_rate": 1.0})))
-    write_lake(folder / "lake").write_rollouts(1, [episode], most=2**20)
+    write_lake(folder / "lake").write_rollouts(1, [episode], max_bytes=2**20)
     return folder, episode
 
 
@@ -422,7 +422,7 @@ def test_which_turn_lost_it(visitor: Visitor) -> None:
 def test_an_episode_that_the_server_does_not_repeat(visitor: Visitor, lost: tuple[Path, Episode]) -> None:
     folder, episode = RunFolder(lost[0] / "lake"), Episode.from_json(lost[1].to_json())
     episode.turns[1].observation = "another lake"
-    folder.write_rollouts(2, [episode], most=2**20)
+    folder.write_rollouts(2, [episode], max_bytes=2**20)
     path = EPISODE.replace("000001", "000002")
     wait_until(lambda: visitor.get(path) == 200)
     assert visitor.send("/fork", turn="2") == 409 and "At turn 2 the server shows another observation" in visitor.text

@@ -235,7 +235,7 @@ def test_the_newest_with_a_common_word_are_found(
     folder, index, indexer = indexed
     run = RunFolder(folder / "calm")
     for step in (152, 151):
-        run.write_rollouts(step, [episode(step, solved=True, group=step)], most=2**20)
+        run.write_rollouts(step, [episode(step, solved=True, group=step)], max_bytes=2**20)
         indexer.update()
     monkeypatch.setattr("starpod.ui.index.SEARCHED", 1)
     asked = Filter(only(index)["run"], text="goal")
@@ -254,16 +254,16 @@ def test_episodes_by_what_a_part_of_the_reward_was(index: Index) -> None:
 
 def test_orders(index: Index) -> None:
     run = only(index)["run"]
-    rewards = [row["reward"] for row in index.episodes(Filter(run, sort="best"), most=200)]
+    rewards = [row["reward"] for row in index.episodes(Filter(run, sort="best"), limit=200)]
     assert rewards == sorted(rewards, reverse=True)
-    assert [row["reward"] for row in index.episodes(Filter(run, sort="worst"), most=200)] == sorted(rewards)
+    assert [row["reward"] for row in index.episodes(Filter(run, sort="worst"), limit=200)] == sorted(rewards)
 
 
 @pytest.mark.parametrize("sort", SORTS)
 def test_later_pages_are_found_from_the_end(index: Index, sort: str) -> None:
     wanted = Filter(only(index)["run"], kind="final", sort=sort)
-    every, count = index.episodes(wanted, most=200), index.count(wanted)
-    pages = [index.episodes(wanted, first=first, most=7, count=count) for first in range(0, count + 7, 7)]
+    every, count = index.episodes(wanted, limit=200), index.count(wanted)
+    pages = [index.episodes(wanted, first=first, limit=7, count=count) for first in range(0, count + 7, 7)]
     assert count == 20 and [row for page in pages for row in page] == every
 
 

@@ -101,7 +101,7 @@ def test_groups_that_were_searched_are_drawn_as_trees(tmp_path: Path) -> None:
     won.turns[:2], won.turns[2].actions, won.parent = parent.turns[:2], ["Up"], (0, 2)
     lone = episode(8, solved=True, group=4)
     for step in (1, 2):
-        folder.write_rollouts(step, [parent, won, lone], most=10**9)
+        folder.write_rollouts(step, [parent, won, lone], max_bytes=10**9)
     assert "Branches" not in read(write_report(tmp_path)).text
     searched = folder.read_config() | {"collect": {"search": {"strategy": "pivots"}}}
     folder.config.write_text(json.dumps(searched))

@@ -59,16 +59,16 @@ def names_of(folder: RunFolder) -> list[str]:
 def test_the_oldest_rollouts_make_room(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path).begin(CONFIG)
     played = [episode(seed, solved=True) for seed in range(4)]
-    assert folder.write_rollouts(1, played, most=10**6)
+    assert folder.write_rollouts(1, played, max_bytes=10**6)
     size = (folder.episodes / "train-000001.jsonl.gz").stat().st_size
     for step in range(2, 7):
-        assert folder.write_rollouts(step, played, most=3 * size + size // 2)
+        assert folder.write_rollouts(step, played, max_bytes=3 * size + size // 2)
     assert names_of(folder) == [f"train-{step:06d}.jsonl.gz" for step in (4, 5, 6)]
     # They are read as any others are: here to train on.
     assert [group.id for group in read_groups(tmp_path)] == [0, 1, 2]
     folder.cut_after(5)
     assert names_of(folder) == [f"train-{step:06d}.jsonl.gz" for step in (4, 5)]
-    assert not folder.write_rollouts(6, played, most=size // 2)
+    assert not folder.write_rollouts(6, played, max_bytes=size // 2)
     assert names_of(folder) == []
 
 
@@ -116,15 +116,15 @@ def test_what_updates_made_of_rollouts_goes_with_them_and_counts(tmp_path: Path)
     verdicts = {0: Verdict(True, "first")}
     tokens = TokenRecord(np.zeros(3, np.float16), np.ones(3, np.float16), np.ones(3, np.uint8))
     for step in (1, 2, 3):
-        assert folder.write_rollouts(step, played, most=10**6)
-        folder.write_update(step, verdicts, [(each, tokens) for each in played], most=10**6)
+        assert folder.write_rollouts(step, played, max_bytes=10**6)
+        folder.write_update(step, verdicts, [(each, tokens) for each in played], max_bytes=10**6)
     folder.cut_after(2)
     names = ["train-000001.jsonl.gz", "train-000001.update.gz", "train-000002.jsonl.gz", "train-000002.update.gz"]
     assert names_of(folder) == names
     size = sum((folder.episodes / name).stat().st_size for name in names[2:])
-    assert folder.write_rollouts(2, played, most=size)
+    assert folder.write_rollouts(2, played, max_bytes=size)
     assert names_of(folder) == names[2:]
     # What alone is too large takes the update with it, and none is written beside no rollouts.
-    assert not folder.write_rollouts(2, played, most=size // 8)
-    folder.write_update(2, verdicts, [], most=size)
+    assert not folder.write_rollouts(2, played, max_bytes=size // 8)
+    folder.write_update(2, verdicts, [], max_bytes=size)
     assert names_of(folder) == []

@@ -36,8 +36,8 @@ async def test_frames_are_drawn_before_each_turn_and_at_the_end(fleet: Fleet, mo
     assert await draw_episodes(players, enumerate([first, second, lost, old, third])) == {4: drawn[2]}
     # Pictures that are there already cost nothing.
     size = sum(map(len, set(drawn[2])))
-    assert list(await draw_episodes(players, enumerate([third, third]), most=size)) == [0, 1]
-    assert await draw_episodes(players, enumerate([third]), most=size - 1) == {}
+    assert list(await draw_episodes(players, enumerate([third, third]), max_bytes=size)) == [0, 1]
+    assert await draw_episodes(players, enumerate([third]), max_bytes=size - 1) == {}
 
     async def gone(*_: Any, **__: Any) -> None:
         raise Unreachable("gone")

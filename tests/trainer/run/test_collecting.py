@@ -77,7 +77,7 @@ async def test_uniform_groups_are_asked_for_again_as_often_as_dynamic_sampling_s
     collection = await collecting.collect(Progress())
     assert asked_by(collecting) == list(range(5))
     assert [group.id for group in collection.groups] == [0, 1, 3]
-    assert [group.id for group in collection.passed_over] == [2, 4]
+    assert [group.id for group in collection.rejected_groups] == [2, 4]
     assert collection.metrics["collect/groups_reasked"] == 2
     # The curve is of all that was played: choosing must not look like learning.
     assert collection.metrics["collect/success"] == 7 / 10

@@ -155,7 +155,7 @@ def check(
     context.exit(0 if report.passed else 1)
 
 
-def _list_requirements(context: click.Context, chosen: Sequence[Requirement], json_file: str) -> None:
+def _list_requirements(context: click.Context, requirements: Sequence[Requirement], json_file: str) -> None:
     """Print requirements, or write them as JSON. Raise UsageError for options that only a check uses."""
     for parameter in context.command.params:
         name = parameter.name or ""
@@ -164,8 +164,10 @@ def _list_requirements(context: click.Context, chosen: Sequence[Requirement], js
             option_name = parameter.opts[0] if isinstance(parameter, click.Option) else parameter.human_readable_name
             raise click.UsageError(f"--list checks no server: leave {option_name} out")
     expect_writable(json_file)
-    write_report(json_file, json.dumps([describe_requirement(requirement) for requirement in chosen], indent=2) + "\n")
+    write_report(
+        json_file, json.dumps([describe_requirement(requirement) for requirement in requirements], indent=2) + "\n"
+    )
     if json_file == "-":
         return
-    for requirement in chosen:
+    for requirement in requirements:
         click.echo(f"{requirement.id}  {requirement.level:<8}  {requirement.strength:<6}  {requirement.title}")

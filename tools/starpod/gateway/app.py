@@ -29,7 +29,7 @@ from starpod.gateway.requests import Answer, Ask, Refused, bad_request
 from starpod.gateway.session import Session
 from starpod.gateway.turns import Turns
 from starpod.v1.http import KnownHosts
-from starpod.v1.serving import whole
+from starpod.v1.serving import parse_whole
 
 MOST_BODY_BYTES = 8 * 2**20
 """Default maximum size of a request's body. The longest context is far shorter."""
@@ -188,7 +188,7 @@ async def read_json(request: Request, max_bytes: int = MOST_BODY_BYTES) -> dict[
     if kind != "application/json":  # browsers send this type to another site only if that site allows it
         raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "not_json", "send JSON, with content-type: application/json")
     length = request.headers.get("content-length")
-    expected_bytes = max_bytes if length is None else whole(length, max_bytes)
+    expected_bytes = max_bytes if length is None else parse_whole(length, max_bytes)
     if expected_bytes is None:
         raise _too_large_error(max_bytes)
     large = expected_bytes > _LARGE_BODY_BYTES

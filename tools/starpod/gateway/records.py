@@ -106,13 +106,13 @@ class Records:
         sampler: Sampler,
         folder: Path,
         *,
-        most: int = MOST_SESSIONS,
+        max_sessions: int = MOST_SESSIONS,
         begins_unknown: bool = True,
         idle_seconds: float = math.inf,
     ) -> None:
         self.sampler = sampler
         self.folder = folder
-        self.most = most
+        self.max_sessions = max_sessions
         self.begins_unknown = begins_unknown
         self.idle_seconds = idle_seconds
         self.abandoned = 0
@@ -204,9 +204,9 @@ class Records:
             return self.record(name)
         if name in self._over:
             raise Refused(HTTPStatus.GONE, "session_over", f"the session {name} is over; begin one with another name")
-        if len(self._live) >= self.most:
+        if len(self._live) >= self.max_sessions:
             raise Refused(
-                HTTPStatus.TOO_MANY_REQUESTS, "too_many_sessions", f"{self.most} sessions run: end some first"
+                HTTPStatus.TOO_MANY_REQUESTS, "too_many_sessions", f"{self.max_sessions} sessions run: end some first"
             )
         group = values.get("group", self._groups)
         member = values.get("member")
@@ -246,7 +246,12 @@ class Records:
 
     def counts(self) -> dict[str, int]:
         """Return the numbers of live, ended and abandoned sessions, and the limit of live ones."""
-        return {"live": len(self._live), "most": self.most, "over": len(self._over), "abandoned": self.abandoned}
+        return {
+            "live": len(self._live),
+            "most": self.max_sessions,
+            "over": len(self._over),
+            "abandoned": self.abandoned,
+        }
 
     async def watch(self) -> None:
         """End idle sessions regularly, until cancelled."""

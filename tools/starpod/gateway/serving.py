@@ -67,7 +67,7 @@ class Serving:
                 seed=self.seed,
                 temperature=self.temperature,
             )
-            records = Records(sampler, self.folder, most=most_sessions, idle_seconds=idle_seconds)
+            records = Records(sampler, self.folder, max_sessions=most_sessions, idle_seconds=idle_seconds)
             records.restore()
             watcher = asyncio.create_task(records.watch())
             try:

@@ -168,9 +168,9 @@ class Session:
         self.replies = replied.answer.number
         self.tokens += len(replied.turn.reply)
 
-    def close(self, why: str) -> None:
+    def close(self, reason: str) -> None:
         """Cancel replies that are being sampled, and refuse all requests except repeated ones that have a reply."""
-        self.over = self.over or why
+        self.over = self.over or reason
         for future in self._answers.values():
             future.cancel()
         self.sampler.engine.forget(self.stream)

@@ -321,7 +321,9 @@ class Continuing:
         try:
             episodes = await asyncio.gather(
                 *(
-                    play(agents.agent(session, task, group), session, group=group, past=past, watch=_counting(job))
+                    play(
+                        agents.agent(session, task, group), session, group=group, past_turns=past, watch=_counting(job)
+                    )
                     for session, group in zip(sessions, groups, strict=True)
                 )
             )

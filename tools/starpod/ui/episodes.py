@@ -51,8 +51,8 @@ def episodes_page(site: Site, request: Request) -> Response:
         truncated="truncated" in values, text=values.get("text", "").strip(), sort=values.get("sort", "newest"),
         **_part_bits(facets["parts"], values.get("part", "")),
     )  # fmt: skip
-    page = number(request, "page", 1, least=1)
-    window = {"first": (page - 1) * PAGE, "most": PAGE}
+    page = number(request, "page", 1, minimum=1)
+    window = {"first": (page - 1) * PAGE, "limit": PAGE}
     if choice.text:
         rows, count = site.index.search(choice, **window)
     else:
@@ -62,7 +62,7 @@ def episodes_page(site: Site, request: Request) -> Response:
     newest_rows: list[dict[str, Any]] = []
     if run["status"] == "running":  # with this the page notices newer episodes
         is_first_page = choice.sort == "newest" and page == 1
-        newest_rows = rows[:1] if is_first_page else site.index.episodes(replace(choice, sort="newest"), most=1)
+        newest_rows = rows[:1] if is_first_page else site.index.episodes(replace(choice, sort="newest"), limit=1)
     return render(
         "episodes.html", site=site, run=run, rows=rows, count=count, page=page, pages=-(-count // PAGE), wanted=choice,
         many=bool(choice.text) and count > COUNTED, here=query("/episodes", **fields),

@@ -28,7 +28,7 @@ from starpod.ui.policies import NotPossible
 from starpod.ui.reading import find_run, in_play, kept_pictures, last_metrics, mapping, read_episode
 from starpod.ui.saving import KINDS, Saved, held_out, save, saved
 from starpod.v1 import environment_pb2 as pb
-from starpod.v1.serving import whole
+from starpod.v1.serving import parse_whole
 
 KEYS = {"up": "ArrowUp", "down": "ArrowDown", "left": "ArrowLeft", "right": "ArrowRight"}
 _MAX_SEED = 2**64 - 1
@@ -115,7 +115,7 @@ async def start_game(site: Site, request: Request) -> Response:
         options = forms.changed_options(forms.fields(spec.options_schema_json), form)
     except ValueError as error:
         return await _form_page(site, environment, form, str(error))
-    seed = whole(form.get("seed", "").strip(), _MAX_SEED)
+    seed = parse_whole(form.get("seed", "").strip(), _MAX_SEED)
     if form.get("seed", "").strip() and seed is None:
         return await _form_page(site, environment, form, "The seed is a whole number from 0 to 2^64 - 1.")
     try:
@@ -232,7 +232,7 @@ async def _act(game: Game, form: Mapping[str, str]) -> None:
 
 def continuation(form: Mapping[str, str], policies: Mapping[str, str]) -> tuple[str, int]:
     """Return the policy and the number of continuations that a form asks for. Raises HTTPException 400."""
-    policy, count = form.get("policy", ""), whole(form.get("count", ""), max(COUNTS))
+    policy, count = form.get("policy", ""), parse_whole(form.get("count", ""), max(COUNTS))
     if policy not in policies or not count:
         raise HTTPException(400, f"Choose one of {', '.join(policies)} and 1 to {max(COUNTS)} continuations.")
     return policy, count
@@ -276,7 +276,7 @@ async def watch_action(site: Site, request: Request) -> Response:
         return to_game(await games.adopt(await watching.copy(await games.fleet(), session)))
     if request.path_params["what"] != "act":
         raise HTTPException(404)
-    epoch, index = (whole(form.get(name, ""), 2**32 - 1) for name in ("epoch", "index"))
+    epoch, index = (parse_whole(form.get(name, ""), 2**32 - 1) for name in ("epoch", "index"))
     if epoch is None or index is None:
         raise HTTPException(400, "The form lacks the session's state.")
     notice = ""
@@ -297,7 +297,7 @@ async def fork_episode(site: Site, request: Request) -> Response:
     """Open a live session in the state before a turn of an episode."""
     form = await posted(site, request, "fork")
     episode, task, link = named_episode(site, form)
-    turn = whole(form.get("turn", ""), len(episode.turns))
+    turn = parse_whole(form.get("turn", ""), len(episode.turns))
     if turn is None:
         raise HTTPException(400, "The form lacks the turn.")
     games = games_of(site)
@@ -310,7 +310,7 @@ async def picture(site: Site, request: Request) -> Response:
     """Return a picture of the state before a turn of an episode: one kept by the run, or one drawn by the server."""
     parameters = request.query_params
     episode, task, link = named_episode(site, parameters)
-    index = whole(parameters.get("turn", ""), len(episode.turns))
+    index = parse_whole(parameters.get("turn", ""), len(episode.turns))
     frames = await asyncio.to_thread(
         kept_pictures, site.folder(parameters["run"]), parameters["file"], episode.group, episode.member
     )
@@ -324,7 +324,7 @@ async def picture(site: Site, request: Request) -> Response:
 def named_episode(site: Site, form: Mapping[str, str]) -> tuple[Episode, Task, str]:
     """Return the episode that a form names, its task, and the address of its page. Raises HTTPException."""
     run = site.run(form.get("run", ""))
-    grp, member = (whole(form.get(name, ""), 2**53) for name in ("group", "member"))
+    grp, member = (parse_whole(form.get(name, ""), 2**53) for name in ("group", "member"))
     row = None
     if grp is not None and member is not None:
         row = site.index.episode(run["run"], form.get("file", ""), grp, member)

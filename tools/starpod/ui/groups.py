@@ -63,14 +63,14 @@ class Member:
             self.turns[turn]["observation"] if turn < len(self.turns) else self.episode.get("final_observation", "")
         )
 
-    def mark(self, turn: int, why: str, others: Sequence[Member], peers: Sequence[Member]) -> None:
+    def mark(self, turn: int, difference: str, others: Sequence[Member], peers: Sequence[Member]) -> None:
         """Note that the member diverges from others at a turn, unless it shares that turn with its parent.
 
         peers: members that continue like this member at the turn, this member included.
         """
         if self.shared <= turn < len(self.turns):
             on = f"with {_list_members(peers, excluded=self)}" if len(peers) > 1 else "alone"
-            self.marks.setdefault(turn, []).append(f"{why} than {_list_members(others)}, continues {on}")
+            self.marks.setdefault(turn, []).append(f"{difference} than {_list_members(others)}, continues {on}")
 
 
 @dataclass(frozen=True, slots=True)

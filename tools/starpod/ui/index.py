@@ -257,30 +257,30 @@ class Index:
         return [dict(row) for row in rows]
 
     def episodes(
-        self, conditions: Filter, *, first: int = 0, most: int = 50, count: int | None = None
+        self, conditions: Filter, *, first: int = 0, limit: int = 50, count: int | None = None
     ) -> list[dict[str, Any]]:
         """Return rows of episodes in the filter's order; `name` is the name of their file.
 
         Args:
             first: number of matching episodes to skip.
-            most: maximum number of rows.
+            limit: maximum number of rows.
             count: number of matching episodes, if known. Pages in the second half of the list are read from its end.
         """
         where, values = conditions.where()
         order = inner_order = SORTS.get(conditions.sort, SORTS["newest"])
         if count is not None and 2 * first > count:
-            inner_order, most = _reversed(order), max(min(most, count - first), 0)
-            first = count - first - most
+            inner_order, limit = _reversed(order), max(min(limit, count - first), 0)
+            first = count - first - limit
         with self.reading() as database:
             # The inner query reads only an index, so late pages of a long list are fast, too.
             rows = database.execute(
                 "SELECT episodes.*, (SELECT name FROM files WHERE files.id = file) AS name FROM episodes WHERE id IN "
                 f"(SELECT id FROM episodes WHERE {where} ORDER BY {inner_order} LIMIT ? OFFSET ?) ORDER BY {order}",
-                (*values, most, first),
+                (*values, limit, first),
             ).fetchall()
         return [dict(row) for row in rows]
 
-    def search(self, conditions: Filter, *, first: int = 0, most: int = 50) -> tuple[list[dict[str, Any]], int]:
+    def search(self, conditions: Filter, *, first: int = 0, limit: int = 50) -> tuple[list[dict[str, Any]], int]:
         """Return the results of `episodes` and `count` for a filter with words, using only one search."""
         where, values = conditions.where()
         order = SORTS.get(conditions.sort, SORTS["newest"])
@@ -288,7 +288,7 @@ class Index:
             rows = database.execute(
                 "SELECT episodes.*, (SELECT name FROM files WHERE files.id = file) AS name, count(*) OVER () AS found "
                 f"FROM episodes WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?",
-                (*values, most, first),
+                (*values, limit, first),
             ).fetchall()
         if not rows and first:
             return [], self.count(conditions)
@@ -366,8 +366,8 @@ def _summary(row: sqlite3.Row) -> dict[str, Any]:
     return {**json.loads(row["summary"]), "run": row["id"], "path": row["path"]}
 
 
-def spread(items: Sequence[T], most: int) -> list[T]:
-    """Return at most `most` (2 or more) of the items, evenly spaced, including the first and the last."""
-    if len(items) <= most:
+def spread(items: Sequence[T], limit: int) -> list[T]:
+    """Return at most `limit` (2 or more) of the items, evenly spaced, including the first and the last."""
+    if len(items) <= limit:
         return list(items)
-    return [items[round(index * (len(items) - 1) / (most - 1))] for index in range(most)]
+    return [items[round(index * (len(items) - 1) / (limit - 1))] for index in range(limit)]

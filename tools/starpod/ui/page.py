@@ -78,13 +78,13 @@ def render(template: str, *, status: int = 200, site: Site | None = None, **fiel
     return HTMLResponse(page, status)
 
 
-def number(request: Request, name: str, default: int = 0, *, least: int = 0) -> int:
+def number(request: Request, name: str, default: int = 0, *, minimum: int = 0) -> int:
     """Return an integer from the query. Raises HTTPException 400."""
     text = request.query_params.get(name, "")
     if not text:
         return default
-    if not (text.isascii() and text.isdecimal() and len(text) < 20 and least <= int(text) <= BIGGEST):
-        raise HTTPException(400, f"{name}={text[:20]} is not a whole number from {least} up.")
+    if not (text.isascii() and text.isdecimal() and len(text) < 20 and minimum <= int(text) <= BIGGEST):
+        raise HTTPException(400, f"{name}={text[:20]} is not a whole number from {minimum} up.")
     return int(text)
 
 

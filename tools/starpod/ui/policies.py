@@ -81,20 +81,20 @@ class Policies:
         """
         names = tuple(spec.action_space.names)
 
-        def reference(session: Session, past: Episode) -> Agent:
+        def reference(session: Session, episode: Episode) -> Agent:
             choose, _ = REFERENCES[policy]
-            return ReferenceAgent(choose, names, random.Random(f"{session.dynamics_seed}/{past.group}"))
+            return ReferenceAgent(choose, names, random.Random(f"{session.dynamics_seed}/{episode.group}"))
 
         if policy in ALWAYS:
             yield reference
             return
         async with self.agents(policy, run) as agents:
 
-            def informed(session: Session, past: Episode) -> Agent:
-                agent = agents.agent(session, Task(spec.id, actions=names, name=past.task), past.group)
+            def informed(session: Session, episode: Episode) -> Agent:
+                agent = agents.agent(session, Task(spec.id, actions=names, name=episode.task), episode.group)
                 if type(agent).recall is Agent.recall:
                     raise NotPossible("The run uses a conversation script: its policy cannot continue turns of others.")
-                agent.recall(past)
+                agent.recall(episode)
                 return agent
 
             yield informed

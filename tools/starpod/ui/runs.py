@@ -47,7 +47,7 @@ def runs_page(site: Site, request: Request) -> Response:
     ]
     if order in SORTS:
         runs.sort(key=SORTS[order])
-    page = number(request, "page", 1, least=1)
+    page = number(request, "page", 1, minimum=1)
     page_runs = runs[(page - 1) * SHOWN_RUNS : page * SHOWN_RUNS]
     counts = {status: sum(run["status"] == status for run in all_runs) for status in STATUSES}
     return render(

@@ -16,7 +16,7 @@ from starpod.ui.games import remarks
 from starpod.ui.page import Site, continuation_link, query, render
 from starpod.ui.policies import CHECKPOINT
 from starpod.ui.saving import held_out, save_demonstration, saved
-from starpod.v1.serving import whole
+from starpod.v1.serving import parse_whole
 
 
 async def start_job(site: Site, request: Request) -> Response:
@@ -108,7 +108,7 @@ async def continuation_picture(site: Site, request: Request) -> Response:
     continuing = continuing_of(site)
     tree, number, branch = _find_branch(continuing, request)
     frames = await continuing.games.frames(continuation_link(tree, number), branch.episode, tree.game.task, branch.luck)
-    turn = whole(request.query_params.get("turn", ""), len(frames) - 1)
+    turn = parse_whole(request.query_params.get("turn", ""), len(frames) - 1)
     if turn is None:
         raise HTTPException(404, "There is no such turn.")
     return Response(frames[turn], media_type="image/png")
@@ -121,7 +121,7 @@ async def continuation_action(site: Site, request: Request) -> Response:
     tree, number, branch = _find_branch(continuing, request)
     match request.path_params["what"]:
         case "open":
-            turn = whole(form.get("turn", ""), len(branch.episode.turns))
+            turn = parse_whole(form.get("turn", ""), len(branch.episode.turns))
             if turn is None:
                 raise HTTPException(400, "The form lacks the turn.")
             return to_game(await continuing.games.keep(await continuing.open(tree.id, number, turn)))
@@ -134,7 +134,7 @@ async def continuation_action(site: Site, request: Request) -> Response:
 
 def _find_branch(continuing: Continuing, request: Request) -> tuple[Branches, int, Branch]:
     """Return the set, the number and the continuation that an address names. Raises NotPossible, HTTPException."""
-    number = whole(request.path_params["number"], max(COUNTS))
+    number = parse_whole(request.path_params["number"], max(COUNTS))
     if number is None:
         raise HTTPException(404)
     return (pair := continuing.get(request.path_params["tree"], number))[0], number, pair[1]

@@ -497,7 +497,7 @@ def parse_config(values: Mapping[str, Any]) -> Config:
         raise ConfigError("; ".join(_explain(item) for item in error.errors())) from None
 
 
-def _read(source: str, explore: Explore | None, seen: tuple[str, ...] = ()) -> dict[str, Any]:
+def _read(source: str, explore: Explore | None, visited: tuple[str, ...] = ()) -> dict[str, Any]:
     if names_environment_file(source):
         if explore is None:
             raise ConfigError(f"{source} is an environment's file: name a YAML file, or use `starpod train {source}`")
@@ -519,9 +519,9 @@ def _read(source: str, explore: Explore | None, seen: tuple[str, ...] = ()) -> d
     if base is None:
         return values
     base = str(base) if str(base) in paths else str(path.parent / str(base))
-    if base in (*seen, source):
+    if base in (*visited, source):
         raise ConfigError(f"{path}: base {base!r} leads back to this file")
-    return _merge(_read(base, explore, (*seen, source)), values)
+    return _merge(_read(base, explore, (*visited, source)), values)
 
 
 def _merge(base: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

@@ -88,10 +88,10 @@ class Replica(Connection):
             self._miss("does not answer")
         super()._lose()
 
-    def _miss(self, why: str) -> None:
+    def _miss(self, reason: str) -> None:
         if not self._missed_check:
             self._missed_check = True
-            logger.warning("the server at %s %s: recovering its %d sessions", self.address, why, len(self.sessions))
+            logger.warning("the server at %s %s: recovering its %d sessions", self.address, reason, len(self.sessions))
 
     def forget(self) -> None:
         self._miss("was restarted")

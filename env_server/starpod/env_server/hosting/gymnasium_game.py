@@ -61,9 +61,9 @@ class GameFactory:
     drawn: Mapping[str, str]
     plan: Plan
 
-    def begin(self, chosen: Mapping[str, Any], seed: int, luck: int) -> GymnasiumGame:
+    def begin(self, options: Mapping[str, Any], seed: int, luck: int) -> GymnasiumGame:
         """Start a new game with the caller's arguments. Raises HostingError or UnsupportedSpace."""
-        arguments = {**self.request.arguments, **chosen, **self.drawn}
+        arguments = {**self.request.arguments, **options, **self.drawn}
         return GymnasiumGame(make(self.request, self.gym_spec, arguments), self.plan, seed, luck)
 
 

@@ -71,15 +71,15 @@ class QuestionFactory:
 
     request: HostingRequest
 
-    def begin(self, chosen: Mapping[str, Any], seed: int) -> Question:
+    def begin(self, options: Mapping[str, Any], seed: int) -> Question:
         """Create a dataset of size 1 with this seed and return its question. Raises OptionsError or HostingError."""
-        arguments = {**self.request.arguments, **chosen}
+        arguments = {**self.request.arguments, **options}
         try:
             dataset = reasoning_gym.create_dataset(self.request.name, seed=seed % _SEEDS, size=1, **arguments)
             return Question(dataset, dataset[0], 1.0 if (goal := self.request.number("success_at")) is None else goal)
         except (AssertionError, ValueError) as error:
             message = f"these arguments make no dataset: {str(error) or type(error).__name__}"
-            raise (OptionsError(message) if chosen else self.request.fail(message)) from error
+            raise (OptionsError(message) if options else self.request.fail(message)) from error
 
 
 class ReasoningEnvironment(Hosted):

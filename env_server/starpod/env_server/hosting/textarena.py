@@ -89,15 +89,15 @@ class GameFactory:
     request: HostingRequest
     players: int
 
-    def begin(self, chosen: Mapping[str, Any], seed: int, luck: int) -> TextArenaGame:
+    def begin(self, options: Mapping[str, Any], seed: int, luck: int) -> TextArenaGame:
         """Start a new game. If that fails, raise OptionsError if the caller chose arguments, else HostingError."""
         try:
-            game = textarena.make(f"{self.request.name}-raw", **{**self.request.arguments, **chosen})
+            game = textarena.make(f"{self.request.name}-raw", **{**self.request.arguments, **options})
             success_at = 1.0 if (threshold := self.request.number("success_at")) is None else threshold
             return TextArenaGame(ActionFormattingWrapper(game), seed, luck, players=self.players, success_at=success_at)
         except Exception as error:
             message = _one_line(error)
-            raise (OptionsError(message) if chosen else self.request.fail(message)) from error
+            raise (OptionsError(message) if options else self.request.fail(message)) from error
 
 
 class TextArenaEnvironment(Hosted):

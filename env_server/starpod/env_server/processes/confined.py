@@ -86,14 +86,14 @@ def run_confined(
     return Confined(reply, "finished" if process.exitcode == _FINISHED else "died")
 
 
-def _read(reader: Connection, deadline: float, most: int) -> bytes | None:
-    """Read until the other end is closed or `most` bytes have come. Returns None if the deadline passes first."""
+def _read(reader: Connection, deadline: float, max_bytes: int) -> bytes | None:
+    """Read until the other end is closed or `max_bytes` have come. Returns None if the deadline passes first."""
     data = b""
-    while len(data) < most:
+    while len(data) < max_bytes:
         readers, _, _ = select.select([reader], [], [], max(0.0, deadline - time.monotonic()))
         if not readers:
             return None
-        chunk = os.read(reader.fileno(), most - len(data))
+        chunk = os.read(reader.fileno(), max_bytes - len(data))
         if not chunk:
             break
         data += chunk

@@ -241,10 +241,10 @@ def _limit(sandbox: Sandbox, threads: int | None) -> None:
     _lower(resource.RLIMIT_CORE, 0)
 
 
-def _lower(which: int, value: int) -> None:
-    hard = resource.getrlimit(which)[1]
+def _lower(resource_limit: int, value: int) -> None:
+    hard = resource.getrlimit(resource_limit)[1]
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(which, (value, value))
+    resource.setrlimit(resource_limit, (value, value))
 
 
 def _python_paths() -> list[str]:

@@ -271,26 +271,26 @@ def _check_sizes(count: int, size: int, limits: ServerLimits) -> None:
         raise bad_argument("actions", f"have {size} bytes; this server takes at most {limits.max_step_bytes} in a Step")
 
 
-def count_json(text: str, most: int) -> int:
-    """Return an upper bound of the number of values in a JSON text, including keys. Counting stops beyond `most`."""
-    if (count := _marks(text, 0, len(text), most)) < most:
+def count_json(text: str, max_values: int) -> int:
+    """Return an upper bound of the number of values in a JSON text, with keys. Counting stops beyond `max_values`."""
+    if (count := _marks(text, 0, len(text), max_values)) < max_values:
         return 1 + count
     # Too many marks: count again without those in strings. Valid JSON has no more strings than values.
     count = position = 0
     for strings, string in enumerate(_STRING.finditer(text)):
-        count += _marks(text, position, string.start(), most)
+        count += _marks(text, position, string.start(), max_values)
         position = string.end()
-        if count >= most or strings > most:
-            return most + 1
-    return 1 + count + _marks(text, position, len(text), most)
+        if count >= max_values or strings > max_values:
+            return max_values + 1
+    return 1 + count + _marks(text, position, len(text), max_values)
 
 
-def _marks(text: str, first: int, last: int, most: int) -> int:
-    """Count the commas, colons and opening brackets in text[first:last]. Stop if the count exceeds `most`."""
+def _marks(text: str, first: int, last: int, limit: int) -> int:
+    """Count the commas, colons and opening brackets in text[first:last]. Stop if the count exceeds `limit`."""
     count = 0
     for start in range(first, last, _CHUNK):
         stop = min(start + _CHUNK, last)
         count += sum(text.count(mark, start, stop) for mark in ",:[{")
-        if count > most:
+        if count > limit:
             break
     return count

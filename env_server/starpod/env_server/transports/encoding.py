@@ -33,9 +33,9 @@ def max_bytes(kind: type[Message], limits: ServerLimits) -> int:
     return limits.max_message_bytes * 4 // 3 if kind is pb.RestoreRequest else limits.max_message_bytes
 
 
-def body_too_large(size: int, most: int) -> CallError:
+def body_too_large(size: int, max_bytes: int) -> CallError:
     return CallError(
-        "TOO_LARGE", f"the body has {size} bytes; this server takes at most {most}", {"limit": "max_message_bytes"}
+        "TOO_LARGE", f"the body has {size} bytes; this server takes at most {max_bytes}", {"limit": "max_message_bytes"}
     )
 
 
@@ -63,10 +63,10 @@ def read_json(kind: type[M], data: bytes, limits: ServerLimits) -> M:
     raise bad_argument("request", f"is no {kind.DESCRIPTOR.full_name} in JSON: {problem}")
 
 
-def check_values(text: str, most: int = STREAM_VALUES) -> None:
-    """Raise BAD_ARGUMENT if a JSON text holds more than `most` values."""
-    if count_json(text, most) > most:
-        raise bad_argument("request", f"holds more than {most} JSON values; send less at once")
+def check_values(text: str, max_values: int = STREAM_VALUES) -> None:
+    """Raise BAD_ARGUMENT if a JSON text holds more than `max_values` values."""
+    if count_json(text, max_values) > max_values:
+        raise bad_argument("request", f"holds more than {max_values} JSON values; send less at once")
 
 
 def write_json(message: Message) -> bytes:

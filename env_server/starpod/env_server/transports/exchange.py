@@ -73,8 +73,8 @@ class Exchange(Request):
 
     # --- the request -----------------------------------------------------------------------------------------------
 
-    def check_body(self, most: int) -> None:
-        """Refuse a body if its headers do not say that it is JSON of at most `most` bytes (0 means no limit)."""
+    def check_body(self, max_bytes: int) -> None:
+        """Refuse a body if its headers do not say that it is JSON of at most `max_bytes` (0 means no limit)."""
         media_type = self.header("content-type").partition(";")[0].strip().lower()
         if media_type != JSON:
             error = bad_argument("content-type", f"is {media_type[:80]!r}; send JSON, with content-type: {JSON}")
@@ -86,8 +86,8 @@ class Exchange(Request):
         if len(length) > _LENGTH_DIGITS:
             problem = f"has {len(length)} digits; write the number of bytes without leading zeros"
             raise Refused(HTTPStatus.BAD_REQUEST, bad_argument("content-length", problem))
-        if most and int(length) > most:
-            raise body_too_large(int(length), most)
+        if max_bytes and int(length) > max_bytes:
+            raise body_too_large(int(length), max_bytes)
 
     async def body(self) -> bytes:
         """Receive the request's body, which is not kept. Raises ClientDisconnect if the caller has disconnected."""

@@ -21,12 +21,12 @@ class Task(NamedTuple):
     arguments: tuple[Any, ...]
 
 
-def _numbers(rng: random.Random, low: int = -20, high: int = 60, most: int = 12) -> list[int]:
-    return [rng.randint(low, high) for _ in range(rng.randint(0, most))]
+def _numbers(rng: random.Random, low: int = -20, high: int = 60, max_length: int = 12) -> list[int]:
+    return [rng.randint(low, high) for _ in range(rng.randint(0, max_length))]
 
 
-def _word(rng: random.Random, letters: str = string.ascii_lowercase, most: int = 12) -> str:
-    return "".join(rng.choice(letters) for _ in range(rng.randint(0, most)))
+def _word(rng: random.Random, letters: str = string.ascii_lowercase, max_length: int = 12) -> str:
+    return "".join(rng.choice(letters) for _ in range(rng.randint(0, max_length)))
 
 
 class _Family(NamedTuple):

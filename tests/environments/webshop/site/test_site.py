@@ -467,11 +467,11 @@ def test_fields_are_made_from_the_schema_of_the_shop() -> None:
     assert names == ("catalogue", "b", "n", "f", "e")
     assert kinds == ("text", "check", "number", "number", "choice")
     assert defaults == ("", "on", "", "1.0", "p")
-    assert options.chosen(known, {"option-b": "on", "option-e": "p", "option-f": "1.0"}) == {}
+    assert options.changed_options(known, {"option-b": "on", "option-e": "p", "option-f": "1.0"}) == {}
     given = {"option-e": "q", "option-n": " 3 ", "option-catalogue": "mine"}
-    assert options.chosen(known, given) == {"catalogue": "mine", "b": False, "n": 3, "e": "q"}
+    assert options.changed_options(known, given) == {"catalogue": "mine", "b": False, "n": 3, "e": "q"}
     with pytest.raises(ValueError, match=r"n: '1\.5' is not a whole number"):
-        options.chosen(known, {"option-n": "1.5"})
+        options.changed_options(known, {"option-n": "1.5"})
 
 
 def test_calls_of_the_command_that_make_no_sense_are_refused() -> None:

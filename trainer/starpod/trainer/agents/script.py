@@ -68,15 +68,15 @@ class ScriptedAgents(EngineAgents):
 class Speaker(EngineAgent):
     """One speaker of a script. `see` sets its view before each of its replies."""
 
-    def see(self, text: str, past: Episode, *, fresh: bool) -> Speaker:
+    def see(self, text: str, history: Episode, *, fresh: bool) -> Speaker:
         """Set what the speaker sees next.
 
         Args:
             text: Text that replaces the observation.
-            past: Episode with the turns whose results the speaker sees.
+            history: Episode with the turns whose results the speaker sees.
             fresh: Whether the whole context is recorded as the prompt, because another speaker had the previous turn.
         """
-        self._view = text, past, fresh
+        self._view = text, history, fresh
         return self
 
     def _ask(self, observation: str, episode: Episode, image: bytes = b"") -> Prompt:

@@ -453,10 +453,12 @@ def _belongs(key: str, values: Mapping[str, Any]) -> str:
     )
 
 
-def without_unused_keys(values: Mapping[str, Any], kept: Container[str]) -> dict[str, Any]:
-    """Return the values of `algorithm` without the keys of methods that are not chosen. kept: keys to keep anyway."""
+def without_unused_keys(values: Mapping[str, Any], kept_keys: Container[str]) -> dict[str, Any]:
+    """Return the values of `algorithm` without the keys of methods that are not chosen. kept_keys: exceptions."""
     methods = _chosen({"advantage": "gae", "loss": "ppo", **PRESETS.get(str(values.get("preset")), {}), **values})
-    unused_keys = {key for key in OWNERS if key not in kept and not any(key in kind.model_fields for kind in methods)}
+    unused_keys = {
+        key for key in OWNERS if key not in kept_keys and not any(key in kind.model_fields for kind in methods)
+    }
     return {key: value for key, value in values.items() if key not in unused_keys}
 
 

@@ -36,9 +36,9 @@ def _filter_alike(config: FilterConfig, groups: Sequence[Group]) -> list[Group]:
     return [groups[index] for index in select(config, scores, without=identical_indices)]
 
 
-def verdicts(config: FilterConfig, groups: Sequence[Group], kept: Sequence[Group]) -> dict[int, Verdict]:
-    """Return the filter's verdict on each group by its id. kept: result of `filter_groups`."""
-    kept_ids = {group.id for group in kept}
+def verdicts(config: FilterConfig, groups: Sequence[Group], kept_groups: Sequence[Group]) -> dict[int, Verdict]:
+    """Return the filter's verdict on each group by its id. kept_groups: result of `filter_groups`."""
+    kept_ids = {group.id for group in kept_groups}
     verdict_by_id: dict[int, Verdict] = {}
     for peers in by_kind(groups).values():
         scores = [group.reward_std for group in peers]

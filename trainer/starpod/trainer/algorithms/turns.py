@@ -26,9 +26,9 @@ class Units:
         index_BT = torch.where(mask_BT, index_BT, 0)
         return cls(mask_BT, index_BT, _count(mask_BT, index_BT) > 0)
 
-    def within(self, inside_BT: Tensor) -> Units:
+    def within(self, restriction_BT: Tensor) -> Units:
         """Return the units restricted to tokens where this mask is True. Units without such a token are removed."""
-        mask_BT = self.mask_BT & inside_BT
+        mask_BT = self.mask_BT & restriction_BT
         counts_BK = torch.zeros_like(self.mask_BK, dtype=torch.int64).scatter_add(1, self.index_BT, mask_BT.long())
         return Units(mask_BT, self.index_BT, counts_BK > 0)
 

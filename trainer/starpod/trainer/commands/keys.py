@@ -16,10 +16,10 @@ from starpod.trainer.config import Config
 from starpod.trainer.section import ConfigError, Kinds, Section
 
 
-def explain(wanted: str = "") -> str:
+def explain(dotted_name: str = "") -> str:
     """Return a description of configuration keys: their meaning, default and choices.
 
-    wanted: dotted name of a key or a section; "" describes all keys. Raises ConfigError if there is no such key.
+    dotted_name: dotted name of a key or a section; "" describes all keys. Raises ConfigError if there is no such key.
     """
     formatter = click.HelpFormatter(max_width=120)
     presets = [
@@ -33,7 +33,7 @@ def explain(wanted: str = "") -> str:
             field, value = type(section).model_fields[name], getattr(section, name)
             key = f"{prefix}.{name}".lstrip(".")
             known_keys += [key, prefix]
-            if isinstance(value, Section) or not f"{key}.".startswith(f"{wanted}.".lstrip(".")):
+            if isinstance(value, Section) or not f"{key}.".startswith(f"{dotted_name}.".lstrip(".")):
                 continue
             differs = name != "preset" and any(
                 getattr(preset.get((prefix, type(section)), section), name) != value for preset in presets
@@ -47,7 +47,9 @@ def explain(wanted: str = "") -> str:
                 formatter.write_dl(rows, col_max=42)
             formatter.write_paragraph()
     if not (text := formatter.getvalue()):
-        raise ConfigError(f"no key {wanted!r}{nearest(wanted, known_keys)}; `starpod train --keys` prints all")
+        raise ConfigError(
+            f"no key {dotted_name!r}{nearest(dotted_name, known_keys)}; `starpod train --keys` prints all"
+        )
     return text
 
 

@@ -36,12 +36,12 @@ def open_regular(path: Path | str) -> IO[bytes]:
     return os.fdopen(descriptor, "rb")
 
 
-def read_bytes(path: Path, most: int) -> bytes:
-    """Return a file's bytes. Raises OSError like `open_regular`, and BadData for more than `most` bytes."""
+def read_bytes(path: Path, max_bytes: int) -> bytes:
+    """Return a file's bytes. Raises OSError like `open_regular`, and BadData for more than `max_bytes`."""
     with open_regular(path) as file:
-        data = file.read(most + 1)
-    if len(data) > most:
-        raise BadData(f"it is larger than {most // 2**20} MiB")
+        data = file.read(max_bytes + 1)
+    if len(data) > max_bytes:
+        raise BadData(f"it is larger than {max_bytes // 2**20} MiB")
     return data
 
 

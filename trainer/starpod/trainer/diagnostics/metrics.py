@@ -113,9 +113,9 @@ def metrics_by_task(groups: Sequence[Group]) -> dict[str, float]:
     return metrics
 
 
-def kept_by_task(groups: Sequence[Group], kept: Sequence[Group]) -> dict[str, float]:
+def kept_by_task(groups: Sequence[Group], kept_groups: Sequence[Group]) -> dict[str, float]:
     """Return the share of each environment's groups that a filter kept, as `environments/<name>/kept_fraction`."""
-    kept_by_kind = by_kind(kept)
+    kept_by_kind = by_kind(kept_groups)
     return {
         f"environments/{name}/kept_fraction": len(kept_by_kind.get(name, ())) / len(peers)
         for name, peers in by_kind(groups).items()

@@ -214,9 +214,9 @@ class ServedEngine(ABC):
             await self._recover(error, start_count)
             await call()
 
-    async def _recover(self, error: EngineLost, started: int) -> None:
-        """Wait until a new process runs instead of process number `started`. Raises `error` if no restart is left."""
-        if self._starts != started:
+    async def _recover(self, error: EngineLost, process_number: int) -> None:
+        """Wait until a process with a higher number runs. Raises `error` if no restart is left."""
+        if self._starts != process_number:
             return
         if self._restarting is None:
             if self._closed or self._stats.restarts >= self._restarts:

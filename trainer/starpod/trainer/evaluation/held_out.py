@@ -50,7 +50,7 @@ class HeldOut:
         self.scorer = scorer
 
     async def play(
-        self, purpose: Purpose, streams: str, what: str = "", *, way: Literal["", "greedy", "best_of"] = ""
+        self, purpose: Purpose, streams: str, what: str = "", *, decoding: Literal["", "greedy", "best_of"] = ""
     ) -> dict[str, Collected]:
         """Play one episode per seed of each task.
 
@@ -59,18 +59,18 @@ class HeldOut:
             streams: Name of the random streams of the replies. Two evaluations with the same streams differ by their
                 policy, not by chance.
             what: Name of the evaluated policy, followed by a space, for the screen.
-            way: "greedy" or "best_of"; "" samples at the temperature of evaluations.
+            decoding: "greedy" or "best_of"; "" samples at the temperature of evaluations.
         """
         collected = {}
         for name, collector in self.collectors.items():
             settings = self.tasks[name].evaluation
-            if not way:
+            if not decoding:
                 self.screen.phase(
                     f"evaluating {what}on {settings.episodes} {purpose} seeds" + f" of {name}" * bool(name)
                 )
-            temperature = 0.0 if way == "greedy" else settings.temperature
+            temperature = 0.0 if decoding == "greedy" else settings.temperature
             agents = replace(collector.agents, purpose=streams, temperature=temperature)
-            if way == "best_of":
+            if decoding == "best_of":
                 assert self.scorer is not None
                 score = partial(self.parallel.in_thread, self.scorer.score)
                 agents = BestOfAgents.from_agents(agents, count=self.config.evaluation.best_of, score=score)

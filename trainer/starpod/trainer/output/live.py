@@ -297,7 +297,7 @@ class View:
             panels.append(self._episode(self.episode, width - 4, rows_left - 2))
         return Group(*panels)
 
-    def _table(self, width: int, most: int) -> Group:
+    def _table(self, width: int, max_rows: int) -> Group:
         """Return a table of the latest evaluation, the first one and the reference policies, sorted by success."""
         if not self.evaluations:
             return Group(Text("none yet", style="dim"))
@@ -311,7 +311,7 @@ class View:
         rows += [(name, result["success"], result) for name, result in (last_summary.get("environments") or {}).items()]
         # If there is too little room, keep the rows nearest to the result.
         rows.sort(key=lambda row: abs(row[1] - last_summary["success"]))
-        rows = [*rows[: max(most - 1, 0)], (f"step {step}", last_summary["success"], last_summary)]
+        rows = [*rows[: max(max_rows - 1, 0)], (f"step {step}", last_summary["success"], last_summary)]
         names = min(max(len(name) for name, _, _ in rows), 24)
         lines: list[RenderableType] = []
         for name, success, summary in sorted(rows, key=lambda row: row[1]):

@@ -33,15 +33,15 @@ def shown_files(folder: RunFolder) -> dict[str, Path]:
     return files
 
 
-def files_between(folder: RunFolder, most: int) -> tuple[dict[str, Path], int]:
+def files_between(folder: RunFolder, max_files: int) -> tuple[dict[str, Path], int]:
     """Return files of evaluations between the first and the last, by step, and the number of files left out.
 
-    If all files together exceed `most` bytes, an evenly spaced selection is returned.
+    If all files together exceed `max_files` bytes, an evenly spaced selection is returned.
     """
     files = folder.episode_files()[1:-1]
     for stride in range(1, len(files) + 1):
         chosen_files = files[stride // 2 :: stride]
-        if sum(path.stat().st_size for path in chosen_files) <= most:
+        if sum(path.stat().st_size for path in chosen_files) <= max_files:
             return {f"step {step_of(path):,}": path for path in chosen_files}, len(files) - len(chosen_files)
     return {}, len(files)
 

@@ -229,8 +229,8 @@ class RunFolder:
         write_atomic(path, "".join(to_json_line(episode.to_json()) for episode in episodes))
         return path
 
-    def write_rollouts(self, step: int, episodes: Iterable[Episode], *, most: int) -> bool:
-        """Write episodes/train-<step>.jsonl.gz, and remove the oldest of these files beyond `most` bytes in total.
+    def write_rollouts(self, step: int, episodes: Iterable[Episode], *, max_bytes: int) -> bool:
+        """Write episodes/train-<step>.jsonl.gz, and remove the oldest of these files beyond `max_bytes` in total.
 
         Returns False if the new file alone was too large and was removed. Raises CannotWrite.
         """
@@ -239,15 +239,20 @@ class RunFolder:
             write_episodes(path, episodes)
         except OSError as error:
             raise CannotWrite(path, error) from error
-        self._make_room(most)
+        self._make_room(max_bytes)
         return path.exists()
 
     def write_update(
-        self, step: int, verdicts: Mapping[int, Verdict], records: Iterable[tuple[Episode, TokenRecord]], *, most: int
+        self,
+        step: int,
+        verdicts: Mapping[int, Verdict],
+        records: Iterable[tuple[Episode, TokenRecord]],
+        *,
+        max_bytes: int,
     ) -> None:
         """Write the record of a step's update if the step's rollouts are still kept. Raises CannotWrite.
 
-        most: maximum total size of rollouts and records in bytes, beyond which the oldest ones are removed.
+        max_bytes: maximum total size of rollouts and records in bytes, beyond which the oldest ones are removed.
         """
         rollouts = self.episodes / f"train-{step:06d}.jsonl.gz"
         if not rollouts.exists():
@@ -256,16 +261,16 @@ class RunFolder:
             write_update(update_file(rollouts), verdicts, records)
         except OSError as error:
             raise CannotWrite(update_file(rollouts), error) from error
-        self._make_room(most)
+        self._make_room(max_bytes)
 
-    def _make_room(self, most: int) -> None:
-        """Remove the oldest rollouts and their update records until the total is at most `most` bytes."""
+    def _make_room(self, max_bytes: int) -> None:
+        """Remove the oldest rollouts and their update records until the total is at most `max_bytes`."""
         total = 0
         for file in sorted(self.episodes.glob("train-*.jsonl.gz"), key=step_of, reverse=True):
             for path in (file, update_file(file)):
                 if path.exists():
                     total += path.stat().st_size
-                    if total > most:
+                    if total > max_bytes:
                         path.unlink()
             if not file.exists():
                 update_file(file).unlink(missing_ok=True)

@@ -26,9 +26,9 @@ class Metric:
 WITHDRAWN = "Withdrawn: the warning about "
 
 
-def withdrawal(subject: str, why: str) -> str:
+def withdrawal(subject: str, reason: str) -> str:
     """Return the text that withdraws a warning. subject: words that the warning begins with, after an optional "an"."""
-    return f"{WITHDRAWN}{subject}; {why}."
+    return f"{WITHDRAWN}{subject}; {reason}."
 
 
 def standing_warnings(warnings: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:

@@ -272,15 +272,15 @@ class Prompter:
         return text and f"Limits: {text}."
 
 
-def fold(past: Sequence[tuple[str, str]], turns: int, user: str) -> str:
+def fold(exchanges: Sequence[tuple[str, str]], turns: int, user: str) -> str:
     """Combine the current message and the last of `turns` previous turns into a single message (`single_turn`).
 
-    `past` has the user message and the reply of each turn to show, oldest first.
+    `exchanges` has the user message and the reply of each turn to show, oldest first.
     """
-    if not past:
+    if not exchanges:
         return user
-    text = "\n\n".join(f"{message}\nYour reply: {reply}" for message, reply in past)
-    return f"Turns so far: {turns}. Shown: {len(past)}.\n\n{text}\n\nNow:\n{user}"
+    text = "\n\n".join(f"{message}\nYour reply: {reply}" for message, reply in exchanges)
+    return f"Turns so far: {turns}. Shown: {len(exchanges)}.\n\n{text}\n\nNow:\n{user}"
 
 
 def capped(observation: str, characters: int | None) -> str:

@@ -91,7 +91,7 @@ class Brancher:
             branches[-1].over = bool(error)
         return branches
 
-    async def play(self, line: Line, turns: int | None = None, past: Sequence[Turn] = ()) -> Line:
+    async def play(self, line: Line, turns: int | None = None, past_turns: Sequence[Turn] = ()) -> Line:
         """Continue a line with the arguments of `rollout.play.play`, and close its session once the episode is over."""
         episode, turn_count = line.episode, len(line.episode.turns)
         if line.over:
@@ -103,11 +103,11 @@ class Brancher:
             watch=self.watch if turns is None else _ignore,
             deadline=self.deadline,
             episode=episode,
-            past=past,
+            past_turns=past_turns,
             turns=turns,
         )
         new_turns = episode.turns[turn_count:]
-        self.spent.add(new_turns, sampled=len(new_turns) - len(past))
+        self.spent.add(new_turns, sampled=len(new_turns) - len(past_turns))
         line.over = bool(episode.end) or line.session.done or len(new_turns) != turns
         if line.over:
             await self.close([line.session])

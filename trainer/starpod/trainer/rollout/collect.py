@@ -181,7 +181,7 @@ class Collector(Generic[Players]):
                 watch=self.watch,
                 deadline=self.deadline,
                 episode=episode,
-                past=record.turns if record is not None else (),
+                past_turns=record.turns if record is not None else (),
             )
 
         if sum(bool(episode.end) and not episode.failed for episode in begun.values()) < size:

@@ -21,17 +21,17 @@ SECONDS = 20.0
 
 
 async def draw_episodes(
-    players: Mapping[str, tuple[Fleet, Task]], episodes: Iterable[tuple[Key, Episode]], *, most: int = MOST_BYTES
+    players: Mapping[str, tuple[Fleet, Task]], episodes: Iterable[tuple[Key, Episode]], *, max_bytes: int = MOST_BYTES
 ) -> dict[Key, list[bytes]]:
     """Return the PNG frames of episodes by key: one before each turn and one after the last.
 
     Episodes are left out if their environment cannot render, or if their replay fails or differs. Rendering stops at
-    the first episode whose frames would make the total exceed `most` bytes. `players` maps the name of each task to its
+    the first episode whose frames would make the total exceed `max_bytes`. `players` maps the name of each task to its
     servers and task.
     """
     frames_by_key: dict[Key, list[bytes]] = {}
     can_draw: dict[str, bool] = {}
-    bytes_left, known_frames = most, set[bytes]()
+    bytes_left, known_frames = max_bytes, set[bytes]()
     with suppress(TimeoutError, StarpodError):
         async with asyncio.timeout(SECONDS):
             for key, episode in episodes:

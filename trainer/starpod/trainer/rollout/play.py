@@ -46,7 +46,7 @@ async def play(
     watch: Callable[[Episode], None] = lambda episode: None,
     deadline: float | None = None,
     episode: Episode | None = None,
-    past: Sequence[Turn] = (),
+    past_turns: Sequence[Turn] = (),
     turns: int | None = None,
 ) -> Episode:
     """Play an episode from the session's current state to its end and return its record.
@@ -63,7 +63,7 @@ async def play(
         watch: Called with the episode when it is over.
         deadline: Seconds after which the episode fails; None is no limit.
         episode: Record to extend. The agent must have played its turns so far, or know them from `Agent.recall`.
-        past: Turns played earlier from the same state. Their replies are reused instead of sampled as long as
+        past_turns: Turns played earlier from the same state. Their replies are reused instead of sampled as long as
             `Agent.repeat` accepts them.
         turns: Maximum number of turns to play now; another call can then continue the episode. None plays to the end.
     """
@@ -73,7 +73,7 @@ async def play(
     try:
         async with limit:
             until = None if turns is None else len(episode.turns) + turns
-            over = await _play_attempts(agent, session, episode, rewards, known=deque(past), until=until)
+            over = await _play_attempts(agent, session, episode, rewards, recorded_turns=deque(past_turns), until=until)
     except (StarpodError, AgentError) as error:
         episode.end, episode.error = "failed", f"{type(error).__name__}: {error}"
     except TimeoutError:
@@ -97,7 +97,13 @@ async def play(
 
 
 async def _play_attempts(
-    agent: Agent, session: Session, episode: Episode, rewards: Rewards, *, known: deque[Turn], until: int | None
+    agent: Agent,
+    session: Session,
+    episode: Episode,
+    rewards: Rewards,
+    *,
+    recorded_turns: deque[Turn],
+    until: int | None,
 ) -> bool:
     """Play the attempts, all but the last one on separate forks of the start state.
 
@@ -109,7 +115,7 @@ async def _play_attempts(
         turn_count = len(episode.turns)
         (fork,) = await session.fork(reseed=True)
         try:
-            await _play_turns(agent, fork, episode, rewards, known=known, attempt=number)
+            await _play_turns(agent, fork, episode, rewards, recorded_turns=recorded_turns, attempt=number)
             # Do this before anything is awaited: a checkpoint that finds the attempt's end takes it for the episode's.
             attempt_turns = episode.turns[turn_count:]
             rewards.reward_improvement(previous_turns, attempt_turns)
@@ -119,7 +125,9 @@ async def _play_attempts(
             await fork.close()
     last_attempt = agent.attempts - 1
     agent.begin_attempt(last_attempt)
-    over = await _play_turns(agent, session, episode, rewards, known=known, until=until, attempt=last_attempt)
+    over = await _play_turns(
+        agent, session, episode, rewards, recorded_turns=recorded_turns, until=until, attempt=last_attempt
+    )
     rewards.reward_improvement(previous_turns, [turn for turn in episode.turns if turn.attempt == last_attempt])
     return over
 
@@ -130,7 +138,7 @@ async def _play_turns(
     episode: Episode,
     rewards: Rewards,
     *,
-    known: deque[Turn],
+    recorded_turns: deque[Turn],
     until: int | None = None,
     attempt: int,
 ) -> bool:
@@ -144,9 +152,11 @@ async def _play_turns(
             return False
         observation = session.observation
         start_time = perf_counter()
-        move: Move | Stop | None = agent.repeat(observation, episode, known.popleft()) if known else None
+        move: Move | Stop | None = (
+            agent.repeat(observation, episode, recorded_turns.popleft()) if recorded_turns else None
+        )
         if move is None:
-            known.clear()
+            recorded_turns.clear()
             move = await agent.act(observation, episode)
         if isinstance(move, Stop):
             episode.end = move.end

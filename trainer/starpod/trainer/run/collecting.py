@@ -42,7 +42,7 @@ class Collection:
     """Groups to train on."""
     played: list[Group]
     """All groups that were played, including those that dynamic sampling rejected."""
-    passed_over: list[Group] = field(default_factory=list)
+    rejected_groups: list[Group] = field(default_factory=list)
     """Groups that dynamic sampling rejected."""
     metrics: dict[str, float] = field(default_factory=dict)
     tokens: int = 0

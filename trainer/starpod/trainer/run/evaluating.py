@@ -105,7 +105,7 @@ class Evaluating:
         modes: list[Literal["greedy", "best_of"]] = ["greedy"] if self._config.evaluation.greedy else []
         modes += ["best_of"] if self._config.evaluation.best_of > 1 else []
         for mode in modes:
-            for name, collected in (await self.held_out.play("final", "evaluation", way=mode)).items():
+            for name, collected in (await self.held_out.play("final", "evaluation", decoding=mode)).items():
                 figures[name][mode] = held_out_figures(collected)
         summary |= overall(figures)
         summary["seconds"] = perf_counter() - start_time

@@ -24,33 +24,33 @@ class RolloutLog:
         self._parallel = parallel
         self._screen = screen
         self._mib = mib
-        self._played: Sequence[Group] = ()
+        self._groups: Sequence[Group] = ()
         self._verdicts: dict[int, Verdict] = {}
 
     @property
     def enabled(self) -> bool:
-        return self._most > 0
+        return self._max_bytes > 0
 
     @property
-    def _most(self) -> int:
+    def _max_bytes(self) -> int:
         return int(self._mib * 2**20)
 
-    def begin(self, played: Sequence[Group], passed_over: Sequence[Group]) -> None:
-        """Set the groups of a step. passed_over: groups that dynamic sampling rejected."""
+    def begin(self, groups: Sequence[Group], rejected_groups: Sequence[Group]) -> None:
+        """Set the groups of a step. rejected_groups: groups that dynamic sampling rejected."""
         verdict = Verdict(False, "Its returns are all the same: dynamic sampling replaced it.")
-        self._played, self._verdicts = played, {group.id: verdict for group in passed_over}
+        self._groups, self._verdicts = groups, {group.id: verdict for group in rejected_groups}
 
-    def judge(self, config: FilterConfig, groups: Sequence[Group], kept: Sequence[Group]) -> None:
+    def judge(self, config: FilterConfig, groups: Sequence[Group], kept_groups: Sequence[Group]) -> None:
         """Record which groups the filter kept, and why."""
         if self.enabled and self._parallel.is_main:
-            self._verdicts |= verdicts(config, groups, kept)
+            self._verdicts |= verdicts(config, groups, kept_groups)
 
     async def write_rollouts(self, step: int) -> None:
         """Write the episodes of a step. Raises CannotWrite."""
         if not (self.enabled and self._parallel.is_main):
             return
-        episodes = [episode for group in self._played for episode in group.members]
-        if not await self._parallel.in_thread(self._folder.write_rollouts, step, episodes, most=self._most):
+        episodes = [episode for group in self._groups for episode in group.members]
+        if not await self._parallel.in_thread(self._folder.write_rollouts, step, episodes, max_bytes=self._max_bytes):
             self._screen.warn(
                 f"the episodes of one step take more than collect.keep_mib ({self._mib:g}) and are not kept: raise it, "
                 "or set it to 0"
@@ -60,5 +60,5 @@ class RolloutLog:
         """Write the verdicts and the update's record of each token. Raises CannotWrite."""
         if self._parallel.is_main:
             await self._parallel.in_thread(
-                self._folder.write_update, step, self._verdicts, record.tokens(), most=self._most
+                self._folder.write_update, step, self._verdicts, record.tokens(), max_bytes=self._max_bytes
             )

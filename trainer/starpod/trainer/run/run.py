@@ -229,7 +229,7 @@ class Run:
         collection = await self.collecting.collect(self.progress)
         self.metrics |= collection.metrics
         self.progress.tokens += collection.tokens
-        self.rollouts.begin(collection.played, collection.passed_over)
+        self.rollouts.begin(collection.played, collection.rejected_groups)
         if self.scorer is None:  # a scorer first adds its reward part
             await self.rollouts.write_rollouts(self.progress.step)
         self.metrics |= await self.diagnosis.measure(collection.played, self.progress.step, self._fresh_version)

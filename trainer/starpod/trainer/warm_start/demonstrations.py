@@ -153,8 +153,8 @@ async def collect_demonstrations(
     return await together(map(with_earlier, seeds))
 
 
-def join_turns(demonstration: Demonstration, most: int, rng: random.Random) -> Demonstration:
-    """Join moves into turns of 1 to `most` moves. A turn is imitated if all of its moves are."""
+def join_turns(demonstration: Demonstration, max_moves: int, rng: random.Random) -> Demonstration:
+    """Join moves into turns of 1 to `max_moves` moves. A turn is imitated if all of its moves are."""
     turns: list[Turn] = []
     imitate: list[bool] = []
     moves_left = 0
@@ -171,7 +171,7 @@ def join_turns(demonstration: Demonstration, most: int, rng: random.Random) -> D
         else:
             turns.append(turn)
             imitate.append(imitated)
-            moves_left = rng.randint(1, most)
+            moves_left = rng.randint(1, max_moves)
         moves_left -= 1
     return replace(demonstration, episode=replace(demonstration.episode, turns=turns), imitate=imitate)
 

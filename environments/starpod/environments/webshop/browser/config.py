@@ -74,8 +74,8 @@ def _program(variable: str, names: tuple[str, ...]) -> str:
     )
 
 
-def _number(variable: str, default: int, most: int) -> int:
+def _number(variable: str, default: int, maximum: int) -> int:
     text = os.environ.get(variable, str(default))
-    if not (text.isdecimal() and 1 <= int(text) <= most):
-        raise Unavailable(f"{variable} is {text!r}; it must be a whole number from 1 to {most}")
+    if not (text.isdecimal() and 1 <= int(text) <= maximum):
+        raise Unavailable(f"{variable} is {text!r}; it must be a whole number from 1 to {maximum}")
     return int(text)

@@ -51,10 +51,10 @@ class View:
             return int(number) - 1
         return index
 
-    def _find_text(self, wanted: str) -> int | None:
-        action = f"click[{wanted}]"
+    def _find_text(self, text: str) -> int | None:
+        action = f"click[{text}]"
         for index, element in enumerate(self.elements):
-            if not element.field and (element.value.lower() == action or element.text.lower() == wanted):
+            if not element.field and (element.value.lower() == action or element.text.lower() == text):
                 return index
         return None
 

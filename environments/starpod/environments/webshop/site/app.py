@@ -37,7 +37,7 @@ from starpod.environments.webshop.shop.markup import (
 )
 from starpod.report import form as options
 from starpod.report.site import Guard, headers
-from starpod.v1.serving import refusal, whole
+from starpod.v1.serving import parse_whole, refusal
 
 from .service import Page, Place, Refused, Service
 from .trail import Trail
@@ -324,7 +324,7 @@ def _encode_place(place: Place) -> str:
 
 def _place(form: Mapping[str, str]) -> Place:
     """Return the step for which the form was made. Raises HTTPException 400 if it is missing."""
-    epoch, index = whole(form.get("epoch", ""), _MAX_INDEX), whole(form.get("step_index", "0"), _MAX_INDEX)
+    epoch, index = parse_whole(form.get("epoch", ""), _MAX_INDEX), parse_whole(form.get("step_index", "0"), _MAX_INDEX)
     if epoch is None or index is None:
         raise HTTPException(400, "The form does not say for which step it was meant. Open the page again.")
     return Place(epoch, index)
@@ -335,7 +335,7 @@ def _seed(text: str) -> int | None:
     text = text.strip()
     if not text:
         return None
-    if (seed := whole(text, _MAX_SEED)) is None:
+    if (seed := parse_whole(text, _MAX_SEED)) is None:
         raise ValueError("The seed is a whole number from 0 to 2^64 - 1.")
     return seed
 

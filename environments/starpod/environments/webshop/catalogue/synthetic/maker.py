@@ -299,9 +299,9 @@ class Maker:
         ]
 
 
-def _remember(random: Random, kept: list[Any], new: Any, most: int) -> None:
+def _remember(random: Random, items: list[Any], new: Any, max_items: int) -> None:
     """Add an item to a list. If the list is full, replace a random item."""
-    if len(kept) < most:
-        kept.append(new)
+    if len(items) < max_items:
+        items.append(new)
     else:
-        kept[int(random() * most)] = new
+        items[int(random() * max_items)] = new
