@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from starpod.client import Fleet, ServerBug, StarpodError
-from starpod.client.connection.replies import MOST
 from starpod.client.errors import from_status
 from starpod.client.transport import FORKED
 from starpod.v1 import environment_pb2 as pb
+from starpod.v1.values import MAX_REWARD
 from tests.client.fake_server import FakeServer
 from tests.support import ServerProcess
 
@@ -225,7 +225,7 @@ def test_random_replies_end_in_an_answer_or_an_error(number: int, kind: str) -> 
                     if isinstance(result, tuple | list):
                         assert len(result) == 2
                     elif hasattr(result, "reward"):
-                        assert abs(result.reward) <= MOST and len(result.outcomes) == 1
+                        assert abs(result.reward) <= MAX_REWARD and len(result.outcomes) == 1
 
     asyncio.run(play())
 

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 from google.protobuf import struct_pb2
 
-from starpod.env_server.environment import Concurrency, Environment, Limits, Outcome, TensorSpec
+from starpod.env_server.environment import BadResult, Concurrency, Environment, Limits, Outcome, TensorSpec
 from starpod.env_server.episode import UNKNOWN_NAME, Observation, Transition, Want
 from starpod.env_server.errors import bad_argument
 from starpod.v1 import environment_pb2 as pb
@@ -185,21 +185,29 @@ def part_to(part: Part) -> pb.Part:
 def fill_observation(message: pb.Observation, observation: Observation) -> None:
     """Write an observation into an empty message. Creating a message and copying it would take three times as long."""
     parts, state_key, extras = observation
-    if isinstance(parts, str):
-        message.parts.add().text = parts
-    else:
-        message.parts.extend(map(part_to, parts))
-    if state_key:
-        message.state_key = state_key
-    if extras is not None:
-        if extras.valid_actions is not None:
-            message.valid_actions.extend([action_to(action) for action in extras.valid_actions])
-        if extras.expert_action is not None:
-            message.expert_action.CopyFrom(action_to(extras.expert_action))
-        if extras.score is not None:
-            message.score = extras.score
-        if extras.agent_id:
-            message.agent_id = extras.agent_id
+    method, result = "observe", parts
+    try:
+        if isinstance(parts, str):
+            message.parts.add().text = parts
+        else:
+            message.parts.extend(map(part_to, parts))
+        if state_key:
+            method, result = "state_key", state_key
+            message.state_key = state_key
+        if extras is not None:
+            if extras.valid_actions is not None:
+                method, result = "valid_actions", extras.valid_actions
+                message.valid_actions.extend([action_to(action) for action in extras.valid_actions])
+            if extras.expert_action is not None:
+                method, result = "expert_action", extras.expert_action
+                message.expert_action.CopyFrom(action_to(extras.expert_action))
+            if extras.score is not None:
+                message.score = extras.score
+            if extras.agent_id:
+                method, result = "agent_id", extras.agent_id
+                message.agent_id = extras.agent_id
+    except (TypeError, ValueError) as error:
+        raise BadResult.unsendable(method, result, error) from error
 
 
 def observation_to(observation: Observation) -> pb.Observation:
@@ -232,6 +240,14 @@ def fill_transition(message: pb.Transition, transition: Transition | pb.Transiti
         return
     fill_observation(message.observation, transition.observation)
     message.reward = transition.reward
+    try:
+        _fill_result(message, transition)
+    except (TypeError, ValueError) as error:
+        raise BadResult.unsendable("step", transition.details or transition.outcomes, error) from error
+
+
+def _fill_result(message: pb.Transition, transition: Transition) -> None:
+    """Write what `step` returned."""
     for outcome in transition.outcomes:
         _fill_outcome(message.outcomes.add(), outcome)
     if transition.end_reason:

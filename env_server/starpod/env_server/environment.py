@@ -23,7 +23,7 @@ import hashlib
 import json
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -220,6 +220,18 @@ itself.
 """
 
 
+class BadResult(TypeError):
+    """A method of an environment returned a value that cannot be used. The server adds its class, file and line."""
+
+    def __init__(self, method: str, problem: str) -> None:
+        super().__init__(f"{method} returned {problem}")
+        self.method, self.problem = method, problem
+
+    @classmethod
+    def unsendable(cls, method: str, value: Any, error: Exception) -> BadResult:
+        return cls(method, f"{repr(value)[:80]}, which cannot be sent: {error}")
+
+
 class Environment(ABC):
     """Base class of environments. One instance is one session; `reset` starts its next episode.
 
@@ -285,7 +297,8 @@ class Environment(ABC):
     def observe(self) -> str | Sequence[Part]:
         """Return the observation after a reset or a turn. The default is the state drawn as text."""
         text = self.render("text")
-        assert isinstance(text, str)
+        if not isinstance(text, str):
+            raise BadResult("render", f"{type(text).__name__}, not str")
         return text
 
     def instructions(self) -> str:
@@ -376,18 +389,24 @@ def digest(text: str) -> bytes:
 def digest_observation(observation: str | Sequence[Part]) -> bytes:
     """Return a 16-byte digest of an observation. Equal parts have equal digests on every machine."""
     if isinstance(observation, str):
-        return hashlib.blake2b(observation.encode(), digest_size=16).digest()
-    digest = hashlib.blake2b(digest_size=16)
+        return digest(observation)
+    if not isinstance(observation, Iterable):
+        raise BadResult("observe", f"{type(observation).__name__}, not str or a list of parts")
+    hasher = hashlib.blake2b(digest_size=16)
     for part in observation:
         match part:
             case str():
-                kind, data = b"text", part.encode()
+                kind, data = b"text", part.encode("utf-8", "surrogatepass")
             case Image():
                 kind, data = part.mime.encode(), part.data
             case JSON():
                 kind, data = b"json", json.dumps(part.value, sort_keys=True, separators=(",", ":")).encode()
-            case _:
+            case np.ndarray() | np.generic():
                 kind, data = f"{part.dtype}{part.shape}".encode(), np.ascontiguousarray(part).tobytes()
-        digest.update(b"%d:%b%d:" % (len(kind), kind, len(data)))
-        digest.update(data)
-    return digest.digest()
+            case _:
+                raise BadResult(
+                    "observe", f"a part that is {type(part).__name__}, not str, Image, JSON or a NumPy array"
+                )
+        hasher.update(b"%d:%b%d:" % (len(kind), kind, len(data)))
+        hasher.update(data)
+    return hasher.digest()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from sys import float_info
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from starpod.env_server.effects import EffectFailed, Journal
 from starpod.env_server.environment import UNKNOWN_NAME as UNKNOWN_NAME
 from starpod.env_server.environment import (
+    BadResult,
     Busy,
     Concurrency,
     Environment,
@@ -24,7 +25,7 @@ from starpod.env_server.environment import (
 )
 from starpod.env_server.seeding import derive_seed
 from starpod.env_server.state import StateError, decode, encode
-from starpod.v1.values import DEEPEST_INFO, EndReason, Image, Part
+from starpod.v1.values import DEEPEST_INFO, MAX_REWARD, EndReason, Image, Part
 from starpod.v1.values import Want as Want
 
 
@@ -185,6 +186,8 @@ class Episode:
                 outcomes.append(outcome)
                 action_count += 1
                 action_reward, terminated, truncated, success, _, _, reward_parts, criteria, info = outcome
+                if not -MAX_REWARD <= action_reward <= MAX_REWARD:
+                    _expect_number("step", "a reward of", action_reward, MAX_REWARD)
                 reward += action_reward
                 if info is not None or reward_parts is not None or criteria is not None:
                     if outcome is UNKNOWN_NAME:  # checked only if there is info, so that other steps pay nothing
@@ -195,8 +198,8 @@ class Episode:
                     end = EndReason.TERMINAL
                 elif truncated:
                     end = EndReason.ENVIRONMENT_LIMIT
-            if not isfinite(reward):
-                raise ValueError(f"{type(environment).__name__}.step returned a reward that is not finite: {reward}")
+            if not -MAX_REWARD <= reward <= MAX_REWARD:
+                _expect_number("step", "rewards that add up to", reward, MAX_REWARD)
             self.turns = turns + 1
             self.actions = action_count
             if not end:
@@ -223,7 +226,9 @@ class Episode:
             raise TooLate(error) from error
         except (TypeError, ValueError) as error:
             if outcomes and not isinstance(result := outcomes[-1], Outcome | None):
-                raise TypeError(f"step returned {repr(result)[:80]}; return an Outcome") from error
+                raise BadResult("step", f"{repr(result)[:80]}; return an Outcome") from error
+            if outcomes and isinstance(result, Outcome):
+                _expect_number("step", "a reward of", result.reward, MAX_REWARD)
             raise
 
     def undoable_turn(self, actions: Sequence[Any], want: Want) -> Transition:
@@ -262,6 +267,14 @@ class Episode:
         parts, extras = self._extras(want, pictures)
         return Observation(parts, state_key, extras)
 
+    def render(self, mode: str) -> str | bytes:
+        """Return one frame. Raises BadResult if it is not what the mode asks for."""
+        picture = self.environment.render(mode)
+        expected = bytes if mode == "png" else str
+        if not isinstance(picture, expected):
+            raise BadResult("render", f"{type(picture).__name__}, not {expected.__name__}")
+        return picture if isinstance(picture, bytes) else expect_text("render", picture)
+
     def _go_back(self, before: Episode) -> None:
         self.environment, self.turns, self.actions = before.environment, before.turns, before.actions
         self.end_reason = before.end_reason
@@ -283,7 +296,7 @@ class Episode:
             picture_key = environment.state_key() + digest_observation(parts) if pictures is not None else b""
             frame = pictures.get(picture_key) if pictures else None
             if frame is None:
-                data = environment.render("png")
+                data = self.render("png")
                 assert isinstance(data, bytes)
                 frame = data
                 if pictures is not None:
@@ -292,7 +305,7 @@ class Episode:
         return parts, Extras(
             environment.valid_actions() if want.valid_actions and live else None,
             environment.expert_action() if want.expert_action and live else None,
-            _finite("a score", environment.score()) if want.score else None,
+            _expect_number("score", "", environment.score()) if want.score else None,
             environment.agent_id(),
         )
 
@@ -387,14 +400,31 @@ def _is_code(environment: type[Environment], name: str) -> bool:
     return name in ("spec", "Options") or callable(getattr(environment, name, None))
 
 
-def _finite(what: str, value: float | None) -> Any:
-    if value is not None and not isfinite(value):
-        raise ValueError(f"the environment returned {what} that is not finite: {value}")
-    return value
+def expect_text(method: str, text: Any) -> str:
+    """Return a text that a method returned. Raises BadResult if it is not one that can be sent."""
+    if not isinstance(text, str):
+        raise BadResult(method, f"{type(text).__name__}, not str")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise BadResult.unsendable(method, text, error) from error
+    return text
+
+
+def _expect_number(method: str, what: str, value: Any, limit: float = float_info.max) -> Any:
+    """Return a number or None that a method returned. Raises BadResult for anything else and beyond the limit."""
+    try:
+        is_good = value is None or abs(float(value)) <= limit
+    except (TypeError, ValueError):
+        is_good = False
+    if is_good and not isinstance(value, str | bytes):
+        return value
+    rule = "it must be finite" + (f" and at most {limit:g}" if limit < float_info.max else "")
+    raise BadResult(method, f"{what} {repr(value)[:80]}; {rule}".lstrip())
 
 
 def _expect_json(info: Mapping[str, Any]) -> None:
-    """Raise ValueError if `info` holds a number that JSON cannot express, or is nested too deeply for clients."""
+    """Raise BadResult if `info` holds a number that JSON cannot express, or is nested too deeply for clients."""
     level: list[Any] = [info]
     for _ in range(DEEPEST_INFO):
         next_level: list[Any] = []
@@ -406,11 +436,11 @@ def _expect_json(info: Mapping[str, Any]) -> None:
             elif isinstance(value, list | tuple):
                 next_level += value
             elif isinstance(value, float):
-                _finite("a number in info", value)
+                _expect_number("step", "info with the number", value)
         if not next_level:
             return
         level = next_level
-    raise ValueError(f"the environment returned info that is nested more than {DEEPEST_INFO} deep")
+    raise BadResult("step", f"info that is nested more than {DEEPEST_INFO} deep")
 
 
 def _merge(details: Details | None, outcome: Outcome) -> Details:
@@ -419,7 +449,10 @@ def _merge(details: Details | None, outcome: Outcome) -> Details:
     if outcome.reward_parts is not None:
         parts = dict(parts or {})
         for name, value in outcome.reward_parts.items():
-            parts[name] = _finite(f"a reward part {name!r}", parts.get(name, 0.0) + value)
+            _expect_number("step", f"a reward part {name!r} of", value, MAX_REWARD)
+            parts[name] = _expect_number(
+                "step", f"reward parts {name!r} that add up to", parts.get(name, 0.0) + value, MAX_REWARD
+            )
     if outcome.criteria is not None:
         criteria = {**(criteria or {}), **outcome.criteria}
     if outcome.info is not None:

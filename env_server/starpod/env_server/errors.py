@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -140,6 +141,12 @@ def place_of(error: BaseException) -> str:
         return ""
     file = author_calls[0][0]  # not a file of functions that it called, such as the standard library's
     return f"{os.path.basename(file)}, line {[line for name, line in author_calls if name == file][-1]}"
+
+
+def place_of_function(function: Callable[..., object]) -> str:
+    """Return file and line where a function is defined, such as `vault.py, line 9`; empty if it is not Python."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return f"{os.path.basename(code.co_filename)}, line {code.co_firstlineno}" if code else ""
 
 
 def bad_argument(path: str, problem: str) -> CallError:

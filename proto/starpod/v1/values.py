@@ -64,6 +64,9 @@ Part = str | Image | JSON | np.ndarray
 DEEPEST_INFO = 25
 """Maximum nesting of `info`. Protobuf parses at most 100 nested messages, and each level of a Struct takes three."""
 
+MAX_REWARD = 1e12
+"""Maximum magnitude of a reward. Trainers use float32, whose range must hold sums of squared rewards."""
+
 
 class EndReason(enum.IntEnum):
     """Reason for which an episode ended, with the protocol's numbers."""

@@ -2,21 +2,27 @@
 
 import pytest
 
+from starpod.env_server import Limits, Outcome
 from starpod.env_server.config import ServerLimits
+from starpod.env_server.convert import fill_transition
+from starpod.env_server.effects import Journal
+from starpod.env_server.environment import BadResult
+from starpod.env_server.processes.hosts import EnvironmentBug, LocalHost, Pools, ResetPlan
 from starpod.v1 import environment_pb2 as pb
+from starpod.v1.values import Want
 from tests.env_server.conftest import INTACT, LOST, Client, Serve, Stream, entered, step_request, text_of
-from tests.env_server.troublesome import Waiting
+from tests.env_server.troublesome import Waiting, Walk
 
 
 @pytest.mark.parametrize(
     ("environment", "action", "told"),
     [
         ("walk-v1", "bug", "walk-v1: Step raised RuntimeError: a bug on purpose"),
-        ("walk-v1", "nan", "a reward that is not finite: nan"),
+        ("walk-v1", "nan", "Walk.step returned a reward of nan; it must be finite"),
         *((f"unruly{kind}-v1", "exit", "Step raised SystemExit: 3") for kind in ("", "_thread")),
         *((f"unruly{kind}-v1", "stop", "Step raised StopIteration: no more") for kind in ("", "_thread")),
         *((f"unruly{kind}-v1", action, "") for kind in ("", "_thread", "_process") for action in ("info", "text")),
-        ("unruly-v1", "array", "a number in info that is not finite: nan"),
+        ("unruly-v1", "array", "Unruly.step returned info with the number nan"),
         ("fragile-v1", "raise", "Step raised KeyError"),
         ("fragile-v1", "talk", "Step raised TooLarge"),  # a text too large to leave its process
     ],
@@ -40,6 +46,50 @@ async def test_a_step_that_fails_costs_its_own_session(
     missing = (await client.ask("Renew", session_ids=[by_call.session_id, good[0].session_id])).missing
     assert list(missing) == [by_call.session_id]
     assert await client.live() == 4
+
+
+@pytest.mark.parametrize(
+    ("method", "result", "told"),
+    [
+        ("render", 5, "render returned int, not str"),
+        ("render", "half \ud800", r"render returned 'half \ud800', which cannot be sent: 'utf-8' codec"),
+        ("observe", 5, "observe returned int, not str or a list of parts"),
+        ("observe", [5], "observe returned a part that is int"),
+        ("instructions", "\ud800", r"instructions returned '\ud800', which cannot be sent"),
+        ("valid_actions", [object()], "valid_actions returned [<object"),
+        ("agent_id", 5, "agent_id returned 5, which cannot be sent"),
+        ("score", "good", "score returned 'good'; it must be finite"),
+        ("step", Outcome(reward=1e30), "step returned a reward of 1e+30; it must be finite and at most 1e+12"),
+        ("step", Outcome(reward_parts={"a": 1e30}), "step returned a reward part 'a' of 1e+30"),
+        ("step", Outcome(reward="high"), "step returned a reward of 'high'"),  # type: ignore[arg-type]
+        ("step", Outcome(info={"\ud800": 1}), "step returned Details("),
+        ("step", 5, "step returned 5; return an Outcome"),
+    ],
+)
+async def test_a_result_that_cannot_be_used_names_its_method_and_line(method: str, result: object, told: str) -> None:
+    class Trap(Walk):
+        def agent_id(self) -> str:
+            return ""
+
+    def trap(*_: object) -> object:
+        return result
+
+    setattr(Trap, method, trap)
+    trap.__name__ = method
+    want = Want(valid_actions=True, score=True, state_key=True)
+    host = LocalHost(Trap, Pools.of(1, 60.0), Journal(), want)
+
+    async def play() -> None:
+        await host.reset(ResetPlan(Walk.Options(), Limits(), 1, 1, want))
+        try:
+            fill_transition(pb.Transition(), await host.turn(["Left"], want))
+        except BadResult as error:  # as the server does
+            raise EnvironmentBug.from_exception(Trap, error, intact=False) from error
+
+    with pytest.raises(EnvironmentBug) as raised:
+        await play()
+    assert raised.value.message.startswith(f"Trap.{told}")
+    assert raised.value.message.endswith(f"(test_bugs.py, line {trap.__code__.co_firstlineno})")
 
 
 async def test_a_step_that_broke_is_not_played_again_by_its_repeat_in_the_same_batch(client: Client) -> None:

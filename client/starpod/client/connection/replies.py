@@ -14,10 +14,7 @@ from google.protobuf.message import Message
 
 from starpod.client.versions import satisfies
 from starpod.v1 import environment_pb2 as pb
-from starpod.v1.values import DEEPEST_INFO, EndReason
-
-MOST = 1e12
-"""Maximum magnitude of a reward. Trainers use float32, whose range must hold sums of squared rewards."""
+from starpod.v1.values import DEEPEST_INFO, MAX_REWARD, EndReason
 
 
 class BadReply(ValueError):
@@ -62,10 +59,10 @@ def check_transition(transition: pb.Transition, actions: int) -> None:
 
 
 def check_rewards(rewards: Sequence[float]) -> None:
-    """Raise BadReply if a reward is not finite or its magnitude exceeds MOST. Valid rewards take no Python loop."""
-    if rewards and not (isfinite(sum(rewards)) and min(rewards) >= -MOST and max(rewards) <= MOST):
-        bad_reward = next(reward for reward in rewards if not abs(reward) <= MOST)
-        raise BadReply(f"a reward of {bad_reward}; rewards are finite and at most {MOST:g}")
+    """Raise BadReply if a reward is not finite or its magnitude exceeds MAX_REWARD. This takes no Python loop."""
+    if rewards and not (isfinite(sum(rewards)) and min(rewards) >= -MAX_REWARD and max(rewards) <= MAX_REWARD):
+        bad_reward = next(reward for reward in rewards if not abs(reward) <= MAX_REWARD)
+        raise BadReply(f"a reward of {bad_reward}; rewards are finite and at most {MAX_REWARD:g}")
 
 
 def _expect_sessions(sessions: Sequence[pb.Session], count: int) -> None:

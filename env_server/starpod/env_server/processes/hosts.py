@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol, TypeVar
 from starpod.env_server import convert
 from starpod.env_server.effects import Journal
 from starpod.env_server.environment import (
+    BadResult,
     Busy,
     Concurrency,
     Environment,
@@ -18,8 +19,8 @@ from starpod.env_server.environment import (
     OptionsError,
     Unavailable,
 )
-from starpod.env_server.episode import Episode, EpisodeOver, Pictures, Transition, Want
-from starpod.env_server.errors import place_of
+from starpod.env_server.episode import Episode, EpisodeOver, Pictures, Transition, Want, expect_text
+from starpod.env_server.errors import place_of, place_of_function
 from starpod.env_server.processes.threads import Hung, ThreadPool
 from starpod.env_server.state import StateError
 from starpod.env_server.timing import measured
@@ -52,9 +53,18 @@ class EnvironmentBug(Exception):
         self.intact = intact
 
     @classmethod
-    def from_exception(cls, error: Exception | SystemExit, *, intact: bool) -> EnvironmentBug:
-        location = place_of(error)
-        return cls(type(error).__name__, f"{error} ({location})" if location else str(error), intact=intact)
+    def from_exception(
+        cls, environment: type[Environment], error: Exception | SystemExit, *, intact: bool
+    ) -> EnvironmentBug:
+        text, location = str(error), place_of(error)
+        if isinstance(error, BadResult):  # its method has returned, so the traceback does not show it
+            by_default = error.method == "observe" and environment.observe is Environment.observe
+            method = getattr(environment, "render" if by_default else error.method)
+            text, location = (
+                f"{environment.__name__}.{method.__name__} returned {error.problem}",
+                place_of_function(method),
+            )
+        return cls(type(error).__name__, f"{text} ({location})" if location else text, intact=intact)
 
     @classmethod
     def of_copy(cls, death: HostDied) -> EnvironmentBug:
@@ -138,12 +148,8 @@ def start_episode(
 
 
 def instructions_of(episode: Episode) -> str:
-    """Return the instructions. Raises TypeError or UnicodeEncodeError if they are not text that can be sent."""
-    instructions = episode.environment.instructions()
-    if not isinstance(instructions, str):
-        raise TypeError(f"instructions() returned a {type(instructions).__name__}, not a str")
-    instructions.encode()
-    return instructions
+    """Return the instructions. Raises BadResult if they are not text that can be sent."""
+    return expect_text("instructions", episode.environment.instructions())
 
 
 def expect_playable(episode: Episode) -> None:
@@ -230,10 +236,10 @@ class LocalHost:
         )
 
     async def render(self, mode: str) -> str | bytes:
-        environment = self._live().environment
+        episode = self._live()
         is_slow = mode == "png" or self._environment.spec.slow_render
         pool = self._drawing_pool(_PICTURE) if is_slow else None
-        return await self._run(lambda: environment.render(mode), intact=True, pool=pool)
+        return await self._run(lambda: episode.render(mode), intact=True, pool=pool)
 
     async def instructions(self) -> str:
         episode = self._live()
@@ -292,7 +298,7 @@ class LocalHost:
             except (Busy, EpisodeOver, OptionsError, StateError, Unavailable):
                 raise
             except (Exception, SystemExit) as error:
-                raise EnvironmentBug.from_exception(error, intact=intact) from error
+                raise EnvironmentBug.from_exception(self._environment, error, intact=intact) from error
 
         measured_work = measured(work)
         if self._threaded:

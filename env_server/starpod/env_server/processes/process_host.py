@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from dataclasses import asdict
-from math import isfinite
 from multiprocessing.context import ForkServerProcess
 from typing import Any, ClassVar, TypeVar
 
@@ -50,7 +49,7 @@ from starpod.env_server.sandbox.sandbox import Report, Sandbox, close_inherited,
 from starpod.env_server.state import StateError, decode, encode
 from starpod.env_server.timing import environment_works
 from starpod.v1 import environment_pb2 as pb
-from starpod.v1.values import Action
+from starpod.v1.values import MAX_REWARD, Action
 
 logger = logging.getLogger(__name__)
 
@@ -100,8 +99,9 @@ class ProcessHost:
         request = pb.StepRequest(actions=[convert.action_to(action) for action in actions])
         data = await self._call("turn", request.SerializeToString(), _want_flags(want))
         transition = self._message(pb.Transition, data)
-        self._expect_finite("reward", transition.reward, *transition.reward_parts.values())
-        self._expect_finite("score", transition.observation.score)
+        rewards = [transition.reward, *transition.reward_parts.values()]
+        self._expect_numbers("reward", *rewards, *(outcome.reward for outcome in transition.outcomes))
+        self._expect_numbers("score", transition.observation.score)
         return transition
 
     async def observe(self, want: Want, pictures: Pictures | None = None) -> pb.Observation:
@@ -167,8 +167,8 @@ class ProcessHost:
         except (DecodeError, TypeError) as error:
             raise self._distrust(f"no {kind.__name__}") from error
 
-    def _expect_finite(self, what: str, *values: float) -> None:
-        if bad_values := [value for value in values if not isfinite(value)]:
+    def _expect_numbers(self, what: str, *values: float) -> None:
+        if bad_values := [value for value in values if not abs(value) <= MAX_REWARD]:
             raise self._distrust(f"a {what} of {bad_values[0]}")
 
     def _distrust(self, reply: str) -> HostDied:
@@ -315,7 +315,8 @@ def _child_main(connection: socket.socket, reference: Reference, sandbox: Sandbo
         except TooLarge as error:
             reply = pack_error("large", str(error), type(error).__name__)
         except Exception as error:
-            reply = pack_error("bug", str(error), type(error).__name__)
+            bug = EnvironmentBug.from_exception(environment, error, intact=False)
+            reply = pack_error("bug", bug.message, bug.exception)
         _send(stream, reply)
     # Skip all clean-up, because the environment may be in any state.
     os._exit(0)
@@ -359,7 +360,7 @@ def _answer(
         case "observe", [want]:
             return episode, convert.observation_to(episode.observe(Want(*want))).SerializeToString()
         case "render", [mode]:
-            return episode, episode.environment.render(mode)
+            return episode, episode.render(mode)
         case "instructions", []:
             return episode, instructions_of(episode)
         case "save", []:

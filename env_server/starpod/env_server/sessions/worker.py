@@ -191,7 +191,7 @@ class Worker:
 
     def break_off(self, session: Session, error: Exception | SystemExit) -> CallError:
         """Return ENVIRONMENT_BUG for a Step that failed or whose transition cannot be sent. The session is lost."""
-        bug = EnvironmentBug.from_exception(error, intact=False)
+        bug = EnvironmentBug.from_exception(session.environment, error, intact=False)
         bug.__cause__ = error
         return self._bug(session, bug, "Step")
 
