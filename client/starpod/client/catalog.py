@@ -91,7 +91,11 @@ def expect_writable(*files: str) -> None:
 
 VERSION = click.option("--version", default="", metavar="VERSION", help="This version exactly, instead of the newest.")
 OPTIONS = click.option(
-    "--option", "assignments", multiple=True, metavar="KEY=VALUE", help="An environment option. Repeatable."
+    "--option",
+    "assignments",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="An environment option, as JSON; strings may omit their quotes. Repeatable.",
 )
 JSON = click.option(
     "--json", "json_file", metavar="FILE", default="", help="Write the report as JSON; - for standard output."
@@ -227,7 +231,7 @@ def options_schema(spec: pb.EnvironmentSpec) -> dict[str, dict[str, Any]]:
 
 
 def parse_options(spec: pb.EnvironmentSpec, assignments: Sequence[str]) -> dict[str, Any]:
-    """Parse `key=value` pairs as options. Values are parsed as JSON if possible, unless the option is a string.
+    """Parse `key=value` pairs as options. Values are JSON, and strings may omit their quotes.
 
     Raises:
         BadParameter: an option is unknown. The message suggests a similar one and lists all options.
@@ -244,7 +248,9 @@ def parse_options(spec: pb.EnvironmentSpec, assignments: Sequence[str]) -> dict[
                 f"{spec.id} has no option {key!r}{nearest(key, list(schema))} Its options: {options_text}",
                 param_hint="--option",
             )
-        options[key] = text if schema.get(key, {}).get("type") == "string" else _json_or_text(text)
+        value = _json_or_text(text)
+        is_unquoted = schema.get(key, {}).get("type") == "string" and not isinstance(value, str)
+        options[key] = text if is_unquoted else value  # 7 is the text "7" if the option is a string
         try:
             expect_exact(options[key])
         except ValueError as error:

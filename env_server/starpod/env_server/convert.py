@@ -185,7 +185,8 @@ def part_to(part: Part) -> pb.Part:
 def fill_observation(message: pb.Observation, observation: Observation) -> None:
     """Write an observation into an empty message. Creating a message and copying it would take three times as long."""
     parts, state_key, extras = observation
-    method, result = "observe", parts
+    method: str = "observe"
+    result: Any = parts
     try:
         if isinstance(parts, str):
             message.parts.add().text = parts

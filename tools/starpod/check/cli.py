@@ -74,7 +74,7 @@ def _levels(_: click.Context, __: click.Parameter, value: str) -> set[str]:
     "options",
     multiple=True,
     metavar="NAME=JSON",
-    help="An environment option, for every session (repeatable). Default: the schema's default.",
+    help="An environment option, for every session; strings may omit their quotes. Repeatable.",
 )
 @click.option("--slow", is_flag=True, help="Also run tests that take more than a minute.")
 @access_options

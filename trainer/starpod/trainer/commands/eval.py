@@ -72,7 +72,7 @@ class EvaluatedPolicy:
     "assignments",
     multiple=True,
     metavar="[ENV:]KEY=VALUE",
-    help="An option of one environment or of all. Repeatable.",
+    help="An option of one environment or of all, as JSON; strings may omit their quotes. Repeatable.",
 )
 @click.option("--version", default="", metavar="RANGE", help="Environment version, such as '>=1,<2'.")
 @click.option("--turns", type=click.IntRange(1), help="Maximum turns of an episode. Default: the environment's.")
