@@ -65,7 +65,7 @@ UP_TO_40 = joined(lambda step: min(0.2 + 0.01 * step, 0.6), 40, then(0.4))
 STD_FELL, ENTROPY_FELL = "reward deviation within groups has fallen to", "entropy has fallen to"
 UNLEARNT = "of its start, and success was never above 1.0 %: the policy settles before it has learnt."
 LUCK = "groups of identical replies: in 90 % of those with reward deviation all members gave the same replies"
-NAN = "17 grad_norm!: gradient norm is not a finite number any more: updates have become unstable."
+NAN = "grad_norm!: gradient norm is NaN or infinite, so updates are skipped: updates have become unstable."
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,11 @@ NAN = "17 grad_norm!: gradient norm is not a finite number any more: updates hav
         ({"identical": then(0.9), "success": then(0.3, (20, 0.95))}, [f"5 identical!: {LUCK}", "22 identical: With"]),
         # A steep gradient warns only where success does not hold, and one that is no number anywhere.
         ({"grad": then(1.0, (15, 6.0)), "success": UP_TO_40}, ["42 grad_norm!: gradient norm has risen to 6.0 times"]),
-        ({"grad": then(1.0, (15, math.nan)), "success": lambda step: 0.02 * step}, [NAN]),
-        ({"grad": then(1.0, (15, math.nan))}, [NAN]),
+        ({"grad": then(1.0, (15, math.nan)), "success": lambda step: 0.02 * step}, [f"17 {NAN}"]),
+        ({"grad": then(1.0, (15, math.inf))}, [f"17 {NAN}"]),
+        # From the first update on, where no start is known to compare with.
+        ({"grad": then(math.nan)}, [f"1 {NAN}"]),
+        ({"grad": then(1.0, (3, math.nan), (5, 1.0))}, [f"3 {NAN}", "17 grad_norm: Withdrawn"]),
         # A run without any deviation is told so once, and learning that begins late has a start of its own.
         ({"std": then(0.0)}, ["10 reward_std!: "]),
         (

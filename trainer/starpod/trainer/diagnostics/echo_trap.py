@@ -192,21 +192,24 @@ class EchoTrap:
                 return False
             value = math.inf  # treat a gradient norm of NaN as the largest possible spike
         track = self._tracks[signal.name]
-        if len(track.start) < self._config.start_steps:
-            if math.isfinite(value):
-                track.start.append(value)
+        if len(track.start) < self._config.start_steps and math.isfinite(value):
+            track.start.append(value)
+            track.latest = []
             # Judge a start of zero at once, because no value can be compared with it.
             return len(track.start) == self._config.start_steps and statistics.fmean(track.start) <= 0
         track.latest = [*track.latest, value][-self._config.window :]
-        return len(track.latest) == self._config.window
+        return self._ratio(signal.name) is not None
 
     def _ratio(self, name: str) -> float | None:
         """Return the median of a metric's latest values, divided by its mean at the start.
 
-        It is None if there are too few values or the mean at the start is not positive.
+        It is None if there are too few values or the mean at the start is not positive. During the start, the latest
+        values are those that are not finite, and a single one makes the ratio infinite.
         """
         track = self._tracks[name]
-        if len(track.start) < self._config.start_steps or len(track.latest) < self._config.window:
+        if len(track.start) < self._config.start_steps:
+            return math.inf if track.latest else None
+        if len(track.latest) < self._config.window:
             return None
         start = statistics.fmean(track.start)
         return statistics.median(track.latest) / start if start > 0 else None
@@ -247,6 +250,8 @@ class EchoTrap:
             )
         else:
             text = f"{_moved(signal, ratio)}: {signal.meaning}. To do: {signal.remedy}."
+            if math.isinf(ratio):
+                text += " If algorithm.loss is your own, look for a division by 0 or a logarithm of 0."
         return EchoWarning(step, signal.name, ratio, text)
 
     def _without_start(self, step: int, signal: Signal, track: _Track) -> EchoWarning | None:
@@ -323,5 +328,5 @@ def _share(signal: Signal, ratio: float) -> str:
 
 def _moved(signal: Signal, ratio: float) -> str:
     if math.isinf(ratio):
-        return f"{signal.words} is not a finite number any more"
+        return f"{signal.words} is NaN or infinite, so updates are skipped"
     return f"{signal.words} has {'risen' if signal.rises else 'fallen'} to {_share(signal, ratio)}"
