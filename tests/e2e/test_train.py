@@ -341,7 +341,6 @@ def test_a_signal_waits_for_nothing_that_takes_minutes(
         (["environment.options.size=5"], "confirm the change: --change environment.options"),
         (["environment=bandit-v1"], "environment.id is 'bandit-v1', but the run that is resumed has 'frozen_lake-v1'"),
         (["stages=[]"], "stages is []"),
-        (["seed=7"], "resume with the same seeds"),
     ],
 )
 def test_what_cannot_be_resumed_is_refused_and_changes_nothing(whole: Path, words: list[str], told: str) -> None:

@@ -327,7 +327,7 @@ async def test_a_warm_start_that_a_signal_ends_goes_on_from_that_step(
 
     monkeypatch.setattr(cut.interrupts, "raise_if_requested", interrupt)
     assert await train(cut) == ("stopped by SIGINT and saved", "")
-    assert (cut.persistence.rescued_step, next(steps)) == (0, 3)
+    assert (saved_by(cut).step, next(steps)) == (0, 3)
     resumed = begin("cut")
     resumed.warm_start.demonstrations = ()
     resumed.restore(saved_by(resumed))
@@ -359,7 +359,7 @@ async def test_an_engine_that_dies_in_any_phase_costs_no_finished_step(
     setattr(run, phase, die)
     with pytest.raises(EngineError):
         await train(run)
-    assert run.persistence.rescued_step == saved_by(run).step == saved
+    assert saved_by(run).step == saved
 
 
 @pytest.mark.parametrize("part", ["rollouts.write_rollouts", "weights.leave_gpu"])
@@ -388,7 +388,7 @@ async def test_an_error_before_the_weights_change_leaves_a_checkpoint_of_the_las
     with pytest.raises(OSError) as raised:
         await run.learn(await run.collect())
     await run.rescue(raised.value)
-    assert (run.persistence.rescued_step, progress(run)) == (2, expected)
+    assert (saved_by(run).step, progress(run)) == (2, expected)
 
 
 @pytest.mark.parametrize("gradients", [0, 1])
@@ -427,7 +427,7 @@ async def test_an_engine_that_sleeps_is_halted_from_the_first_pass_of_the_policy
     with pytest.raises(EngineError) as raised:
         await run.learn(kept)
     await run.rescue(raised.value)
-    assert run.persistence.rescued_step == 1, "no weight had changed"
+    assert saved_by(run).step == 1, "no weight had changed"
 
 
 async def test_a_kl_term_cannot_be_added_to_a_run_that_kept_no_reference(tmp_path: Path) -> None:

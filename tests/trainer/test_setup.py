@@ -21,6 +21,7 @@ from starpod.trainer.models import policy
 from starpod.trainer.models.config import LoraConfig, ModelConfig, ModelError
 from starpod.trainer.models.policies import copy_trained
 from starpod.trainer.models.policy import build_policy
+from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.preflight import check, check_environment
 from starpod.trainer.rewards.reward import RewardError
@@ -154,3 +155,20 @@ def test_torch_keeps_compiled_code_in_the_users_cache(tmp_path: Path, monkeypatc
         monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
         importlib.reload(starpod.trainer)
         assert os.environ.get("TORCHINDUCTOR_CACHE_DIR") == folder
+
+
+def test_a_resumption_names_the_files_of_the_user_that_changed(tmp_path: Path) -> None:
+    loss, shaping = tmp_path / "loss.py", tmp_path / "shaping.py"
+    for file in (loss, shaping):
+        file.write_text("")
+    rewards = {"shaping": {f"{shaping}:bonus": 1.0}}
+    stages = [{"until": {"iteration": 2}, "set": {"algorithm.loss": f"{loss}:own"}}]
+    config = Config.model_validate({"environment": "bandit-v1", "rewards": rewards, "stages": stages})
+    told: list[str] = []
+    screen = cast(Any, SimpleNamespace(warn=told.append))
+    folder = RunFolder.create(tmp_path / "run")
+    for texts in ("", "x = 1", "x = 1"):
+        for file in (loss, shaping):
+            file.write_text(texts)
+        setup._record(config, folder, screen)
+    assert told == [f"changed since this run last started: {loss}, {shaping}"]

@@ -9,7 +9,9 @@ from click.testing import CliRunner
 
 from starpod.trainer.algorithms.advantages import compute_advantages
 from starpod.trainer.algorithms.config import AlgorithmConfig
+from starpod.trainer.algorithms.user_methods import check_user_methods
 from starpod.trainer.commands.train import train
+from starpod.trainer.data.updates import UpdateRecord
 from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.section import ConfigError
 from starpod.trainer.user_file import load, read
@@ -67,10 +69,18 @@ def test_files_are_found_again_from_another_folder(tmp_path: Path, monkeypatch: 
 
 
 BROKEN = """
+import torch
+from starpod.trainer.algorithms.losses import PolicyLoss
 from starpod.trainer.prompts.grammar import Grammar
 def scalar(*_, **__): return 0.5
 def failing(*_, **__): raise KeyError("values")
 def plain(rollout, rewards_BT): return rewards_BT
+def mean(rollout, rewards_BT): return rewards_BT - rewards_BT.mean()
+def of(loss_BT, mask_BT): return PolicyLoss(loss_BT, ~mask_BT, ~mask_BT, torch.exp(loss_BT))
+def nan(p, *_, mask_BT, **__): return of(p / 0 * 0, mask_BT)
+def steep(p, *_, mask_BT, **__): return of((p + 1).clamp(min=0).sqrt(), mask_BT)
+def centred(p, *_, mask_BT, **__): return of(p - p.mean(), mask_BT)
+def partial(p, *_, mask_BT, **__): return PolicyLoss(p, None, ~mask_BT, p.detach())
 class Deaf(Grammar):
     def compose(self, *_): return "<think>hm"
 constant = 3
@@ -95,7 +105,12 @@ def test_a_file_runs_once_whatever_is_read_from_it(tmp_path: Path) -> None:
         ("algorithm.loss=absent.py:sapo", "absent.py:sapo cannot be loaded: FileNotFoundError"),
         ("algorithm.loss=mine.py:constant", "is a int, not a function or a class"),
         ("algorithm.loss=mine.py:scalar", "must return a PolicyLoss"),
-        ("algorithm.loss=mine.py:failing", "fails on two made-up episodes: KeyError: 'values'"),
+        ("algorithm.loss=mine.py:failing", "two made-up episodes: KeyError: 'values' (mine.py, line 6)"),
+        ("algorithm.loss=mine.py:nan", "must return finite losses with finite gradients"),
+        ("algorithm.loss=mine.py:steep", "must return finite losses with finite gradients"),
+        ("algorithm.loss=mine.py:centred", "depends on padding"),
+        ("algorithm.loss=mine.py:partial", "must return a PolicyLoss of tensors"),
+        ("algorithm.advantage=mine.py:mean", "depends on padding"),
         ("algorithm.advantage=mine.py:scalar", "one finite advantage per token"),
         ("algorithm={advantage: mine.py:plain, advantage_parameters: {beta: 1}}", "unexpected keyword argument 'beta'"),
         ("algorithm={advantage: grpo, advantage_parameters: {beta: 1}}", "algorithm.advantage is grpo"),
@@ -112,11 +127,22 @@ def test_what_cannot_be_used_is_refused_before_anything_starts(
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(BROKEN)
     done = CliRunner().invoke(train, ["frozen_lake", word, "--dry-run"])
-    assert done.exit_code == 2 and sentence in done.output.replace("\n", " "), done.output
+    output = done.output.replace("\n", " ").replace(f"{tmp_path}/mine", "mine")
+    assert done.exit_code == 2 and sentence in output, done.output
 
 
-def test_a_policy_is_updated_by_an_estimator_and_a_loss_of_a_file() -> None:
-    config = AlgorithmConfig(preset="dapo", advantage=f"{EXAMPLE}:median", loss=f"{EXAMPLE}:sapo")
-    trainer = make_trainer(config)
-    metrics = learner_of(trainer).learn([group_of(trainer.policy, 0, (1.0, 0.0, 0.0))], version=VERSION)
+def test_a_policy_is_updated_by_an_estimator_and_a_loss_of_a_file(tmp_path: Path) -> None:
+    """Also one that returns its ratio with a gradient, which is recorded."""
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from starpod.trainer.algorithms.losses import PolicyLoss\n"
+        "def plain(p, old, advantages, *, mask_BT, turns_BT):\n"
+        "    return PolicyLoss(-(p - old).exp() * advantages, ~mask_BT, ~mask_BT, (p - old).exp())\n"
+    )
+    config = AlgorithmConfig(preset="dapo", advantage=f"{EXAMPLE}:median", loss=f"{file}:plain")
+    check_user_methods(config)
+    trainer, record = make_trainer(config), UpdateRecord()
+    group = group_of(trainer.policy, 0, (1.0, 0.0, 0.0))
+    metrics = learner_of(trainer).learn([group], version=VERSION, record=record)
     assert metrics["update/grad_norm"] > 0 and metrics["policy/ratio_max"] == pytest.approx(1.0)
+    assert all(tokens.ratios == pytest.approx(1.0) for _, tokens in record.tokens())

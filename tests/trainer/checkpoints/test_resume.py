@@ -5,8 +5,14 @@ from typing import Any, cast
 
 import pytest
 
-from starpod.trainer.checkpoints.resume import check_model
+from starpod.trainer.checkpoints.resume import check_changes, check_model
 from starpod.trainer.config import ConfigError, load_config
+
+
+@pytest.mark.parametrize("word", ["seed=7", "seeds.train={start: 10001, stop: 20000}"])
+def test_other_training_seeds_are_refused_before_anything_starts(word: str) -> None:
+    with pytest.raises(ConfigError, match="but the run that is resumed takes its start states from"):
+        check_changes(load_config("tiny"), load_config("tiny", [word]), allowed=["stages"])
 
 
 def test_keys_that_an_earlier_version_lacked_have_their_defaults_at_any_depth() -> None:

@@ -1,6 +1,9 @@
 """`starpod train` and `starpod eval` called wrong: refused at once, with a sentence, and nothing is left behind."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -12,6 +15,7 @@ from starpod.trainer.diagnostics.success import has_risen
 from starpod.trainer.environment_file import remedies
 from starpod.trainer.models.config import ModelConfig, ModelError
 from starpod.trainer.models.hf import load_tokenizer
+from starpod.trainer.user_file import load
 from starpod.trainer.warm_start.config import WarmStartConfig
 from starpod.ui.reading import find_runs
 
@@ -29,6 +33,7 @@ def run(*words: str) -> Result:
         (["--resume", "--run-dir", "runs/none"], "runs/none holds no run to resume"),
         (["tiny", "--resume", "--run-dir", "runs/none"], "runs/none holds no run to resume"),
         (["--resume"], "name its folder with --run-dir"),
+        (["tiny", "--change", "stages"], "--change stages is for a run that is resumed: add --resume"),
         (["--dry-run", "monitor.sinks.mlflow=true"], "the package mlflow is not installed: pip install mlflow"),
     ],
 )
@@ -54,6 +59,29 @@ def test_servers_that_are_not_there_are_named_with_what_to_do(tmp_path: Path) ->
     (tmp_path / "run/metrics.jsonl").write_text("")  # as after an iteration
     again = run(*words, "--resume", "--run-dir", str(tmp_path / "run"))
     assert f"continue with: starpod train --resume --run-dir {tmp_path}/run" in again.output
+
+
+def test_a_function_of_a_users_file_that_fails_in_a_run_is_named_with_the_way_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in an update, after which nothing can be saved."""
+    file, folder = tmp_path / "mine.py", tmp_path / "run"
+    file.write_text("def helper(): return 1 / 0\ndef score(): return helper()\n")
+
+    async def fail(_: object) -> None:
+        load("algorithm.loss", f"{file}:score")()
+
+    @asynccontextmanager
+    async def open_run(*_: object, **__: object) -> AsyncIterator[object]:
+        yield SimpleNamespace(progress=SimpleNamespace(step=3))
+
+    monkeypatch.setattr("starpod.trainer.setup.open_run", open_run)
+    monkeypatch.setattr("starpod.trainer.loop.train", fail)
+    failure = f"Error: score failed: ZeroDivisionError: division by zero ({file}, line 1)"
+    assert run("bandit", "threads=1", "--run-dir", str(folder)).output == f"{failure}\n"
+    (folder / "checkpoints/step-00000002").mkdir(parents=True)
+    told = run("bandit", "threads=1", "--run-dir", str(folder)).output
+    assert told.startswith(f"{failure}; the run is saved as of step 2; continue with: starpod train --resume"), told
 
 
 @pytest.mark.parametrize(
@@ -169,5 +197,5 @@ def test_a_run_has_risen_if_an_evaluation_is_clearly_above_the_first_or_little_w
     assert not has_risen(evaluations((0.1, 0.05), (0.15, 0.09)))
     graded = [{"success": 0.0, "success_low": 0.0, "return_mean": mean, "return_low": mean - 1} for mean in (2.0, 4.0)]
     assert has_risen(graded) and not has_risen(graded[::-1])
-    assert remedies(WarmStartConfig(steps=1)) == "rewards on the way, or easier starts"
-    assert remedies(WarmStartConfig(steps=1, actions="random")).startswith("an `expert_action`, ")
+    assert remedies(WarmStartConfig(steps=1)) == "give the environment rewards on the way or easier starts"
+    assert remedies(WarmStartConfig(steps=1, actions="random")).startswith("imitate the environment's `expert_action`")

@@ -62,20 +62,19 @@ async def test_an_error_is_survived_by_the_last_step_whose_weights_were_whole(tm
     persistence, progress, learner, _ = make_persistence(tmp_path, [])
     error = RuntimeError("out of memory")
     await persistence.rescue(error)  # before the warm start is over
-    assert persistence.rescued_step is None
     persistence.finish_step()
     persistence.begin_step()
     progress.step += 1
     persistence.begin_update()
     learner.weight += 1
     await persistence.rescue(error)  # in the middle of an update
-    assert (persistence.rescued_step, persistence.checkpoints.latest()) == (None, None)
+    assert persistence.checkpoints.latest() is None
     persistence.finish_step()
     persistence.begin_step()
     progress.step += 1  # and nothing was learnt in it yet
     await persistence.rescue(error)
     loaded = persistence.checkpoints.latest()
-    assert loaded is not None and persistence.rescued_step == loaded.step == loaded.state["step"] == 1
+    assert loaded is not None and loaded.step == loaded.state["step"] == 1
     assert loaded.tensors["policy"]["weight"].item() == 1.0
 
 
@@ -110,6 +109,8 @@ async def test_a_checkpoint_that_cannot_be_saved_does_not_hide_why_the_run_ended
     shutil.rmtree(persistence.checkpoints.folder)
     persistence.checkpoints.folder.touch()
     await persistence.rescue(RuntimeError("the engine is dead"))
-    assert persistence.rescued_step is None and "could not be saved" in told[0]
+    assert "could not be saved" in told[0]
     with pytest.raises(CheckpointError, match="could not be saved"):
         await persistence.rescue(Interrupted())  # which has nothing else to tell
+    with pytest.raises(CheckpointError, match="of step 0 could not be saved"):
+        await persistence.rescue(CheckpointError("an earlier checkpoint could not be saved"))

@@ -104,7 +104,7 @@ class Job:
     def _advice(self) -> str:
         if self.solved or self.spec.capabilities.expert_action:
             return ""
-        return f"; if training stays flat, give it {remedies(WarmStartConfig())}"
+        return "; if training stays flat, give it an `expert_action`, rewards on the way, or easier starts"
 
     def _describe_context(self, config: Config) -> str:
         prompt, tokens = config.prompt, f"(up to {config.sampling.max_episode_tokens} tokens)"
@@ -117,9 +117,10 @@ class Job:
 
 
 def remedies(warm_start: WarmStartConfig) -> str:
-    """Return a text that names additions to an environment that can raise success."""
-    expert = "" if warm_start.steps and warm_start.actions == "expert" else "an `expert_action`, "
-    return f"{expert}rewards on the way, or easier starts"
+    """Return a text on how to raise success."""
+    imitates_expert = warm_start.steps and warm_start.actions == "expert"
+    expert = "" if imitates_expert else "imitate the environment's `expert_action` in a warm start, or "
+    return f"{expert}give the environment rewards on the way or easier starts"
 
 
 def choose_job(source: str, context: str | None = None) -> Job:

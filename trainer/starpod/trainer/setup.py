@@ -46,6 +46,7 @@ from starpod.trainer.scorers.implicit import ImplicitScorer
 from starpod.trainer.scorers.q import QScorer
 from starpod.trainer.seeds import derive
 from starpod.trainer.update import PolicyTrainer
+from starpod.trainer.user_file import digests
 
 
 @contextlib.asynccontextmanager
@@ -87,7 +88,7 @@ async def open_run(
         begin()
         if parallel.is_main:
             if not resume:  # at once, so that pages show the run during its warm start
-                _record(config, folder)
+                _record(config, folder, screen)
             await stack.enter_async_context(telling(folder, [environment.fleet for environment in served], screen))
         build = partial(
             build_models, config, lambda: chain.from_iterable(each.texts() for each in served), folder, parallel
@@ -136,7 +137,7 @@ async def open_run(
             run.restore(loaded)
         if parallel.is_main:
             if resume:  # only now, so that a refused resumption leaves the folder unchanged
-                _record(config, folder)
+                _record(config, folder, screen)
             output.sinks = stack.enter_context(_open_sinks(config, folder, screen, loaded, resume=resume))
         yield run
 
@@ -248,12 +249,18 @@ def make_scorer(config: Config, make_model: Callable[[], Policy], parallel: Para
     )
 
 
-def _record(config: Config, folder: RunFolder) -> None:
-    """Write the configuration and facts of the run, or of its resumption, to its folder."""
+def _record(config: Config, folder: RunFolder, screen: Screen) -> None:
+    """Write the configuration and facts of the run, or of its resumption, to its folder.
+
+    The screen names the user's files that changed since the run last started.
+    """
+    earlier_files, files = folder.read_facts().get("files", {}), digests(config.to_dict())
+    if changed := [file for file in files if earlier_files.get(file, files[file]) != files[file]]:
+        screen.warn(f"changed since this run last started: {', '.join(changed)}")
     # The report shows differences from the default configuration with the same environments.
     defaults = Config.model_validate({"environments": {name: each.id for name, each in config.environments.items()}})
     model = model_title(config.model.name)
-    folder.begin(config.to_dict(), defaults=defaults.to_dict(), title=config.title, model=model)
+    folder.begin(config.to_dict(), defaults=defaults.to_dict(), title=config.title, model=model, files=files)
 
 
 def _open_sinks(config: Config, folder: RunFolder, screen: Screen, loaded: Loaded | None, *, resume: bool) -> Sinks:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import runpy
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,8 @@ def known_or_located(text: str, known: Sequence[str], what: str) -> str:
     return text
 
 
+_files: set[str] = set()
+"""Paths of the files that `read` ran, as tracebacks name them."""
 _run = functools.cache(runpy.run_path)
 
 
@@ -44,6 +48,7 @@ def read(file: str, name: str) -> Any:
 
     Raises LookupError, and any exception of the file.
     """
+    _files.add(file)
     try:
         symbols = _run(file)
     except SystemExit as error:
@@ -63,7 +68,44 @@ def load(key: str, place: str) -> Any:
     try:
         value = read(file, name)
     except Exception as error:
-        raise ConfigError(f"{key} {place} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"{key} {place} cannot be loaded: {with_place(error)}") from error
     if not callable(value):
         raise ConfigError(f"{key} {place} is a {type(value).__name__}, not a function or a class")
     return value
+
+
+def with_place(error: Exception) -> str:
+    """Return an error's type and message, and its line if it was raised in a user's file or in a call from there."""
+    _, place = _trace(error)
+    return f"{type(error).__name__}: {error}{place and f' ({place})'}"
+
+
+def describe_failure(error: Exception) -> str:
+    """Return which function of a user's file failed, and how and where; "" if none did."""
+    function, _ = _trace(error)
+    return function and f"{function} failed: {with_place(error)}"
+
+
+def _trace(error: Exception) -> tuple[str, str]:
+    """Return the function of a user's file that raised an error, and its file and line; "" and "" if none did."""
+    stack = traceback.walk_tb(error.__traceback__)
+    frames = [(frame.f_code, line) for frame, line in stack if frame.f_code.co_filename in _files]
+    if not frames:
+        return "", ""
+    code, line = frames[-1]
+    return frames[0][0].co_qualname, f"{code.co_filename}, line {line}"
+
+
+def digests(values: Any) -> dict[str, str]:
+    """Return the SHA-256 of each Python file that the values of a configuration name, by its path there."""
+    files = {text if text.endswith(".py") else text.rpartition(":")[0] for text in _texts(values)}
+    paths = [file for file in sorted(files) if file.endswith(".py") and Path(file).is_file()]
+    return {path: hashlib.sha256(Path(path).read_bytes()).hexdigest() for path in paths}
+
+
+def _texts(values: Any) -> Iterator[str]:
+    if isinstance(values, str):
+        yield values
+    elif isinstance(values, Mapping | list):
+        for value in values.values() if isinstance(values, Mapping) else values:
+            yield from _texts(value)

@@ -15,16 +15,18 @@ is reward. A loss gets the tensors of `LossInputs`. The parameters are `algorith
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from starpod.trainer.algorithms.config import AlgorithmConfig
+from starpod.trainer.algorithms.losses import PolicyLoss
 from starpod.trainer.data.batch import Batch, RolloutBatch
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.section import ConfigError
-from starpod.trainer.user_file import names_file
+from starpod.trainer.user_file import names_file, with_place
 
 
 def check_user_methods(config: AlgorithmConfig) -> None:
@@ -34,52 +36,96 @@ def check_user_methods(config: AlgorithmConfig) -> None:
         ConfigError: A method cannot be loaded, fails, or returns something wrong.
     """
     rollout = _two_episodes()
-    shape = rollout.mask_BT.shape
+    mask_BT, shape = rollout.mask_BT, rollout.mask_BT.shape
+    size = f"[{shape[0]}, {shape[1]}] for {shape[0]} episodes of at most {shape[1]} tokens"
+    padded: dict[str, Any] = {name: _pad(getattr(rollout, name), fill) for name, fill in _PADDING.items()}
+    longer = replace(rollout, **padded)
     if names_file(config.advantage):
         setting = f"algorithm.advantage {config.advantage}"
-        advantages = _call_on_example(
-            setting, config.estimator.estimate, config.estimator_settings, rollout, rollout.rewards_BT
-        )
-        advantages_BT = advantages.advantages_BT
-        if not (isinstance(advantages_BT, Tensor) and advantages_BT.shape == shape and advantages_BT.isfinite().all()):
-            raise ConfigError(
-                f"{setting} must return a tensor of one finite advantage per token, [{shape[0]}, {shape[1]}] for "
-                f"{shape[0]} episodes of {shape[1]} tokens; it returned {advantages_BT!r}"
+
+        def estimate(rollout: RolloutBatch) -> Tensor:
+            advantages = _call(
+                setting, config.estimator.estimate, config.estimator_settings, rollout, rollout.rewards_BT
             )
+            return advantages.advantages_BT  # type: ignore[no-any-return]
+
+        advantages_BT = estimate(rollout)
+        if not (_has_shape(advantages_BT, shape) and advantages_BT[mask_BT].isfinite().all()):
+            raise ConfigError(
+                f"{setting} must return a tensor of one finite advantage per token, {size}; it returned "
+                f"{advantages_BT!r}"
+            )
+        _check_padding(setting, advantages_BT[mask_BT], estimate(longer)[longer.mask_BT])
     if names_file(config.loss):
         setting = f"algorithm.loss {config.loss}"
-        logprobs_BT = rollout.old_logprobs_BT.clone().requires_grad_()
-        loss = _call_on_example(
-            setting,
-            config.policy_loss,
-            logprobs_BT,
-            rollout.old_logprobs_BT,
-            torch.ones(shape),
-            mask_BT=rollout.mask_BT,
-            turns_BT=rollout.turns_BT,
-        )
-        per_token_BT = getattr(loss, "per_token_BT", None)
-        if not (isinstance(per_token_BT, Tensor) and per_token_BT.shape == shape and per_token_BT.requires_grad):
+
+        def lose(rollout: RolloutBatch) -> tuple[Any, Tensor]:
+            logprobs_BT = rollout.old_logprobs_BT.clone().requires_grad_()
+            advantages_BT = torch.where(rollout.mask_BT, torch.tensor([[1.0], [-1.0]]), 0.0)
+            tensors = logprobs_BT, rollout.old_logprobs_BT, advantages_BT
+            masks = {"mask_BT": rollout.mask_BT, "turns_BT": rollout.turns_BT}
+            return _call(setting, config.policy_loss, *tensors, **masks), logprobs_BT
+
+        loss, logprobs_BT = lose(rollout)
+        tensors = [getattr(loss, item.name, None) for item in fields(PolicyLoss)]
+        if not (all(_has_shape(tensor, shape) for tensor in tensors) and loss.per_token_BT.requires_grad):
             raise ConfigError(
-                f"{setting} must return a PolicyLoss whose per_token_BT is [B, T] with a gradient; it returned {loss!r}"
+                f"{setting} must return a PolicyLoss of tensors {size}, with a gradient in per_token_BT; it returned "
+                f"{loss!r}"
             )
+        losses = loss.per_token_BT[mask_BT]
+        (gradient_BT,) = torch.autograd.grad(losses.sum(), logprobs_BT)
+        if not (losses.isfinite().all() and gradient_BT[mask_BT].isfinite().all()):
+            raise ConfigError(
+                f"{setting} must return finite losses with finite gradients, on two made-up episodes whose old and new "
+                f"log-probabilities are equal; it returned {loss.per_token_BT!r} with the gradient {gradient_BT!r}"
+            )
+        _check_padding(setting, losses, lose(longer)[0].per_token_BT[longer.mask_BT])
 
 
-def _call_on_example(setting: str, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+_PADDING = {
+    "mask_BT": False,
+    "turns_BT": -1,
+    "rewards_BT": 0.0,
+    "old_logprobs_BT": 0.0,
+    "sampler_logprobs_BT": 0.0,
+}
+"""Values of padding in a RolloutBatch."""
+
+
+def _pad(tensor_BT: Tensor, fill: float) -> Tensor:
+    """Append three positions of padding to each row."""
+    return torch.nn.functional.pad(tensor_BT, (0, 3), value=fill)
+
+
+def _has_shape(value: Any, shape: torch.Size) -> bool:
+    return isinstance(value, Tensor) and value.shape == shape
+
+
+def _check_padding(setting: str, values: Tensor, padded_values: Tensor) -> None:
+    """Raise ConfigError if more padding, as beside a longer episode, changes the result at the sampled tokens."""
+    if not torch.allclose(values, padded_values):
+        raise ConfigError(
+            f"{setting} depends on padding: its result at the sampled tokens changed when both made-up episodes were "
+            "padded further, as beside a longer episode; leave out positions where mask_BT is False, e.g. in means"
+        )
+
+
+def _call(setting: str, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
     try:
         return function(*arguments, **keywords)
     except ConfigError:  # it cannot be loaded
         raise
     except Exception as error:
-        raise ConfigError(f"{setting} fails on two made-up episodes: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"{setting} fails on two made-up episodes: {with_place(error)}") from error
 
 
 def _two_episodes() -> RolloutBatch:
-    """Return a group of two episodes with two turns of one token each. One episode earns 1 at its end."""
+    """Return a group of two episodes with one and two turns of one token each. The second one earns 1 at its end."""
     episodes = [Episode(0, member, "made-up") for member in range(2)]
     for episode in episodes:
-        for index, key in enumerate((b"a", b"b")):
-            parts = {"environment": float(index > episode.member)}
+        for index, key in enumerate((b"a", b"b")[: episode.member + 1]):
+            parts = {"environment": float(index)}
             turn = Turn(fresh=True, prompt=[1], reply=[2], logprobs=[-1.0], versions=[0], state_key=key, parts=parts)
             episode.turns.append(turn)
     return RolloutBatch.of(Batch(episodes))

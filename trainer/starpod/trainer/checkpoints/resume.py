@@ -41,7 +41,7 @@ def resolve_run(
     *,
     resume: bool,
     resume_or_start: bool,
-    changes: Collection[str],
+    changes: Sequence[str],
     explore: Explore | None = None,
 ) -> tuple[Config, bool]:
     """Return the configuration to train with, and whether the run in `run_dir` continues.
@@ -60,6 +60,8 @@ def resolve_run(
     """
     if (resume or resume_or_start) and run_dir is None:
         raise ConfigError("--resume continues a run: name its folder with --run-dir")
+    if changes and not (resume or resume_or_start):
+        raise ConfigError(f"--change {changes[0]} is for a run that is resumed: add --resume, or leave it out")
     if run_dir is None or not (resume or resume_or_start):
         return load_config(source or USUAL, words, explore=explore), False
     folder = RunFolder(run_dir)
@@ -83,8 +85,14 @@ def resolve_run(
 def check_changes(old: Config, new: Config, *, allowed: Collection[str] = ()) -> None:
     """Raise ConfigError if a key of GUARDED differs from the run's saved configuration and is not in `allowed`.
 
-    An allowed section, such as `environment`, allows all its keys.
+    An allowed section, such as `environment`, allows all its keys. Other training seeds are refused in any case.
     """
+    for key, old_seeds, new_seeds in (("seed", old.seed, new.seed), ("seeds.train", old.seeds.train, new.seeds.train)):
+        if old_seeds != new_seeds:
+            raise ConfigError(
+                f"{key} is {new_seeds}, but the run that is resumed takes its start states from {old_seeds}: give the "
+                "same value, or begin another run with another --run-dir"
+            )
     unknown = [key for key in allowed if not any(f"{guarded}.".startswith(f"{key}.") for guarded in GUARDED)]
     if unknown:
         raise ConfigError(f"--change {unknown[0]}: only {', '.join(GUARDED)} are guarded; give other keys as KEY=VALUE")

@@ -36,6 +36,7 @@ from starpod.trainer.rollout.config import EnvironmentConfig
 from starpod.trainer.rollout.environment import local_services
 from starpod.trainer.section import ConfigError
 from starpod.trainer.seeds import SeedsConfig
+from starpod.trainer.user_file import describe_failure
 from starpod.v1 import environment_pb2 as pb
 
 CHAT = "openai:"
@@ -180,6 +181,10 @@ def evaluate(
         raise click.UsageError(str(error)) from error
     except (StarpodError, AgentRefused) as error:
         raise click.ClickException(str(error)) from error
+    except Exception as error:
+        if message := describe_failure(error):
+            raise click.ClickException(message) from error
+        raise
     report = {
         "policy": {"kind": policy.kind, "name": policy.name, **policy.agents.facts()},
         "address": address,

@@ -156,15 +156,18 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
     import transformers
 
     from starpod.client import BadArgument, UnknownEnvironment, UnknownVersion, Unreachable
+    from starpod.trainer.checkpoints.folders import list_checkpoints
     from starpod.trainer.interrupts import Interrupted, Interrupts
     from starpod.trainer.loop import train as loop
     from starpod.trainer.output.live import make_screen
+    from starpod.trainer.output.run_folder import RunFolder
     from starpod.trainer.output.screen import client_events
     from starpod.trainer.parallel import Parallel
     from starpod.trainer.rewards.reward import RewardError
     from starpod.trainer.run.progress import StopReason
     from starpod.trainer.section import ConfigError
     from starpod.trainer.setup import open_run
+    from starpod.trainer.user_file import describe_failure
 
     input_errors = (ConfigError, RewardError, BadArgument, UnknownEnvironment, UnknownVersion)
     torch.set_num_threads(config.threads)
@@ -182,16 +185,21 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
             assert interrupts.signal is not None
             return StopReason(f"stopped by {interrupts.signal.name} before the first iteration")
         except Unreachable as error:
-            raise click.ClickException(f"{_unreachable(config, error)}; {_next(path, config)}") from error
+            condition = "once it answers, " * any(task.environment.addresses for task in config.tasks)
+            raise click.ClickException(f"{_unreachable(config, error)}; {condition}{_next(path, config)}") from error
         except Exception as error:
             if isinstance(error, input_errors) and (run is None or not run.progress.step):
                 raise click.UsageError(str(error)) from error
-            if run is None or run.persistence.rescued_step is None:
+            message, folder = describe_failure(error), RunFolder(path)
+            has_run = run is not None and folder.exists
+            if not (message or has_run):
                 raise
-            command = commands(path, config.to_dict())["go on"]
-            raise click.ClickException(
-                f"{error}; the run is saved as of step {run.persistence.rescued_step}; continue with: {command}"
-            ) from error
+            message = message or str(error) or type(error).__name__
+            if has_run:
+                if saved := list_checkpoints(folder.checkpoints):
+                    message += f"; the run is saved as of step {saved[0].step}"
+                message += f"; {_next(path, config)}"
+            raise click.ClickException(message) from error
 
     parallel, site = Parallel.start(config.device), ""
 
@@ -244,8 +252,7 @@ def _write_ending(path: Path, config: Config, reason: StopReason, screen: Screen
     command_lines = commands(path, config.to_dict())
     command_lines["go on"] += (advice := doubled_limit(config.stop, reason.limit))
     if not has_risen(evaluations):
-        prefix = "train longer, or " * bool(advice)
-        lines["success did not rise"] = f"{prefix}give the environment {remedies(config.warm_start)}"
+        lines["success did not rise"] = "train longer, " * bool(advice) + remedies(config.warm_start)
     return {**lines, "report": str(report), **command_lines}
 
 
@@ -295,13 +302,12 @@ def _unreachable(config: Config, error: Exception) -> str:
 
 
 def _next(path: Path, config: Config) -> str:
-    """Return advice on how to continue. It mentions that servers with configured addresses must answer first."""
+    """Return advice on how to continue."""
     from starpod.trainer.output.run_folder import RunFolder
 
-    condition = "once it answers, " * any(task.environment.addresses for task in config.tasks)
     if RunFolder(path).exists:
-        return f"{condition}continue with: {commands(path, config.to_dict())['go on']}"
-    return f"{condition}give the same command again: nothing was trained yet"
+        return f"continue with: {commands(path, config.to_dict())['go on']}"
+    return "give the same command again: nothing was trained yet"
 
 
 def doubled_limit(stop: StopConfig, limit: str) -> str:

@@ -98,7 +98,7 @@ class UpdateRecord:
     def add(self, rows: Sequence[int], mask_RT: Tensor, loss: PolicyLoss, trained_RT: Tensor) -> None:
         """Record the tokens of a block. trained_RT: whether a token has a weight in the loss (bool)."""
         marks_RT = TRAINED * trained_RT + BELOW * loss.clipped_low_BT + ABOVE * loss.clipped_high_BT
-        self.ratios_and_marks_2BT[0, list(rows)] += loss.ratio_BT * mask_RT
+        self.ratios_and_marks_2BT[0, list(rows)] += loss.ratio_BT.detach() * mask_RT
         self.ratios_and_marks_2BT[1, list(rows)] += marks_RT * mask_RT
 
     def tokens(self) -> Iterator[tuple[Episode, TokenRecord]]:

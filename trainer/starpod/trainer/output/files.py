@@ -16,7 +16,7 @@ class CannotWrite(OSError):
     def __init__(self, path: Path, error: OSError) -> None:
         super().__init__(
             error.errno,
-            f"cannot write {path}: {error.strerror or error}. Make room or fix the permissions, then --resume the run",
+            f"cannot write {path}: {error.strerror or error}. Make room or fix the permissions",
         )
         self.path = path
 

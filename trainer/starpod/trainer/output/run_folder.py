@@ -102,7 +102,13 @@ class RunFolder:
         return folder
 
     def begin(
-        self, config: Mapping[str, Any], *, defaults: Mapping[str, Any] | None = None, title: str = "", model: str = ""
+        self,
+        config: Mapping[str, Any],
+        *,
+        defaults: Mapping[str, Any] | None = None,
+        title: str = "",
+        model: str = "",
+        files: Mapping[str, str] | None = None,
     ) -> RunFolder:
         """Write config.yaml and run.json, and return this folder. A resumption is recorded with its changes.
 
@@ -111,6 +117,7 @@ class RunFolder:
             defaults: The default configuration. The report shows the differences.
             title: Title of the run.
             model: Description of the initial model.
+            files: Digests of the user's files by path.
 
         Raises:
             CannotWrite: A file cannot be written.
@@ -128,6 +135,7 @@ class RunFolder:
             facts.pop("ended", None)
         else:
             facts = {"id": uuid.uuid4().hex[:12], "title": title, "model": model, **start}
+        facts["files"] = files or {}
         facts["differs_from_defaults"] = differences(config, defaults) if defaults is not None else None
         write_atomic(self.config, dump_yaml(dict(config)))
         self._write_facts(facts)

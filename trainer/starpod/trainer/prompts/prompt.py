@@ -12,7 +12,7 @@ from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.data.images import MARK, NOT_A_MARK
 from starpod.trainer.prompts.grammar import Further, Grammar, Parsed
 from starpod.trainer.section import ConfigError, Section
-from starpod.trainer.user_file import known_or_located, load, names_file
+from starpod.trainer.user_file import known_or_located, load, names_file, with_place
 
 Context = Literal["full", "window", "split", "single_turn"]
 """Context of a reply. full: the whole conversation. window: its latest turns, as a conversation. split: a conversation
@@ -150,7 +150,7 @@ class PromptConfig(Section):
             parsed = grammar.parse(text)
             texts = (grammar.opening, grammar.describe())
         except Exception as error:
-            raise ConfigError(f"{setting} fails on its own reply: {type(error).__name__}: {error}") from error
+            raise ConfigError(f"{setting} fails on its own reply: {with_place(error)}") from error
         if not all(isinstance(item, str) for item in texts) or not text.startswith(grammar.opening):
             raise ConfigError(f"{setting}: its replies, such as {text!r}, must begin with its opening, {texts[0]!r}")
         if (parsed.thought, parsed.actions, dict(parsed.blocks)) != (thought, ("one", "two"), blocks):

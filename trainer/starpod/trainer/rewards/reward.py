@@ -36,7 +36,7 @@ from starpod.trainer.rewards.tools import ToolsConfig, score_tools
 from starpod.trainer.rewards.truth import ReasoningConfig, RelationsConfig
 from starpod.trainer.rewards.view import TurnView
 from starpod.trainer.section import Section
-from starpod.trainer.user_file import located, read
+from starpod.trainer.user_file import located, read, with_place
 
 GROUP = "starpod.rewards"
 """Entry-point group of shaping functions."""
@@ -301,7 +301,7 @@ def _load(name: str, shaping: ShapingConfig) -> Shaping:
     try:
         function = read(shaping.file, name) if shaping.file else entries[name].load()
     except Exception as error:
-        raise RewardError(f"{label} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise RewardError(f"{label} cannot be loaded: {with_place(error)}") from error
     if not callable(function):
         raise RewardError(f"{label} is a {type(function).__name__}, not a function")
     try:

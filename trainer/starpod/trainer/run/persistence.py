@@ -52,16 +52,12 @@ class Persistence:
     """Saving and restoring of a run. All ranks take part.
 
     A thread writes a snapshot of the run while training continues.
-
-    Attributes:
-        rescued: The step that `rescue` saved; None before.
     """
 
     def __init__(
         self, config: Config, contents: Persistent, checkpoints: Checkpoints, *, parallel: Parallel, screen: Screen
     ) -> None:
         self.checkpoints = checkpoints
-        self.rescued_step: int | None = None
         self._config = config
         self._contents = contents
         self._parallel = parallel
@@ -161,10 +157,9 @@ class Persistence:
             if self._saved_step != step:
                 self._begin_writing(*state)
                 await self.finish_writing()
-            self.rescued_step = step
         except CheckpointError as problem:
-            if isinstance(error, Interrupted):
-                raise  # there is no other error to report
+            if isinstance(error, Interrupted | CheckpointError):
+                raise  # there is no other cause to report
             self._screen.warn(str(problem))
 
     # --- resuming -----------------------------------------------------------------------------------------------------
