@@ -104,6 +104,19 @@ def test_fast_steps_do_not_flood_and_the_last_is_never_lost() -> None:
     assert len(lines) <= 12 and "step 1000" in lines[-1]
 
 
+def test_progress_is_logged_every_20_seconds_even_while_no_episode_ends() -> None:
+    def slow(screen: PlainScreen, clock: Clock) -> None:
+        screen.phase("collecting 60 demonstrations")
+        count = screen.counter("demonstrations", 60)
+        for _ in range(54):
+            count(None)
+        for _ in range(80):
+            clock.now += 1
+            screen.show_progress()
+
+    assert log(slow) == ["[0:00] collecting 60 demonstrations", "[0:20] demonstrations: 54 of 60"]
+
+
 def test_an_evaluation_stands_beside_the_ladder_and_the_final_figure_says_whose_it_is() -> None:
     line = evaluation_line(50, EVALUATION)
     told = "evaluation at step 50 on selection seeds: success 72 % (66 to 77 %) of 256 episodes; beside random"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from statistics import fmean
 from typing import Any
@@ -169,14 +169,20 @@ def renumber_groups(results: Sequence[Sequence[Episode]]) -> list[Episode]:
     return [episode for episodes in results for episode in episodes]
 
 
-async def evaluate_reference(fleet: Fleet, name: str, task: Task, seeds: Sequence[int]) -> dict[str, Any]:
-    """Play a reference policy, and return its metrics under its name.
+async def evaluate_reference(
+    fleet: Fleet,
+    name: str,
+    task: Task,
+    seeds: Sequence[int],
+    watch: Callable[[Episode], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Play a reference policy, and return its metrics under its name. `watch` is called with each finished episode.
 
     Raises:
         ConfigError: It cannot play this environment.
         StarpodError: The infrastructure failed an episode.
     """
-    collector = Collector(fleet=fleet, agents=ReferenceAgents(name), task=task)
+    collector = Collector(fleet=fleet, agents=ReferenceAgents(name), task=task, watch=watch)
     try:
         collected = await collector.collect(starts_from(seeds), 1)
     except ValueError as error:

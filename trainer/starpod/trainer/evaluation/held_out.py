@@ -64,18 +64,18 @@ class HeldOut:
         collected = {}
         for name, collector in self.collectors.items():
             settings = self.tasks[name].evaluation
+            phase = f"evaluating {what}on {settings.episodes} {purpose} seeds" + f" of {name}" * bool(name)
             if not decoding:
-                self.screen.phase(
-                    f"evaluating {what}on {settings.episodes} {purpose} seeds" + f" of {name}" * bool(name)
-                )
+                self.screen.phase(phase)
+            starts = self.parallel.split(starts_from(self.seeds(name, purpose)))
+            watch = self.screen.counter(phase, len(starts))
             temperature = 0.0 if decoding == "greedy" else settings.temperature
             agents = replace(collector.agents, purpose=streams, temperature=temperature)
             if decoding == "best_of":
                 assert self.scorer is not None
                 score = partial(self.parallel.in_thread, self.scorer.score)
                 agents = BestOfAgents.from_agents(agents, count=self.config.evaluation.best_of, score=score)
-            player = replace(collector, agents=agents, task=self.task(name), search=None, others={})
-            starts = self.parallel.split(starts_from(self.seeds(name, purpose)))
+            player = replace(collector, agents=agents, task=self.task(name), search=None, others={}, watch=watch)
             collecting = of_all_ranks(player.collect(starts, 1), self.parallel, self.screen.warn)
             collected[name] = await self.interrupts.unless_requested(collecting)
         return collected
@@ -92,7 +92,10 @@ class HeldOut:
                 if policies := self.tasks[name].evaluation.reference:
                     self.screen.phase(f"playing {', '.join(policies)} on {len(seeds)} selection seeds")
                 results[name] = {
-                    policy: await evaluate_reference(collector.fleet, policy, task, seeds) for policy in policies
+                    policy: await evaluate_reference(
+                        collector.fleet, policy, task, seeds, watch=self.screen.counter(f"playing {policy}", len(seeds))
+                    )
+                    for policy in policies
                 }
             return results
 

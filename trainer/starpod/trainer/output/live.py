@@ -102,6 +102,9 @@ class LiveScreen(Screen):
             self.view.phase = name
         self._draw()
 
+    def progress(self, text: str) -> None:
+        self.phase(text)
+
     def step(self, step: int, total: int | None, metrics: Mapping[str, float]) -> None:
         with self._lock:
             self.view.step, self.view.total = step, total

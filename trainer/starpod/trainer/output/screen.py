@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -31,6 +33,9 @@ LINE: tuple[tuple[str, str, Kind], ...] = (
     ("grad", "update/grad_norm", "number"),
 )
 """Metrics in the line of a step, as (label, metric, kind)."""
+
+PAUSE = 20.0
+"""Seconds without a line after which a log shows the progress of the current phase."""
 
 SHARES = (
     ("generating", "time/generate_wait"),
@@ -63,6 +68,20 @@ class Screen:
     def phase(self, name: str) -> None:
         """Show the current phase: "warm start", "collecting", "evaluating"."""
         self.doing = name
+
+    def progress(self, text: str) -> None:
+        """Show how far the current phase is. A log shows the latest text after PAUSE seconds without a line."""
+        self.doing = text
+
+    def counter(self, what: str, total: int) -> Callable[[object], None]:
+        """Return a function that shows one more of `total` episodes at each call."""
+        numbers = itertools.count()
+
+        def show_next(_: object) -> None:
+            self.progress(f"{what}: {next(numbers):,} of {total:,}")
+
+        show_next(None)
+        return show_next
 
     def step(self, step: int, total: int | None, metrics: Mapping[str, float]) -> None:
         """Show a finished step. total: number of steps of the run; None if a time limit decides."""
@@ -102,16 +121,34 @@ class PlainScreen(Screen):
         self._start_time = clock()
         self._last_line_time = float("-inf")
         self._withheld = ""
+        self._last_text_time = self._start_time
+        self._progress = ""
         self._phases: set[str] = set()
         self._warned: set[str] = set()
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
 
     def start(self, title: str, plan: Mapping[str, Any]) -> None:
+        threading.Thread(target=self._tick, name="starpod-log", daemon=True).start()
         self._say(title)
         for name, value in plan.items():
             self._say(f"  {name.replace('_', ' ')}: {value}")
 
+    def progress(self, text: str) -> None:
+        super().progress(text)
+        self._progress = text
+        self.show_progress()
+
+    def show_progress(self) -> None:
+        """Log the latest progress that was not logged, after PAUSE seconds without a line."""
+        with self._lock:
+            if self._progress and self._clock() - self._last_text_time >= PAUSE:
+                self._say(f"{self._stamp()} {self._progress}")
+                self._progress = ""
+
     def phase(self, name: str) -> None:
         super().phase(name)
+        self._progress = ""
         # Log each phase only once, because phases repeat in every step.
         if name not in self._phases:
             self._phases.add(name)
@@ -146,7 +183,13 @@ class PlainScreen(Screen):
             self._say(f"  {name.replace('_', ' ')}: {value}")
 
     def close(self) -> None:
+        self._closing.set()
         self._flush()
+
+    def _tick(self) -> None:
+        """Log progress periodically, because a slow environment may end no episode for minutes."""
+        while not self._closing.wait(1.0):
+            self.show_progress()
 
     def _flush(self) -> None:
         """Print the last line that the rate limit held back, so that a log ends with the last step."""
@@ -158,6 +201,7 @@ class PlainScreen(Screen):
         return f"[{duration(self._clock() - self._start_time)}]"
 
     def _say(self, line: str) -> None:
+        self._last_text_time = self._clock()
         print(visible(line), file=self._file, flush=True)
 
 

@@ -42,10 +42,6 @@ class Served:
         """Read demonstrations from the configured file, and collect more from the next seeds. Raises ConfigError."""
         seeds = cursor.take(self.config.warm_start.episodes)
 
-        def progress(through: int) -> None:
-            if through % 500 == 0:
-                screen.phase(f"demonstration {through:,} of {len(seeds):,}")
-
         # Read the file first, so that an unusable one is reported before minutes of play.
         file_demonstrations = await self._read(config)
         demonstrations = await collect_demonstrations(
@@ -55,7 +51,7 @@ class Served:
             seeds,
             self.writer.attempts,
             images=self.config.prompt.shows_images,
-            progress=progress,
+            watch=screen.counter("demonstrations", len(seeds)),
         )
         self.demonstrations = [*choose_best(demonstrations, self.config.warm_start.best), *file_demonstrations]
 

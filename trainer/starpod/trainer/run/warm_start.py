@@ -77,8 +77,8 @@ class WarmStart:
 
         def progress(agent: str, step: int, loss: float) -> None:
             self._interrupts.raise_if_requested()
-            if step % 10 == 0 or step == config.steps:
-                self._screen.phase(f"imitation {step}/{config.steps}, loss {loss:.3f} nats per token {agent}".rstrip())
+            show = self._screen.phase if step % 10 == 0 or step == config.steps else self._screen.progress
+            show(f"imitation {step}/{config.steps}, loss {loss:.3f} nats per token {agent}".rstrip())
 
         await self._weights.leave_gpu()
         for agent, imitation in self._imitations.items():

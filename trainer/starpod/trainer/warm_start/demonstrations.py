@@ -101,7 +101,7 @@ async def collect_demonstrations(
     attempts: int = 1,
     *,
     images: bool = False,
-    progress: Callable[[int], None] = lambda _: None,
+    watch: Callable[[Demonstration], None] = lambda _: None,
 ) -> list[Demonstration]:
     """Play one episode per seed, preceded by other attempts at its start state if `attempts` is above 1.
 
@@ -112,7 +112,7 @@ async def collect_demonstrations(
         seeds: Seeds of the start states.
         attempts: Number of episodes per seed.
         images: Whether turns keep images.
-        progress: Called with the number of finished seeds.
+        watch: Called with the demonstration of each finished seed.
 
     Raises:
         ConfigError: An expert is configured, and the environment has none.
@@ -122,7 +122,6 @@ async def collect_demonstrations(
     if config.noise and not task.actions:  # without fixed actions, the environment must list valid actions
         want = replace(want, valid_actions=True)
     want = replace(want, image=images)
-    seed_count = 0
 
     async def demonstrate(seed: int, attempt: str) -> Demonstration:
         (session,) = await task.open(fleet, seed, 1, want)
@@ -145,9 +144,7 @@ async def collect_demonstrations(
     async def with_earlier(seed: int) -> Demonstration:
         names = [*(f"/{number}" for number in range(1, attempts)), ""]
         *earlier, last = await together(demonstrate(seed, name) for name in names)
-        nonlocal seed_count
-        seed_count += 1
-        progress(seed_count)
+        watch(last)
         return replace(last, earlier_attempts=tuple(earlier))
 
     return await together(map(with_earlier, seeds))
