@@ -3,9 +3,11 @@
     python -m benchmarks.training.experiment                       what there is
     python -m benchmarks.training.experiment credit --dry-run      what would run
     python -m benchmarks.training.experiment credit --seeds 8
+    python -m benchmarks.training.experiment my.yaml               an experiment of your own
 
-An experiment is a file in benchmarks/training/experiments. Each run is a separate process, `starpod train`, as a user
-would start it, and the same command continues an experiment that was stopped. Nothing else should run on the machine.
+An experiment is a file, such as those in benchmarks/training/experiments. Each run is a separate process,
+`starpod train`, as a user would start it, and the same command continues an experiment that was stopped. Nothing else
+should run on the machine.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from rich.table import Table
 
 from benchmarks.machine import origin
 from benchmarks.training.comparison import EVALUATION, SPENT, STEPS, spent_by, write_comparison
-from starpod.client.spelling import nearest
+from starpod.client.spelling import near, nearest
 from starpod.trainer.config import Config, load_config
 from starpod.trainer.diagnostics.echo_trap import SIGNALS, Signal
 from starpod.trainer.output.run_folder import RunFolder
@@ -58,6 +60,11 @@ class Variant:
     def words(self) -> list[str]:
         """The configuration and the changes, as `starpod train` takes them."""
         return [self.base, *(f"{key}={json.dumps(value)}" for key, value in self.changes.items())]
+
+    def changed_words(self, words: Sequence[str]) -> list[str]:
+        """The configuration, its changes and those of `words`, which replace changes of the same keys."""
+        changed_keys = {word.partition("=")[0] for word in words}
+        return [*(word for word in self.words if word.partition("=")[0] not in changed_keys), *words]
 
     @property
     def slug(self) -> str:
@@ -109,11 +116,11 @@ def _explain(item: Any) -> str:
     return f"{key}: " + (f"no such key{nearest(key, list(Experiment.model_fields))}" if is_unknown else item["msg"])
 
 
-def read_configs(path: Path) -> dict[str, Config]:
-    """Return the configuration of each variant. Raises ConfigError if one cannot be used."""
+def read_configs(path: Path, words: Sequence[str] = ()) -> dict[str, Config]:
+    """Return the configuration of each variant, changed by `words`. Raises ConfigError if one cannot be used."""
     configs = {}
     for name, variant in read_experiment(path).read_variants().items():
-        base, *changes = variant.words
+        base, *changes = variant.changed_words(words)
         try:
             configs[name] = load_config(base, changes)
         except ConfigError as error:
@@ -138,9 +145,7 @@ def starpod(*words: str, stdout: int | None = None) -> str:
 
 def run(name: str, variant: Variant, seed: int, folder: Path, words: Sequence[str]) -> dict[str, object]:
     """Train once and return the figures. An unfinished run of this configuration is resumed, a finished one kept."""
-    changed_keys = {word.partition("=")[0] for word in words}
-    variant_words = [word for word in variant.words if word.partition("=")[0] not in changed_keys]
-    command = ["train", *variant_words, *words, f"seed={seed}", "monitor.screen=plain"]
+    command = ["train", *variant.changed_words(words), f"seed={seed}", "monitor.screen=plain"]
     settings = starpod(*command, "--dry-run", stdout=subprocess.PIPE)
     settings_file, source = folder / "asked.yaml", folder / "origin.json"
     if not settings_file.exists() or settings_file.read_text() != settings:
@@ -226,8 +231,8 @@ def _signal(signal: Signal, steps: Sequence[Mapping[str, Any]]) -> dict[str, flo
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("experiments", nargs="*", metavar="NAME", help="none: list all")
-    parser.add_argument("--seeds", type=int, help="instead of the number in the file")
+    parser.add_argument("experiments", nargs="*", metavar="NAME", help="a name or a YAML file; none: list all")
+    parser.add_argument("--seeds", type=_positive, help="instead of the number in the file")
     parser.add_argument("--runs", type=Path, default=Path("runs/learning"), help="where the runs go")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     parser.add_argument(
@@ -235,20 +240,34 @@ def main() -> None:
     )
     parser.add_argument("--dry-run", action="store_true", help="check the files, and print the runs' commands")
     arguments = parser.parse_args()
-    for name in arguments.experiments:
-        if name not in EXPERIMENTS:
-            parser.error(f"no experiment {name!r}{nearest(name, list(EXPERIMENTS))}")
     try:
+        paths = [find_experiment(name) for name in arguments.experiments]
         if arguments.dry_run:
-            for name in arguments.experiments or EXPERIMENTS:
-                print_commands(name, arguments.seeds)
-        elif arguments.experiments:
-            for name in arguments.experiments:
-                run_experiment(name, arguments)
+            for path in paths or EXPERIMENTS.values():
+                print_commands(path, arguments.seeds, arguments.set)
+        elif paths:
+            for path in paths:
+                run_experiment(path, arguments)
         else:
             print_experiments()
     except ConfigError as error:
         parser.error(str(error))
+
+
+def find_experiment(name: str) -> Path:
+    """Return the file of an experiment, given its name or its file. Raises ConfigError if there is none."""
+    path = EXPERIMENTS.get(name, Path(name))
+    if not path.is_file():
+        close = near(name, EXPERIMENTS)
+        advice = f"; did you mean {' or '.join(close)}?" if close else ": give a name of the list, or a YAML file"
+        raise ConfigError(f"no experiment {name!r}{advice}")
+    return path
+
+
+def _positive(text: str) -> int:
+    if (number := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not a number of seeds, which is 1 or more")
+    return number
 
 
 def print_experiments() -> None:
@@ -259,21 +278,21 @@ def print_experiments() -> None:
     Console().print(table)
 
 
-def print_commands(name: str, seeds: int | None) -> None:
+def print_commands(path: Path, seeds: int | None, words: Sequence[str]) -> None:
     """Print the command of each variant, and the sum of the runs' limits of minutes if each run has one."""
-    experiment, configs = read_experiment(EXPERIMENTS[name]), read_configs(EXPERIMENTS[name])
+    experiment, configs = read_experiment(path), read_configs(path, words)
     seeds = seeds or experiment.seeds
     limits = [config.stop.minutes for config in configs.values()]
     note = "" if None in limits else f", at most {seeds * sum(filter(None, limits)):g} minutes of training"
-    print(f"# {name}: {len(configs)} variants x {seeds} seeds on {experiment.machine}{note}")
+    print(f"# {path.stem}: {len(configs)} variants x {seeds} seeds on {experiment.machine}{note}")
     for variant, settings in experiment.read_variants().items():
-        print(f"# {variant}\nstarpod train {shlex.join(settings.words)}")
+        print(f"# {variant}\nstarpod train {shlex.join(settings.changed_words(words))}")
 
 
-def run_experiment(name: str, arguments: argparse.Namespace) -> None:
+def run_experiment(path: Path, arguments: argparse.Namespace) -> None:
     """Do the runs of an experiment that are missing, and write its results and its picture."""
-    experiment, results, folders = read_experiment(EXPERIMENTS[name]), [], {}
-    read_configs(EXPERIMENTS[name])  # a mistake in the last variant is found before the first one has run
+    experiment, results, folders, name = read_experiment(path), [], {}, path.stem
+    read_configs(path, arguments.set)  # a mistake in the last variant is found before the first one has run
     for label, variant in experiment.read_variants().items():
         for seed in range(1, (arguments.seeds or experiment.seeds) + 1):
             folder = arguments.runs / f"{variant.slug}-{seed}"

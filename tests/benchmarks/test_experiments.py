@@ -29,6 +29,28 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     assert commands[1][-3:] == ("--run-dir", str(tmp_path), "--resume-or-start")
 
 
+def test_a_dry_run_checks_and_prints_changes_and_takes_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own_file = tmp_path / "own.yaml"
+    own_file.write_text(EXPERIMENTS["frozen_lake"].read_text(encoding="utf-8"), encoding="utf-8")
+
+    def call(*words: str) -> str:
+        monkeypatch.setattr("sys.argv", ["experiment", *words, "--dry-run"])
+        experiment.main()
+        return capsys.readouterr().out
+
+    assert call(str(own_file), "--set", "collect.groups=3").count(" collect.groups=3") >= 1
+    for words, problem in (
+        (["frozen_lake", "--set", "collect.grups=3"], "no key 'collect.grups'; did you mean groups"),
+        (["frozen_lake", "--seeds", "0"], "0 is not a number of seeds"),
+        (["elsewhere/own.yaml"], "no experiment 'elsewhere/own.yaml': give a name of the list, or a YAML file"),
+    ):
+        with pytest.raises(SystemExit):
+            call(*words)
+        assert problem in capsys.readouterr().err
+
+
 def test_pages_show_pictures_with_the_experiments_captions() -> None:
     shown = [
         found

@@ -55,7 +55,16 @@ def test_defaults_of_presets_and_choices_are_told() -> None:
     assert "[default: null; or number]" in " ".join(explain("stop.minutes").split())
 
 
-def test_an_unknown_section_is_refused() -> None:
-    done = run("--keys", "algoritm.filter")
+@pytest.mark.parametrize(
+    ("key", "advice"),
+    [
+        ("algoritm.filter", "did you mean algorithm.filter"),
+        ("foo", "there are title, seed, threads, "),
+        ("group_size", "did you mean collect.group_size? `starpod"),
+    ],
+)
+def test_an_unknown_section_is_refused(key: str, advice: str) -> None:
+    done = run("--keys", key)
     assert done.exit_code == 2
-    assert "no key 'algoritm.filter'; did you mean algorithm.filter" in " ".join(done.output.split())
+    text = " ".join(done.output.split())
+    assert f"no key {key!r}; {advice}" in text and len(text) < 600

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import click
 from pydantic.fields import FieldInfo
 
-from starpod.client.spelling import nearest
+from starpod.client.spelling import near, nearest
 from starpod.trainer.algorithms.config import DEFAULT_PRESET, METHODS, PRESETS, AlgorithmConfig
 from starpod.trainer.config import Config
 from starpod.trainer.section import ConfigError, Kinds, Section
@@ -26,13 +26,13 @@ def explain(dotted_name: str = "") -> str:
         {(prefix, type(section)): section for prefix, section in sections(AlgorithmConfig(preset=name), "algorithm")}
         for name in PRESETS
     ]
-    known_keys = []
+    known_keys: list[str] = []
     for prefix, section in sections(Config()):
         rows = []
         for name in own_keys(section):
             field, value = type(section).model_fields[name], getattr(section, name)
             key = f"{prefix}.{name}".lstrip(".")
-            known_keys += [key, prefix]
+            known_keys += [key, prefix] if prefix else [key]
             if isinstance(value, Section) or not f"{key}.".startswith(f"{dotted_name}.".lstrip(".")):
                 continue
             differs = name != "preset" and any(
@@ -47,8 +47,12 @@ def explain(dotted_name: str = "") -> str:
                 formatter.write_dl(rows, col_max=42)
             formatter.write_paragraph()
     if not (text := formatter.getvalue()):
+        same_ending = [key for key in known_keys if key.endswith(f".{dotted_name}")]
+        outermost = [key.partition(".")[0] for key in known_keys]
+        names = same_ending or (known_keys if near(dotted_name, known_keys) else outermost)
+        advice = nearest(dotted_name, list(dict.fromkeys(names)))
         raise ConfigError(
-            f"no key {dotted_name!r}{nearest(dotted_name, known_keys)}; `starpod train --keys` prints all"
+            f"no key {dotted_name!r}{advice}{';' * (advice[-1] != '?')} `starpod train --keys` prints all"
         )
     return text
 
