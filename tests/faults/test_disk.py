@@ -69,4 +69,4 @@ def test_a_file_that_must_not_grow(tmp_path: Path) -> None:
     with small_files(200 * KIBIBYTE):
         errors = train(*SMALL, run_dir=tmp_path / "run", status=1)
     last = errors.splitlines()[-1]
-    assert last.startswith("starpod: cannot write") and "too large" in last and "--resume" in last
+    assert last.startswith("starpod: cannot write") and "too large" in last and "give the same command again" in last

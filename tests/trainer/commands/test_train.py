@@ -78,7 +78,8 @@ def test_a_function_of_a_users_file_that_fails_in_a_run_is_named_with_the_way_on
     monkeypatch.setattr("starpod.trainer.setup.open_run", open_run)
     monkeypatch.setattr("starpod.trainer.loop.train", fail)
     failure = f"Error: score failed: ZeroDivisionError: division by zero ({file}, line 1)"
-    assert run("bandit", "threads=1", "--run-dir", str(folder)).output == f"{failure}\n"
+    told = run("bandit", "threads=1", "--run-dir", str(folder)).output
+    assert told == f"{failure}; give the same command again: nothing was trained yet\n"
     (folder / "checkpoints/step-00000002").mkdir(parents=True)
     told = run("bandit", "threads=1", "--run-dir", str(folder)).output
     assert told.startswith(f"{failure}; the run is saved as of step 2; continue with: starpod train --resume"), told

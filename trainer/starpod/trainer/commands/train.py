@@ -159,6 +159,7 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
     from starpod.trainer.checkpoints.folders import list_checkpoints
     from starpod.trainer.interrupts import Interrupted, Interrupts
     from starpod.trainer.loop import train as loop
+    from starpod.trainer.output.files import CannotWrite
     from starpod.trainer.output.live import make_screen
     from starpod.trainer.output.run_folder import RunFolder
     from starpod.trainer.output.screen import client_events
@@ -191,15 +192,12 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
             if isinstance(error, input_errors) and (run is None or not run.progress.step):
                 raise click.UsageError(str(error)) from error
             message, folder = describe_failure(error), RunFolder(path)
-            has_run = run is not None and folder.exists
-            if not (message or has_run):
+            if not (message or isinstance(error, CannotWrite) or (run is not None and folder.exists)):
                 raise
             message = message or str(error) or type(error).__name__
-            if has_run:
-                if saved := list_checkpoints(folder.checkpoints):
-                    message += f"; the run is saved as of step {saved[0].step}"
-                message += f"; {_next(path, config)}"
-            raise click.ClickException(message) from error
+            if saved := list_checkpoints(folder.checkpoints):
+                message += f"; the run is saved as of step {saved[0].step}"
+            raise click.ClickException(f"{message}; {_next(path, config)}") from error
 
     parallel, site = Parallel.start(config.device), ""
 
