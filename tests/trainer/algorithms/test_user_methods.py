@@ -80,6 +80,7 @@ def of(loss_BT, mask_BT): return PolicyLoss(loss_BT, ~mask_BT, ~mask_BT, torch.e
 def nan(p, *_, mask_BT, **__): return of(p / 0 * 0, mask_BT)
 def steep(p, *_, mask_BT, **__): return of((p + 1).clamp(min=0).sqrt(), mask_BT)
 def centred(p, *_, mask_BT, **__): return of(p - p.mean(), mask_BT)
+def apart(p, *_, mask_BT, **__): return of(torch.ones_like(p, requires_grad=True), mask_BT)
 def partial(p, *_, mask_BT, **__): return PolicyLoss(p, None, ~mask_BT, p.detach())
 class Deaf(Grammar):
     def compose(self, *_): return "<think>hm"
@@ -110,6 +111,7 @@ def test_a_file_runs_once_whatever_is_read_from_it(tmp_path: Path) -> None:
         ("algorithm.loss=mine.py:steep", "must return finite losses with finite gradients"),
         ("algorithm.loss=mine.py:centred", "depends on padding"),
         ("algorithm.loss=mine.py:partial", "must return a PolicyLoss of tensors"),
+        ("algorithm.loss=mine.py:apart", "whose per_token_BT depends on logprobs_BT"),
         ("algorithm.advantage=mine.py:mean", "depends on padding"),
         ("algorithm.advantage=mine.py:scalar", "one finite advantage per token"),
         ("algorithm={advantage: mine.py:plain, advantage_parameters: {beta: 1}}", "unexpected keyword argument 'beta'"),

@@ -68,13 +68,15 @@ def check_user_methods(config: AlgorithmConfig) -> None:
 
         loss, logprobs_BT = lose(rollout)
         tensors = [getattr(loss, item.name, None) for item in fields(PolicyLoss)]
-        if not (all(_has_shape(tensor, shape) for tensor in tensors) and loss.per_token_BT.requires_grad):
+        gradient_BT = None
+        if all(_has_shape(tensor, shape) for tensor in tensors) and loss.per_token_BT.requires_grad:
+            losses = loss.per_token_BT[mask_BT]
+            (gradient_BT,) = _call(setting, torch.autograd.grad, losses.sum(), logprobs_BT, allow_unused=True)
+        if gradient_BT is None:
             raise ConfigError(
-                f"{setting} must return a PolicyLoss of tensors {size}, with a gradient in per_token_BT; it returned "
-                f"{loss!r}"
+                f"{setting} must return a PolicyLoss of tensors {size}, whose per_token_BT depends on logprobs_BT; it "
+                f"returned {loss!r}"
             )
-        losses = loss.per_token_BT[mask_BT]
-        (gradient_BT,) = torch.autograd.grad(losses.sum(), logprobs_BT)
         if not (losses.isfinite().all() and gradient_BT[mask_BT].isfinite().all()):
             raise ConfigError(
                 f"{setting} must return finite losses with finite gradients, on two made-up episodes whose old and new "
