@@ -75,6 +75,9 @@ def test_stages_never_go_back_and_go_on_from_a_checkpoint(
     [
         ({"set": {}}, r"stages\[0\] never ends"),
         ({"until": {"metric": "collect/success"}}, "at_least or until.at_most"),
+        ({"until": {"metric": "collect/sucess", "at_least": 0.5}}, "not exist; did you mean collect/success"),
+        ({"until": {"metric": "success", "at_least": 0.5}}, "not exist; did you mean collect/success"),
+        ({"until": {"metric": "collect/success", "at_least": 5}}, "collect/success is a share, from 0 to 1"),
         ({"until": {"iteration": 2, "patience": 3}}, "no until.metric"),
         ({"until": {"iteration": 2}, "set": {"model.name": "x"}}, "model.name, which cannot differ between stages"),
         ({"until": {"iteration": 2}, "set": {"environment.max_turn": 3}}, "did you mean environment.max_turns?"),
@@ -146,7 +149,7 @@ async def test_a_run_learns_and_collects_as_its_stage_says(tmp_path: Path) -> No
         tmp_path,
         algorithm="dr-grpo",
         optimizer={"lr": 0.25},
-        stages=[{"until": {"iteration": 1}, "set": sets}, {"until": {"metric": "collect/sucess", "at_least": 2}}],
+        stages=[{"until": {"iteration": 1}, "set": sets}, {"until": {"metric": "collect/success_rate", "at_least": 2}}],
     )
     told: list[str] = []
     cast(Any, run.output.screen).warn = told.append
@@ -159,4 +162,4 @@ async def test_a_run_learns_and_collects_as_its_stage_says(tmp_path: Path) -> No
         assert run.metrics["collect/stage"] == stage
         assert len(cast(Any, run.collecting.collector).asked) == asked and len(groups) == (4 if stage else 2)
     assert trainer.algorithm.kl.where == "off" and trainer.optimizer.param_groups[0]["rate"] == 0.25
-    assert any("metric collect/sucess" in each and "did you mean collect/success" in each for each in told)
+    assert any("metric collect/success_rate" in each and "did you mean collect/success" in each for each in told)

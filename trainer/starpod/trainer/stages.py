@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import Field
 
+from starpod.trainer.output.words import metric, misspelt
 from starpod.trainer.section import Section
 
 MAY_CHANGE = (
@@ -51,6 +52,14 @@ class UntilConfig(Section):
             return "never ends: give until.iteration, or until.metric with at_least or at_most"
         if self.metric and not bounded:
             return f"waits for {self.metric} without a bound: give until.at_least or until.at_most"
+        if self.metric and (names := misspelt(self.metric)):
+            return f"waits for the metric {self.metric}, which does not exist; did you mean {' or '.join(names)}?"
+        if (
+            self.metric
+            and metric(self.metric).kind == "share"
+            and ((self.at_least or 0) > 1 or (self.at_most or 0) < 0)
+        ):
+            return f"never ends: {self.metric} is a share, from 0 to 1; change until.at_least or until.at_most"
         if not self.metric and (bounded or self.patience > 1):
             return "has a bound or patience, but no until.metric: name one, or drop them"
         return ""

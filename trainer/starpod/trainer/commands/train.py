@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Check the configuration, print it in full with a memory estimate, and stop.",
+    help="Check the configuration, print it in full with a memory estimate, and stop. No server is started, so options "
+    "of the environment are not checked.",
 )
 @click.option("--list", "list_configurations", is_flag=True, help="List the configurations that come with the package.")
 @click.option(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any
 
@@ -142,6 +143,15 @@ def metric(name: str) -> Metric:
     if entry := METRICS.get({TASKS: f"collect/{metric_name}", AGENTS: metric_name}.get(prefix, "")):
         return replace(entry, name=name, label=f"{owner}: {entry.label[0].lower()}{entry.label[1:]}")
     return METRICS.get(name) or Metric(name, name)
+
+
+def misspelt(name: str) -> list[str]:
+    """Return the metrics of an iteration that a misspelt name was meant for; empty if it may be another metric."""
+    if name in METRICS:
+        return []
+    names = [known for known in METRICS if not known.startswith("evaluation/")]
+    # The metrics of an iteration that are not listed here resemble listed ones by at most 0.85.
+    return [known for known in names if known.endswith(f"/{name}")] or get_close_matches(name, names, 1, cutoff=0.9)
 
 
 TASKS, AGENTS = "environments", "agents"
