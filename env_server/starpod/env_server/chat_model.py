@@ -66,7 +66,7 @@ class ChatModel:
         return environment.effect(request, lambda: self._sample(request, read))
 
     def _sample(self, request: Mapping[str, Any], read: Callable[[str], Any]) -> Any:
-        read_error: ValueError | None = None
+        read_error = ValueError(f"attempts is {self.attempts}: allow at least 1")
         for seed in range(self.attempts):
             message = self._complete({"seed": seed, **request})
             try:
@@ -74,7 +74,6 @@ class ChatModel:
             except ValueError as error:
                 last_reply = repr(message.get("content"))[:200]
                 read_error = ValueError(f"{error} (after {self.attempts} replies, the last of them {last_reply})")
-        assert read_error is not None
         raise read_error
 
     def _complete(self, request: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -125,7 +125,7 @@ class PlainScreen(Screen):
         self._progress = ""
         self._phases: set[str] = set()
         self._warned: set[str] = set()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._closing = threading.Event()
 
     def start(self, title: str, plan: Mapping[str, Any]) -> None:
@@ -201,8 +201,9 @@ class PlainScreen(Screen):
         return f"[{duration(self._clock() - self._start_time)}]"
 
     def _say(self, line: str) -> None:
-        self._last_text_time = self._clock()
-        print(visible(line), file=self._file, flush=True)
+        with self._lock:
+            self._last_text_time = self._clock()
+            print(visible(line), file=self._file, flush=True)
 
 
 @contextmanager
