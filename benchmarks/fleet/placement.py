@@ -27,6 +27,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -189,9 +190,10 @@ async def measure(result: Result) -> Result:
     return result
 
 
-def run(servers: int, sessions: int, group: int, clients: int, candidates: int) -> Result:
+def run(servers: int, sessions: int, group: int, clients: int, candidates: int) -> dict[str, Any]:
+    """Measure in this process. Return a Result's fields, which another process can read without this module."""
     placement.CANDIDATES = candidates
-    return asyncio.run(measure(Result(servers, sessions, group, clients)))
+    return asdict(asyncio.run(measure(Result(servers, sessions, group, clients))))
 
 
 def show(results: list[Result]) -> None:
@@ -249,7 +251,8 @@ def main() -> None:
         task = (servers, arguments.sessions, arguments.group, arguments.clients, arguments.candidates)
         # Use one process per run, because reused memory from an earlier run would not show as growth.
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-            results.append(process.submit(run, *task).result())
+            values = process.submit(run, *task).result()
+        results.append(Result(**{**values, "parts": [Part(**part) for part in values["parts"]]}))
     show(results)
     document = {
         **origin(),

@@ -99,6 +99,13 @@ def test_a_file_runs_once_whatever_is_read_from_it(tmp_path: Path) -> None:
         load("key", f"{path}:one")
 
 
+def test_a_method_may_draw_random_numbers(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import torch\ndef noisy(rollout, rewards_BT): return torch.rand_like(rewards_BT)"
+    )
+    check_user_methods(AlgorithmConfig(preset="dapo", advantage=f"{tmp_path}/mine.py:noisy"))
+
+
 @pytest.mark.parametrize(
     ("word", "sentence"),
     [

@@ -55,7 +55,7 @@ def check_user_methods(config: AlgorithmConfig) -> None:
                 f"{setting} must return a tensor of one finite advantage per token, {size}; it returned "
                 f"{advantages_BT!r}"
             )
-        _check_padding(setting, advantages_BT[mask_BT], estimate(longer)[longer.mask_BT])
+        _check_padding(setting, lambda rollout: estimate(rollout)[rollout.mask_BT], rollout, longer)
     if names_file(config.loss):
         setting = f"algorithm.loss {config.loss}"
 
@@ -82,7 +82,7 @@ def check_user_methods(config: AlgorithmConfig) -> None:
                 f"{setting} must return finite losses with finite gradients, on two made-up episodes whose old and new "
                 f"log-probabilities are equal; it returned {loss.per_token_BT!r} with the gradient {gradient_BT!r}"
             )
-        _check_padding(setting, losses, lose(longer)[0].per_token_BT[longer.mask_BT])
+        _check_padding(setting, lambda rollout: lose(rollout)[0].per_token_BT[rollout.mask_BT], rollout, longer)
 
 
 _PADDING = {
@@ -104,9 +104,15 @@ def _has_shape(value: Any, shape: torch.Size) -> bool:
     return isinstance(value, Tensor) and value.shape == shape
 
 
-def _check_padding(setting: str, values: Tensor, padded_values: Tensor) -> None:
-    """Raise ConfigError if more padding, as beside a longer episode, changes the result at the sampled tokens."""
-    if not torch.allclose(values, padded_values):
+def _check_padding(
+    setting: str, method: Callable[[RolloutBatch], Tensor], rollout: RolloutBatch, longer: RolloutBatch
+) -> None:
+    """Raise ConfigError if more padding, as beside a longer episode, changes the result at the sampled tokens.
+
+    A method that draws random numbers returns something else each time. It is not refused.
+    """
+    values, repeated, padded = method(rollout), method(rollout), method(longer)
+    if torch.allclose(values, repeated) and not torch.allclose(values, padded):
         raise ConfigError(
             f"{setting} depends on padding: its result at the sampled tokens changed when both made-up episodes were "
             "padded further, as beside a longer episode; leave out positions where mask_BT is False, e.g. in means"
