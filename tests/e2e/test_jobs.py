@@ -44,6 +44,7 @@ TINY = (
         "search_qa_llm",
         "self_play",
         "tic_tac_toe",
+        "webshop_llm",
         "word_problems",
     ],
 )
