@@ -114,12 +114,12 @@ def test_waits_grow_and_stay_bounded(first: float, longest: float, count: int) -
         assert span / 2 <= backoff.wait() <= span
     backoff.reset()
     assert backoff.wait() <= first
-    assert 20.0 <= backoff.wait(asked=20.0) <= 30.0
+    assert 20.0 <= backoff.wait(retry_after=20.0) <= 30.0
 
 
 def test_waits_leave_the_programs_random_stream_alone() -> None:
     before = random.getstate()
-    Backoff().wait(asked=1.0)
+    Backoff().wait(retry_after=1.0)
     assert random.getstate() == before
 
 

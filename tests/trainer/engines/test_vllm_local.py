@@ -165,7 +165,7 @@ async def test_a_core_that_dies_unheard_or_hangs_is_an_engine_error(patched: Non
             await engine.generate(ask([1, 2]))
         llm.errored = False
         llm.pause_generation = never
-        with pytest.raises(EngineError, match=r"did not answer a pause in 0.05 s \(engine.timeout\)"):
+        with pytest.raises(EngineError, match=r"did not answer a pause within 0.05 s \(engine.timeout\)"):
             await engine.pause()
 
 
