@@ -203,8 +203,8 @@ class EchoTrap:
     def _ratio(self, name: str) -> float | None:
         """Return the median of a metric's latest values, divided by its mean at the start.
 
-        It is None if there are too few values or the mean at the start is not positive. During the start, the latest
-        values are those that are not finite, and a single one makes the ratio infinite.
+        It is None if there are too few values or the mean at the start is not positive. Before the start is complete,
+        one value that is not finite makes it infinite.
         """
         track = self._tracks[name]
         if len(track.start) < self._config.start_steps:
