@@ -17,7 +17,7 @@ PLACE = "STARPOD_TEST_DYING"
 
 
 def disturb(phase: str, step: int, action: Callable[[], object], patch: Callable[[Any, str, Any], None]) -> None:
-    """Calls `action` once in the middle of a phase of one step of a run in this process."""
+    """Calls `action` in the middle of a phase of one step of a run in this process, again if it returns False."""
     begin, sample = getattr(Run, phase), TorchEngine.generate
     left: float = math.inf
 
@@ -30,7 +30,7 @@ def disturb(phase: str, step: int, action: Callable[[], object], patch: Callable
         nonlocal left
         left -= 1
         if left == -1:
-            action()
+            left = 0 if action() is False else math.inf
         return await sample(engine, request)
 
     patch(Run, phase, begun)

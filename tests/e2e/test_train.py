@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import yaml
 
@@ -25,6 +26,8 @@ from starpod.trainer.output.words import final_line
 from starpod.trainer.rollout.ahead import Admitted, Ahead
 from starpod.trainer.rollout.collect import Collected, Start
 from starpod.trainer.rollout.pivots import Recoverability
+from starpod.v1 import environment_pb2 as pb
+from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.e2e import disturbing
 from tests.e2e.disturbing import die, disturb
 from tests.support import ServerProcess, start_server
@@ -225,6 +228,19 @@ class LockStep(Ahead):
         return await collector.collect(starts, size, min_size=min_size)
 
 
+def restart_in_use(server: ServerProcess) -> Callable[[], bool]:
+    """Returns a function that restarts a server if it holds sessions, and says whether it did."""
+
+    def restart() -> bool:
+        with grpc.insecure_channel(server.address) as channel:
+            in_use = EnvironmentServiceStub(channel).Describe(pb.DescribeRequest()).live_sessions > 0
+        if in_use:
+            server.restart()
+        return in_use
+
+    return restart
+
+
 def test_nothing_that_happens_to_a_run_changes_a_digit(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,7 +260,7 @@ def test_nothing_that_happens_to_a_run_changes_a_digit(
         screen = Screen("imitation 10/40", interrupt(signal.SIGINT))
         train(words[0], run_dir=folder, base=EVERYTHING, status=130, screen=screen)
         assert saved(folder)["warm_start"]["imitations"][""]["step"] < 40
-        told = go_on(*words, status=143, step_1=other.restart, step_2=interrupt(signal.SIGTERM))
+        told = go_on(*words, status=143, step_1=restart_in_use(other), step_2=interrupt(signal.SIGTERM))
         assert f"go on: {again}\n" in told and latest(folder).name == "step-00000001"
         (record,) = lines(folder / "metrics.jsonl")
         assert record["metrics"]["collect/recoveries"] > 0
