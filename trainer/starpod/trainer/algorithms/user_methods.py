@@ -38,8 +38,6 @@ def check_user_methods(config: AlgorithmConfig) -> None:
     rollout = _two_episodes()
     mask_BT, shape = rollout.mask_BT, rollout.mask_BT.shape
     size = f"[{shape[0]}, {shape[1]}] for {shape[0]} episodes of at most {shape[1]} tokens"
-    padded: dict[str, Any] = {name: _pad(getattr(rollout, name), fill) for name, fill in _PADDING.items()}
-    longer = replace(rollout, **padded)
     if names_file(config.advantage):
         setting = f"algorithm.advantage {config.advantage}"
 
@@ -55,7 +53,7 @@ def check_user_methods(config: AlgorithmConfig) -> None:
                 f"{setting} must return a tensor of one finite advantage per token, {size}; it returned "
                 f"{advantages_BT!r}"
             )
-        _check_padding(setting, lambda rollout: estimate(rollout)[rollout.mask_BT], rollout, longer)
+        _check_padding(setting, advantages_BT[mask_BT], lambda example: estimate(example)[example.mask_BT], rollout)
     if names_file(config.loss):
         setting = f"algorithm.loss {config.loss}"
 
@@ -82,7 +80,7 @@ def check_user_methods(config: AlgorithmConfig) -> None:
                 f"{setting} must return finite losses with finite gradients, on two made-up episodes whose old and new "
                 f"log-probabilities are equal; it returned {loss.per_token_BT!r} with the gradient {gradient_BT!r}"
             )
-        _check_padding(setting, lambda rollout: lose(rollout)[0].per_token_BT[rollout.mask_BT], rollout, longer)
+        _check_padding(setting, losses, lambda example: lose(example)[0].per_token_BT[example.mask_BT], rollout)
 
 
 _PADDING = {
@@ -105,14 +103,14 @@ def _has_shape(value: Any, shape: torch.Size) -> bool:
 
 
 def _check_padding(
-    setting: str, method: Callable[[RolloutBatch], Tensor], rollout: RolloutBatch, longer: RolloutBatch
+    setting: str, values: Tensor, method: Callable[[RolloutBatch], Tensor], rollout: RolloutBatch
 ) -> None:
-    """Raise ConfigError if more padding, as beside a longer episode, changes the result at the sampled tokens.
+    """Raise ConfigError if more padding, as beside a longer episode, changes `values`, the method's result.
 
     A method that draws random numbers returns something else each time. It is not refused.
     """
-    values, repeated, padded = method(rollout), method(rollout), method(longer)
-    if torch.allclose(values, repeated) and not torch.allclose(values, padded):
+    padded: dict[str, Any] = {name: _pad(getattr(rollout, name), fill) for name, fill in _PADDING.items()}
+    if not torch.allclose(values, method(replace(rollout, **padded))) and torch.allclose(values, method(rollout)):
         raise ConfigError(
             f"{setting} depends on padding: its result at the sampled tokens changed when both made-up episodes were "
             "padded further, as beside a longer episode; leave out positions where mask_BT is False, e.g. in means"
