@@ -22,11 +22,16 @@ from tests.trainer.parallel_worker import adapt, make_policy, team, train
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@given(st.lists(st.integers(), max_size=30), st.integers(1, 9))
-def test_shares_are_even_and_in_order(items, world):
-    shares = [Parallel(rank, world).split(items) for rank in range(world)]
+@given(st.lists(st.integers(), max_size=30), st.integers(1, 9), st.integers(1, 3))
+def test_shares_are_even_and_in_order_and_go_to_ranks_with_an_engine(items, engines, per_engine):
+    ranks = [Parallel(rank, engines * per_engine, per_engine=per_engine) for rank in range(engines * per_engine)]
+    shares = [rank.split(items) for rank in ranks]
     assert list(chain.from_iterable(shares)) == items
-    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    sizes = [len(share) for rank, share in zip(ranks, shares, strict=True) if rank.has_engine]
+    assert len(sizes) == engines and max(sizes) - min(sizes) <= 1
+    for group in items:
+        (player,) = (rank for rank in ranks if rank.plays(group))
+        assert player.has_engine
 
 
 @given(st.integers(0, 30), st.integers(1, 9))

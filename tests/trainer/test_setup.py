@@ -32,8 +32,10 @@ from tests.trainer.models.tiny_policy import tiny_policy
 
 def test_an_engine_on_several_gpus_is_refused_under_torchrun() -> None:
     check(Config.model_validate({"engine": "vllm"}), world=2)
-    with pytest.raises(ConfigError, match=r"drop engine\.tensor_parallel"):
-        check(Config.model_validate({"engine": {"name": "vllm", "tensor_parallel": 2}}), world=2)
+    shared = Config.model_validate({"engine": {"name": "vllm", "tensor_parallel": 2}})
+    check(shared, world=6, local_world=2)
+    with pytest.raises(ConfigError, match=r"each machine has 3 processes .* groups of 2"):
+        check(shared, world=6, local_world=3)
 
 
 STATES = {"advantage": "terms", "terms": [{"unit": "turn", "score": "to_go", "key": ["state"]}]}

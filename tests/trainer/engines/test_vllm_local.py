@@ -432,13 +432,13 @@ async def test_weights_that_other_ranks_gather_too_are_gathered_to_the_end_if_th
     assert next(weights, None) is None
 
 
-def test_the_core_of_a_rank_sees_the_gpu_of_that_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    for seen, expected in (("4,7", "7"), (None, "1")):
+def test_the_core_of_a_rank_sees_the_gpus_of_its_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    for seen, count, expected in (("4,7,2,3", 1, "7"), (None, 1, "1"), ("4,7,2,3", 2, "7,2"), (None, 3, "1,2,3")):
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if seen:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
-        with vllm_worker.only_gpu(torch.device("cuda:1")):
+        with vllm_worker.only_gpus(torch.device("cuda:1"), count):
             assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
         assert os.environ.get("CUDA_VISIBLE_DEVICES") == seen
 

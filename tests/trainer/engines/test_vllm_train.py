@@ -120,11 +120,12 @@ def metrics(folder: Path, count: int) -> list[dict[str, float]]:
     return [{key: value for key, value in each.items() if not key.startswith(CLOCKED)} for each in records]
 
 
-def test_two_ranks_with_an_engine_each_do_what_one_does_until_one_engine_dies(tmp_path: Path) -> None:
-    alone, folder, logs = tmp_path / "alone", tmp_path / "run", tmp_path / "logs"
+def test_two_ranks_do_what_one_does_with_an_engine_in_common_and_with_one_each_until_one_dies(tmp_path: Path) -> None:
+    alone, shared, folder, logs = (tmp_path / name for name in ("alone", "shared", "run", "logs"))
     words = (*SMALL, "engine=vllm", "optimizer.schedule=constant")
     ended(start(alone, *words, "stop.iterations=2"), 0)
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--redirects", "2"]
+    ended(start(shared, *words, "stop.iterations=2", "engine.tensor_parallel=2", launcher=launcher), 0)
     run = start(folder, *words, "stop.iterations=50", launcher=[*launcher, "--log-dir", str(logs)])
     wait_for_a_step(run, folder, 1)
     told = subprocess.check_output(["ps", "--ppid", str(run.pid), "-o", "pid="], text=True)
@@ -136,5 +137,6 @@ def test_two_ranks_with_an_engine_each_do_what_one_does_until_one_engine_dies(tm
     for rank in ranks:
         (errors,) = logs.glob(f"*/attempt_0/{rank}/stderr.log")
         assert_saved(errors.read_text(), folder, "rank 1: ")
-    ours, theirs = metrics(folder, 2), metrics(alone, 2)
-    assert ours == [pytest.approx(values, rel=1e-3, abs=1e-4) for values in theirs]
+    expected = [pytest.approx(values, rel=1e-3, abs=1e-4) for values in metrics(alone, 2)]
+    assert metrics(folder, 2) == expected
+    assert metrics(shared, 2) == expected

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator,
 from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
@@ -58,16 +59,21 @@ class Parallel:
         rank: Rank of this process.
         world: Number of ranks.
         device: Device on which this rank computes.
+        per_engine: Number of consecutive ranks, all on one machine, whose devices run one engine. The first of them
+            plays and samples for all.
     """
 
-    def __init__(self, rank: int = 0, world: int = 1, device: str | torch.device = "cpu") -> None:
+    def __init__(
+        self, rank: int = 0, world: int = 1, device: str | torch.device = "cpu", *, per_engine: int = 1
+    ) -> None:
         self.rank = rank
         self.world = world
         self.device = torch.device(device)
+        self.per_engine = per_engine
         self._group: dist.ProcessGroup | None = None  # None is the group of all ranks
 
     @classmethod
-    def start(cls, device: str = "auto") -> Parallel:
+    def start(cls, device: str = "auto", *, per_engine: int = 1) -> Parallel:
         """Join the ranks that torchrun started; without torchrun, return a single rank.
 
         device: see `device_named`. Raises NoDevice.
@@ -80,7 +86,7 @@ class Parallel:
             # Objects always use gloo, because nccl only supports tensors on GPUs.
             backend = "cpu:gloo,cuda:nccl" if torch_device.type == "cuda" else "gloo"
             dist.init_process_group(backend, timeout=TIMEOUT)
-        return cls(rank, world, torch_device)
+        return cls(rank, world, torch_device, per_engine=per_engine if world > 1 else 1)
 
     def apart(self) -> Parallel:
         """Return the same ranks with their own process group, to exchange objects in another thread. Collective."""
@@ -118,11 +124,23 @@ class Parallel:
 
     # --- work --------------------------------------------------------------------------------------------------------
 
+    @property
+    def has_engine(self) -> bool:
+        """Whether this rank plays and samples."""
+        return self.rank % self.per_engine == 0
+
+    def plays(self, group: int) -> bool:
+        """Return whether this rank plays the group with this number."""
+        return group % (self.world // self.per_engine) * self.per_engine == self.rank
+
     def split(self, items: Sequence[Item]) -> Sequence[Item]:
-        """Return this rank's share of the items, in order. The shares' sizes differ by at most one."""
-        size, remainder = divmod(len(items), self.world)
-        first = self.rank * size + min(self.rank, remainder)
-        return items[first : first + size + (self.rank < remainder)]
+        """Return this rank's share of the items, in order. The shares' sizes differ by at most one.
+
+        A rank without an engine gets none.
+        """
+        if not self.has_engine:
+            return items[:0]
+        return equal_parts(items, self.world // self.per_engine)[self.rank // self.per_engine]
 
     def share(self, blocks: Sequence[Item]) -> Iterator[tuple[Item, bool]]:
         """Yield this rank's blocks, and whether each one counts.
@@ -344,6 +362,13 @@ class Parallel:
                 ],
             }
         )
+
+
+def equal_parts(items: Sequence[Item], count: int) -> list[Sequence[Item]]:
+    """Split items into `count` parts, in order, whose sizes differ by at most one."""
+    size, remainder = divmod(len(items), count)
+    edges = [index * size + min(index, remainder) for index in range(count + 1)]
+    return [items[first:end] for first, end in pairwise(edges)]
 
 
 def _ranks() -> tuple[int, int, int]:

@@ -25,10 +25,12 @@ from starpod.trainer.tasks import TaskConfig
 from starpod.trainer.user_file import names_file
 
 
-def check(config: Config, *, world: int) -> None:
+def check(config: Config, *, world: int, local_world: int | None = None) -> None:
     """Refuse a configuration that is certain to fail. This check needs neither servers nor weights.
 
-    world: number of processes that train together.
+    Args:
+        world: Number of processes that train together.
+        local_world: Number of processes per machine; None: all are on one.
 
     Raises:
         ConfigError: The message names the key.
@@ -56,14 +58,14 @@ def check(config: Config, *, world: int) -> None:
                 raise ConfigError(str(error)) from error
     _check_scorer(config)
     if world > 1:
-        _check_ranks(config, world)
+        _check_ranks(config, local_world or world)
 
 
-def _check_ranks(config: Config, world: int) -> None:
-    if (engine := config.engine).name == "vllm" and engine.tensor_parallel > 1:
+def _check_ranks(config: Config, local_world: int) -> None:
+    if (engine := config.engine).name == "vllm" and local_world % engine.tensor_parallel:
         raise ConfigError(
-            f"engine.tensor_parallel is {engine.tensor_parallel}, but each of {world} processes has one GPU, which its "
-            "vLLM shares: drop engine.tensor_parallel, or use engine=vllm_remote with servers on other GPUs"
+            f"engine.tensor_parallel is {engine.tensor_parallel}, but each machine has {local_world} processes with "
+            f"one GPU each, which cannot be divided into groups of {engine.tensor_parallel}"
         )
     if config.scorer.kind != "off":
         raise ConfigError(f"scorer.kind {config.scorer.kind} is trained in one process: run without torchrun")

@@ -103,12 +103,12 @@ def train(
 
     values = {key: text for key, _, text in (word.partition("=") for word in words)}
     jobs: list[Job] = []
-    world = int(os.environ.get("WORLD_SIZE", "1"))
+    world, local_world = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     try:
         resolved_config, resume = resolve_run(
             config, words, run_dir, resume=resume, resume_or_start=resume_or_start, changes=changes, explore=explore
         )
-        check(resolved_config, world=world)
+        check(resolved_config, world=world, local_world=local_world)
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
     for job in jobs:
@@ -200,7 +200,9 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
                 message += f"; the run is saved as of step {saved[0].step}"
             raise click.ClickException(f"{message}; {_next(path, config)}") from error
 
-    parallel, site = Parallel.start(config.device), ""
+    engine = config.engine
+    parallel = Parallel.start(config.device, per_engine=engine.tensor_parallel if engine.name == "vllm" else 1)
+    site = ""
 
     def begin() -> None:
         nonlocal site

@@ -43,7 +43,11 @@ class EngineConfig(Section):
         default=0.4, gt=0, lt=1, description="vllm: share of GPU memory for weights and cache."
     )
     sleep: bool = Field(default=False, description="vllm: frees the GPU's memory for the policy during updates.")
-    tensor_parallel: int = Field(default=1, ge=1, description="vllm: GPUs that share one copy of the model.")
+    tensor_parallel: int = Field(
+        default=1,
+        ge=1,
+        description="vllm: GPUs that share one copy of the model; under torchrun, the GPUs of so many processes.",
+    )
     urls: tuple[str, ...] = Field(default=(), description="vllm_remote: servers (http://host:port) of the same model.")
     api_key_file: str = Field(default="", description="vllm_remote: file with the servers' API key.")
     timeout: float = Field(

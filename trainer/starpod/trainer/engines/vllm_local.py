@@ -14,10 +14,10 @@ import math
 import multiprocessing
 import os
 import shutil
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -26,13 +26,13 @@ from starpod.trainer.engines.config import EngineConfig, vllm_sockets
 from starpod.trainer.engines.served import Piece, ServedEngine, sampling_parameters
 from starpod.trainer.engines.slot_cache import cache_shape
 from starpod.trainer.engines.vllm_images import ARGUMENTS, image_prompt, pretrained_view, write_processor
-from starpod.trainer.engines.vllm_worker import environment_variable, gpu_of, only_gpu, own_session, sent_by_handles
+from starpod.trainer.engines.vllm_worker import environment_variable, gpu_of, only_gpus, own_session, sent_by_handles
 from starpod.trainer.engines.watch import Watch
 from starpod.trainer.engines.weights import device_of, gather, make_folder, weights_of, write_weights
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.models.precision import compute_dtype
 from starpod.trainer.models.trunk import unwrapped
-from starpod.trainer.parallel import Parallel, RankFailed
+from starpod.trainer.parallel import Parallel, RankFailed, equal_parts
 
 MISSING = "engine vllm needs the package vllm; from a clone of the repository: pip install '.[vllm]'"
 WORKER_EXTENSION = "starpod.trainer.engines.vllm_worker.WeightReceiver"
@@ -45,8 +45,6 @@ STOPPED = "stopped"
 SHUTDOWN_SECONDS = 60.0
 """Time for an engine core to exit by itself. A killed core leaks shared memory, and Python warns about it."""
 
-T = TypeVar("T")
-
 
 class LocalVllm(ServedEngine):
     """Engine that runs vLLM's AsyncLLM.
@@ -55,7 +53,9 @@ class LocalVllm(ServedEngine):
     VLLM_BATCH_INVARIANT=1 in the environment, replies are identical. Construction takes about half a minute, because
     vLLM loads the model and compiles it on a GPU.
 
-    Each rank of a sharded trainer has an engine on its own GPU. All ranks construct it at the same time.
+    Each rank of a sharded trainer has a vLLM on its own GPU; with `engine.tensor_parallel`, the first of so many ranks
+    has one on the GPUs of all of them, and the others only gather weights for it. All ranks construct it at the same
+    time.
 
     Raises EngineError if vllm is not installed, or if it cannot run the policy's Hugging Face model.
     """
@@ -109,7 +109,8 @@ class LocalVllm(ServedEngine):
         arguments: dict[str, Any] = {}
         if on_cpu:
             _check_cpu_kernels(model)
-            _use_whole_cpu(_cache_gibibytes(model, config.slots * max_context, self._parallel.world), self._parallel)
+            cache = _cache_gibibytes(model, config.slots * max_context, self._parallel.world)
+            _use_whole_cpu(cache, self._parallel, workers=config.tensor_parallel)
             # With chunked prefill, the worker rewinds its random generator, which CPU generators do not support.
             arguments = {
                 "enforce_eager": True,
@@ -185,13 +186,15 @@ class LocalVllm(ServedEngine):
             gather(weights_of(model, self._dtype))
 
     def _launch(self, folder: Path) -> None:
+        if not self._parallel.has_engine:
+            return
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
         with contextlib.ExitStack() as stack:
             stack.enter_context(own_session())
             if self._parallel.world > 1 and self._parallel.device.type == "cuda":
-                stack.enter_context(only_gpu(self._parallel.device))
+                stack.enter_context(only_gpus(self._parallel.device, self._parallel.per_engine))
             # By default, vLLM's sockets are in the folder of all temporary files, and stay there if a process is
             # killed. Processes that are started later must not look for them here, because the folder goes away.
             for name, value in vllm_sockets(self._sockets).items():
@@ -240,16 +243,16 @@ class LocalVllm(ServedEngine):
         return Piece(tokens, logprobs, result.finish_reason == "abort", request_output.num_cached_tokens or 0)
 
     async def _halt(self) -> None:
-        await self._ask(self._llm.pause_generation(mode="abort"), "a pause")
+        await self._ask("a pause", "pause_generation", mode="abort")
         if self._sleeps and not self._asleep:
             # Level 1 keeps the weights in main memory, so they can be restored if no new weights are handed over.
-            await self._ask(self._llm.sleep(1), "falling asleep", loads=True)
+            await self._ask("falling asleep", "sleep", 1, loads=True)
             self._asleep = True
 
     async def _wake(self) -> None:
         if self._asleep:
             torch.cuda.empty_cache()  # release the update's cached blocks
-            await self._ask(self._llm.wake_up(), "waking up", loads=True)
+            await self._ask("waking up", "wake_up", loads=True)
             self._asleep = False
 
     async def _hand_over(self, version: int, model: torch.nn.Module) -> None:
@@ -262,12 +265,15 @@ class LocalVllm(ServedEngine):
                 self._ipc = all(await all_done(self._is_on_gpu_of(model)))
             if self._ipc:
                 async with sent_by_handles(weights_of(model, self._dtype), self._parallel) as address:
-                    await self._receive("starpod_receive", args=(address,))
+                    await self._ask("new weights", "collective_rpc", "starpod_receive", args=(address,), loads=True)
                 return
             folder = self._folder / f"weights-{version}"
             try:
                 await all_done(self._parallel.in_thread(self._write, model, folder))
-                await all_done(self._receive("reload_weights", kwargs={"weights_path": str(folder)}))
+                arguments = {"weights_path": str(folder)}
+                await all_done(
+                    self._ask("new weights", "collective_rpc", "reload_weights", kwargs=arguments, loads=True)
+                )
                 # Remove it only now: a starting core still reads this folder.
                 self._remove(self._folder / "start")
             finally:
@@ -277,16 +283,13 @@ class LocalVllm(ServedEngine):
         except Exception as error:
             raise EngineError(f"vLLM did not load version {version} of the weights: {error}") from error
 
-    async def _receive(self, method: str, **arguments: Any) -> None:
-        await self._ask(self._llm.collective_rpc(method, **arguments), "new weights", loads=True)
-
     async def _is_on_gpu_of(self, model: torch.nn.Module) -> bool:
         """Return whether vLLM runs on the policy's GPU and can open its memory.
 
         Raises EngineError if it does not, but the configured handover needs it.
         """
         gpu = gpu_of(device_of(model))
-        (vllm_gpu,) = await self._ask(self._llm.collective_rpc("starpod_gpu"), "which GPU it has")
+        (vllm_gpu,) = await self._ask("which GPU it has", "collective_rpc", "starpod_gpu")
         if self._only_ipc and vllm_gpu != gpu:
             raise EngineError(
                 f"engine.handover ipc is for one GPU, but the policy is on {gpu}, vLLM on {vllm_gpu}: give both the "
@@ -296,7 +299,7 @@ class LocalVllm(ServedEngine):
 
     async def _go_on(self) -> None:
         await self._wake()
-        await self._ask(self._llm.resume_generation(), "resuming")
+        await self._ask("resuming", "resume_generation")
 
     async def _stop(self, seconds: float | None = None) -> None:
         """Stop the core, and kill it after `seconds`; None is vLLM's default of 5 seconds."""
@@ -320,14 +323,20 @@ class LocalVllm(ServedEngine):
 
     # --- waiting for a process that may die --------------------------------------------------------------------------
 
-    async def _ask(self, call: Coroutine[Any, Any, T], what: str, *, loads: bool = False) -> T:
-        """Await a control call, named `what` in errors. Raises EngineLost if the engine core is dead or hangs.
+    async def _ask(self, what: str, method: str, *arguments: Any, loads: bool = False, **named: Any) -> Any:
+        """Call a method of vLLM, and return its result; None on a rank without an engine.
 
-        If `loads`, the call keeps the core busy, so that it cannot answer health checks.
+        Raises EngineLost if the engine core is dead or hangs.
+
+        Args:
+            what: Name of the call in errors.
+            loads: Whether the call keeps the core busy, so that it cannot answer health checks.
         """
+        if not self._parallel.has_engine:
+            return None
         watch = self._watch_loading if loads else self._watch
         try:
-            return await asyncio.wait_for(watch.guard(call), self._timeout)
+            return await asyncio.wait_for(watch.guard(getattr(self._llm, method)(*arguments, **named)), self._timeout)
         except TimeoutError:
             raise EngineLost(
                 f"the vLLM engine core did not answer {what} within {self._timeout:g} s (engine.timeout)"
@@ -391,13 +400,14 @@ def _cache_gibibytes(model: torch.nn.Module, tokens: int, ranks: int) -> int:
     return max(1, min(math.ceil(cache_bytes / 2**30), machine // ranks // 2**32))
 
 
-def _use_whole_cpu(cache_gibibytes: int, parallel: Parallel) -> None:
+def _use_whole_cpu(cache_gibibytes: int, parallel: Parallel, *, workers: int) -> None:
     """Set vLLM's environment variables for this rank's share of the CPU, unless the user has set them.
 
     By default vLLM keeps one CPU core free, which halves its speed on two cores.
     """
     cores = sorted(os.sched_getaffinity(0))
-    own_cores = parallel.split(cores) or cores[:1]
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, own_cores)))
+    parts = equal_parts(parallel.split(cores) or cores[:1], workers)
+    bind = "|".join(",".join(map(str, part or cores[:1])) for part in parts)
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", bind)
     os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(cache_gibibytes))

@@ -89,15 +89,16 @@ def _end_with_parent() -> None:
 
 
 @contextlib.contextmanager
-def only_gpu(device: torch.device) -> Iterator[None]:
-    """Make engine cores that are started inside this context see only this GPU.
+def only_gpus(device: torch.device, count: int) -> Iterator[None]:
+    """Make engine cores that are started inside this context see only this GPU and the `count - 1` that follow it.
 
-    Several ranks on a machine each have a core, and a core takes the first GPU that it sees. This process has already
+    Several ranks on a machine each have a core, and a core takes the first GPUs that it sees. This process has already
     initialized CUDA, so the variable does not change what it sees itself.
     """
     visible = os.environ.get(_VISIBLE)
     visible_gpus = visible.split(",") if visible else [str(number) for number in range(torch.cuda.device_count())]
-    with environment_variable(_VISIBLE, visible_gpus[device.index or 0]):
+    first = device.index or 0
+    with environment_variable(_VISIBLE, ",".join(visible_gpus[first : first + count])):
         yield
 
 

@@ -33,7 +33,7 @@ class Ahead:
     """Queue of the groups that were admitted and not yet taken, oldest first.
 
     Groups are taken in the order of admission, not in the order in which they end. Long episodes are therefore trained
-    on as often as short ones. Group `id` is played by rank `id % world`.
+    on as often as short ones. `Parallel.plays` divides the groups among the ranks.
 
     Attributes:
         stage: Stage in which groups are admitted now. They finish in it, also after a resumption.
@@ -67,7 +67,7 @@ class Ahead:
         """Start to play these groups, and also the groups that `load_state` restored."""
         self._admitted |= {start.id: Admitted(start, self.stage) for start in starts}
         for group in self._admitted.values():
-            if group.playing is None and group.start.id % self._parallel.world == self._parallel.rank:
+            if group.playing is None and self._parallel.plays(group.start.id):
                 group.playing = asyncio.ensure_future(self._play(group))
 
     def oldest(self, count: int) -> list[Start]:
