@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from email.utils import formatdate
 
 import pytest
 
@@ -19,7 +20,7 @@ from openreward.api.errors import ToolCallError
 
 from starpod.client import JSON, Image, SyncFleet, ToolCall
 from starpod.env_server.hosting.ors import host
-from starpod.env_server.hosting.ors_server import ORSServer
+from starpod.env_server.hosting.ors_server import ORSServer, wait_seconds
 from tests.env_server.hosting.checks import check_contract, check_recovery, check_refusal
 from tests.env_server.hosting.checks import words as words_of
 from tests.support import ServerProcess, start_server
@@ -111,6 +112,13 @@ def test_a_call_whose_connection_breaks_is_made_once(ors: str) -> None:
 )
 def test_what_cannot_be_hosted_is_told(ors: str, place: str, told: str) -> None:
     check_refusal(host, ors + place, re.escape(told))
+
+
+def test_a_busy_server_names_a_number_of_seconds_or_a_date() -> None:
+    later, earlier = (formatdate(time.time() + seconds, usegmt=True) for seconds in (20, -20))
+    waits = [wait_seconds(text) for text in ("3", "0", "", "soon", "-1", "nan", earlier)]
+    assert waits == [3.0, 0.0, 1.0, 1.0, 1.0, 1.0, 0.0]
+    assert 15 < wait_seconds(later) <= 20
 
 
 def test_a_server_that_is_not_there_is_told() -> None:

@@ -76,6 +76,13 @@ def test_a_folder_and_a_runs_folder_are_read_file_by_file(tmp_path: Path) -> Non
     assert all(episode.group == group.id for group in groups for episode in group.episodes + group.failed)
 
 
+def test_branches_that_are_compared_apart_are_no_members(tmp_path: Path) -> None:
+    branch = replace(make_episode(0, 2), parent=(0, 0), apart=True)
+    write_episodes(tmp_path / "episodes.jsonl", [make_episode(), make_episode(0, 1), branch])
+    (group,) = read_groups(tmp_path)
+    assert ([episode.member for episode in group.episodes], group.branches) == ([0, 1], [branch])
+
+
 def test_held_out_episodes_of_a_folder_are_not_trained_on(tmp_path: Path) -> None:
     evaluation = tmp_path / "episodes" / "eval-000010.jsonl"
     write_episodes(evaluation, [make_episode()])

@@ -223,6 +223,7 @@ async def test_pivots_branch_the_failed_episodes_alone(server: ServerProcess) ->
         (branch.member, branch.parent, len(branch.own_turns), branch.success, branch.seed) for branch in group.branches
     ] == [(member, (1, 5), 1, False, 0) for member in (6, 7, 8, 9)]
     for branch in group.branches:
+        assert branch.apart
         assert all(one is other for one, other in zip(branch.turns[:5], group.episodes[1].turns, strict=False))
     assert spent(group) == (4, 12 + 4)
     group = await search(server, "chain-v1", unless(lambda episode: False), 2, strategy="pivots")

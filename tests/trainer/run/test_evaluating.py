@@ -71,7 +71,9 @@ async def test_only_evaluations_on_schedule_count_towards_a_stop_and_each_step_o
 
 
 async def test_an_evaluation_whose_episodes_all_failed_is_no_success_of_zero(tmp_path: Path) -> None:
-    evaluating = make_evaluating(tmp_path, [[]], monitor={"early_stop": {"low_success_times": 1}})
+    evaluating = make_evaluating(tmp_path, [[], [1.0]], monitor={"early_stop": {"low_success_times": 1}})
     await evaluating.play(Progress(0))
     assert evaluating.success is None and not evaluating.is_done(0)
     assert evaluating.early_stop.reason == ""
+    await evaluating.play(Progress(1))
+    assert [line["step"] for line in RunFolder(tmp_path).read_evaluations()] == [1]

@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import IO, Any
 
 from starpod.env_server.environment import Busy
@@ -112,7 +113,8 @@ class ORSServer:
                     error_text = error.read().decode(errors="replace")
                 if error.code != 503 or time.monotonic() > deadline:
                     raise ORSError(f"{self.address}{path}: {error.code} {_detail(error_text)}") from error
-                time.sleep(float(error.headers.get("Retry-After") or 1))
+                seconds_to_wait = wait_seconds(error.headers.get("Retry-After", ""))
+                time.sleep(min(seconds_to_wait, max(0.0, deadline - time.monotonic())))
             except urllib.error.URLError as error:  # no connection, so nothing was sent
                 raise Busy(f"no ORS server answers at {self.address}: {error.reason}") from error
             except (OSError, http.client.HTTPException) as error:
@@ -133,6 +135,16 @@ def _events(reply: IO[bytes]) -> Iterator[tuple[str, str]]:
             event = value.removeprefix(" ")
         elif name == "data":
             data.append(value.removeprefix(" "))
+
+
+def wait_seconds(retry_after: str) -> float:
+    """Return the seconds to wait by a Retry-After header, which is a number or a date; 1 if it is neither."""
+    if retry_after.isascii() and retry_after.isdigit():
+        return float(retry_after)
+    try:
+        return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
+    except ValueError:
+        return 1.0
 
 
 def _detail(text: str) -> str:

@@ -209,6 +209,8 @@ class Episode:
     parent: tuple[int, int] | None = None
     """The member of the group that this episode branches from, and the turn index at which it branches. Earlier turns
     belong to that member and are trained there. None: all turns are the episode's own."""
+    apart: bool = False
+    """Whether it is only compared with episodes of the same parent, as one of `Group.branches`."""
 
     @classmethod
     def begin(cls, session: Session, group: int, task: str = "") -> Episode:

@@ -87,7 +87,7 @@ def read_groups(path: Path | str) -> list[Group]:
             if group.episodes and group.episodes[0].environment != episode.environment:
                 raise BadEpisodes(f"{file}:{number}: group {episode.group} holds episodes of several environments")
             episode.group = group.id
-            (group.failed if episode.failed else group.episodes).append(episode)
+            _add(group, episode)
     return list(groups.values())
 
 
@@ -95,9 +95,13 @@ def branching_groups(path: Path | str) -> list[Group]:
     """Return the groups of a file in which an episode branches from another one. Raises BadEpisodes."""
     groups: dict[int, Group] = {}
     for episode in read_episodes(path):
-        group = groups.setdefault(episode.group, Group(episode.group, []))
-        (group.failed if episode.failed else group.episodes).append(episode)
+        _add(groups.setdefault(episode.group, Group(episode.group, [])), episode)
     return [group for group in groups.values() if any(episode.parent for episode in group.members)]
+
+
+def _add(group: Group, episode: Episode) -> None:
+    part = group.failed if episode.failed else group.branches if episode.apart else group.episodes
+    part.append(episode)
 
 
 def episode_files(path: Path | str) -> list[Path]:

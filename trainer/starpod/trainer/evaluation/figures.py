@@ -94,24 +94,16 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-_REFERENCE = {
-    "success": 0.0,
-    "success_low": 0.0,
-    "success_high": 1.0,
-    "return_mean": 0.0,
-    "return_low": None,
-    "return_high": None,
-    "turns_mean": 0.0,
-}
-"""Metrics of reference policies, and the value of each if there are no episodes."""
-_HELD_OUT: dict[str, Any] = {"episodes": 0, "failed": 0, **_REFERENCE, "format_rate": 0.0}
+_REFERENCE = ("success", "success_low", "success_high", "return_mean", "return_low", "return_high", "turns_mean")
+"""Metrics of reference policies."""
+_HELD_OUT = ("episodes", "failed", *_REFERENCE, "format_rate")
 
 
 def held_out_figures(collected: Collected) -> dict[str, Any]:
-    """Return the metrics of `summarise` that a run's evaluations keep. They are numbers even if all episodes failed."""
-    figures = summarise(collected.episodes)
-    figures["failed"] = collected.failed
-    return {name: default if figures[name] is None else figures[name] for name, default in _HELD_OUT.items()}
+    """Return the metrics of `summarise` that a run's evaluations keep. At least one episode must not have failed."""
+    figures = summarise(collected.episodes) | {"failed": collected.failed}
+    figures["format_rate"] = figures["format_rate"] or 0.0  # a policy may have no turn
+    return {name: figures[name] for name in _HELD_OUT}
 
 
 def overall(figures: Mapping[str, dict[str, Any]]) -> dict[str, Any]:

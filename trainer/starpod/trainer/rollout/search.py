@@ -98,6 +98,8 @@ class Search:
         branches = list(chain.from_iterable(await together(calls)))
         await together(brancher.play(branch) for branch in branches)
         branch_group = _group(brancher, branches)
+        for episode in branch_group.episodes:
+            episode.apart = True
         group.branches, group.failed = branch_group.episodes, group.failed + branch_group.failed
         return group
 

@@ -66,22 +66,22 @@ class Evaluating:
         step = progress.step
         start_time = perf_counter()
         collections = await self.held_out.play("selection", "selection")
+        if not all(collected.episodes for collected in collections.values()):
+            self._screen.warn(f"the evaluation at step {step} has no result: all of its episodes failed")
+            return
         summary: dict[str, Any] = {"step": step, "time": time(), "policy_version": progress.version}
         figures = {name: held_out_figures(collected) for name, collected in collections.items()}
         for name, reference in (references or {}).items():
             figures[name]["reference"] = reference
         summary |= overall(figures)
         summary["seconds"] = perf_counter() - start_time
-        if all(collected.episodes for collected in collections.values()):
-            # Only scheduled evaluations count towards early stopping. The extra one after an interruption does not, or
-            # a run that is resumed often would stop too early.
-            if self.is_scheduled(step) and not self.is_done(step):
-                self.early_stop.evaluated(step, summary["success"], summary["return_mean"])
-            if self._best_step < 0 or summary["success"] > self._best:
-                self._best, self._best_step = summary["success"], step
-            self.success, self._evaluated_step = summary["success"], step
-        else:
-            self._screen.warn(f"the evaluation at step {step} has no result: all of its episodes failed")
+        # Only scheduled evaluations count towards early stopping. The extra one after an interruption does not, or a
+        # run that is resumed often would stop too early.
+        if self.is_scheduled(step) and not self.is_done(step):
+            self.early_stop.evaluated(step, summary["success"], summary["return_mean"])
+        if self._best_step < 0 or summary["success"] > self._best:
+            self._best, self._best_step = summary["success"], step
+        self.success, self._evaluated_step = summary["success"], step
         if self._parallel.is_main:
             self._folder.append_evaluation(summary)
             self._folder.write_episodes(step, self.held_out.kept_episodes(collections))
@@ -95,6 +95,9 @@ class Evaluating:
         start_time = perf_counter()
         # Use the random streams of `starpod eval`, not the streams of the evaluations that chose the checkpoint.
         collections = await self.held_out.play("final", "evaluation", f"the checkpoint of step {step} ")
+        if not all(collected.episodes for collected in collections.values()):
+            self._screen.warn("the final evaluation has no result: all of its episodes failed")
+            return
         summary: dict[str, Any] = {
             "step": step,
             "last_step": progress.step,
@@ -106,12 +109,11 @@ class Evaluating:
         modes += ["best_of"] if self._config.evaluation.best_of > 1 else []
         for mode in modes:
             for name, collected in (await self.held_out.play("final", "evaluation", decoding=mode)).items():
-                figures[name][mode] = held_out_figures(collected)
+                if collected.episodes:
+                    figures[name][mode] = held_out_figures(collected)
         summary |= overall(figures)
         summary["seconds"] = perf_counter() - start_time
-        if not all(collected.episodes for collected in collections.values()):
-            self._screen.warn("the final evaluation has no result: all of its episodes failed")
-        elif self._parallel.is_main:
+        if self._parallel.is_main:
             self._write_final(summary, collections)
 
     def _write_final(self, summary: dict[str, Any], collections: Mapping[str, Collected]) -> None:
