@@ -22,6 +22,7 @@ from starpod.trainer.models.config import LoraConfig, ModelConfig, ModelError
 from starpod.trainer.models.policies import copy_trained
 from starpod.trainer.models.policy import build_policy
 from starpod.trainer.output.run_folder import RunFolder
+from starpod.trainer.output.screen import Screen
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.preflight import check, check_environment
 from starpod.trainer.rewards.reward import RewardError
@@ -122,7 +123,7 @@ async def test_a_pretrained_model_that_cannot_be_scored_is_refused_before_demons
     monkeypatch.setattr(setup, "demonstrate", lambda *_: pytest.fail("it played"))
     monkeypatch.setattr(policy, "splits_cleanly", lambda model: False)
     config = Config.model_validate({"model": str(tmp_path / "model"), "warm_start": {"steps": 1}})
-    settings: dict[str, Any] = {"resume": False, "parallel": Parallel(), "screen": None, "interrupts": None}
+    settings: dict[str, Any] = {"resume": False, "parallel": Parallel(), "screen": Screen(), "interrupts": None}
     with pytest.raises(ModelError, match="scales or caps its logits"):
         async with setup.open_run(config, tmp_path / "run", **settings):
             pass

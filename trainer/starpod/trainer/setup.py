@@ -93,8 +93,10 @@ async def open_run(
         build = partial(
             build_models, config, lambda: chain.from_iterable(each.texts() for each in served), folder, parallel
         )
-        # A pretrained model that cannot be used is refused before demonstrations are played.
-        models = None if config.model.name == TINY else build()
+        models = None
+        if config.model.name != TINY:  # one that cannot be used is refused before demonstrations are played
+            screen.phase(f"loading {model_title(config.model.name)}")
+            models = build()
         if loaded is None:
             if config.warm_start.steps or config.model.name == TINY:
                 await demonstrate(config, served, parallel=parallel, screen=screen, interrupts=interrupts)
@@ -104,6 +106,8 @@ async def open_run(
         templates = _build_templates(served, models.policies)
         check_tokens(config.replay.offline, offline, templates)
         learner = build_learner(config, models, parallel)
+        if config.engine.name == "vllm":
+            screen.phase("starting vLLM")
         engine = build_engines(
             config.engine, models.sampler, max_context=config.sampling.max_episode_tokens, parallel=parallel
         )
