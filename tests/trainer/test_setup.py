@@ -31,7 +31,7 @@ from tests.support import ServerProcess
 from tests.trainer.models.tiny_policy import tiny_policy
 
 
-def test_an_engine_on_several_gpus_is_refused_under_torchrun() -> None:
+def test_an_engine_on_several_gpus_needs_as_many_processes_on_each_machine() -> None:
     check(Config.model_validate({"engine": "vllm"}), world=2)
     shared = Config.model_validate({"engine": {"name": "vllm", "tensor_parallel": 2}})
     check(shared, world=6, local_world=2)

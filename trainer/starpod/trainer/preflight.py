@@ -25,12 +25,12 @@ from starpod.trainer.tasks import TaskConfig
 from starpod.trainer.user_file import names_file
 
 
-def check(config: Config, *, world: int, local_world: int | None = None) -> None:
+def check(config: Config, *, world: int, local_world: int = 1) -> None:
     """Refuse a configuration that is certain to fail. This check needs neither servers nor weights.
 
     Args:
         world: Number of processes that train together.
-        local_world: Number of processes per machine; None: all are on one.
+        local_world: Number of them on each machine.
 
     Raises:
         ConfigError: The message names the key.
@@ -58,7 +58,7 @@ def check(config: Config, *, world: int, local_world: int | None = None) -> None
                 raise ConfigError(str(error)) from error
     _check_scorer(config)
     if world > 1:
-        _check_ranks(config, local_world or world)
+        _check_ranks(config, local_world)
 
 
 def _check_ranks(config: Config, local_world: int) -> None:

@@ -103,7 +103,8 @@ def train(
 
     values = {key: text for key, _, text in (word.partition("=") for word in words)}
     jobs: list[Job] = []
-    world, local_world = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    local_world = int(os.environ.get("LOCAL_WORLD_SIZE", world))  # --dry-run may be told WORLD_SIZE alone
     try:
         resolved_config, resume = resolve_run(
             config, words, run_dir, resume=resume, resume_or_start=resume_or_start, changes=changes, explore=explore
