@@ -53,9 +53,9 @@ class LocalVllm(ServedEngine):
     VLLM_BATCH_INVARIANT=1 in the environment, replies are identical. Construction takes about half a minute, because
     vLLM loads the model and compiles it on a GPU.
 
-    Each rank of a sharded trainer has a vLLM on its own GPU; with `engine.tensor_parallel`, the first of so many ranks
-    has one on the GPUs of all of them, and the others only gather weights for it. All ranks construct it at the same
-    time.
+    Each rank of a sharded trainer has a vLLM on its own GPU. With `engine.tensor_parallel`, groups of that many ranks
+    share one on all of their GPUs. A group's first rank has it, and the others only gather weights for it. All ranks
+    construct the engine at the same time.
 
     Raises EngineError if vllm is not installed, or if it cannot run the policy's Hugging Face model.
     """
