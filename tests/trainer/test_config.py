@@ -63,6 +63,16 @@ def test_another_preset_takes_the_place_of_a_bases_algorithm(tmp_path: Path) -> 
     assert load_config(str(file)).algorithm.filter == load_config("frozen_lake").algorithm.filter
 
 
+def test_another_estimator_drops_the_keys_of_the_old_one(tmp_path: Path) -> None:
+    saved, mine = tmp_path / "saved.yaml", tmp_path / "mine.yaml"
+    saved.write_text(yaml.safe_dump(load_config("webshop_gigpo", ["algorithm.gigpo.weight=2"]).to_dict()))
+    mine.write_text(f"base: {saved}\nalgorithm: {{advantage: grpo}}\n")
+    for config in (load_config(str(saved), ["algorithm.advantage=grpo"]), load_config(str(mine))):
+        assert config.algorithm.advantage == "grpo"
+    with pytest.raises(ConfigError, match=r"algorithm\.gigpo belongs to gigpo"):
+        load_config(str(saved), ["algorithm.advantage=grpo", "algorithm.gigpo.weight=1"])
+
+
 def test_a_word_for_a_section_keeps_what_other_words_say_of_it() -> None:
     words = ["algorithm.lam=0.9", "environment.options.size=3", "algorithm=starpo-ppo", "environment=frozen_lake-v1"]
     for given in (words, words[::-1]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
@@ -414,9 +414,7 @@ def _stage(config: Config, values: Mapping[str, Any], number: int) -> Config:
         except ConfigError as error:
             raise ValueError(f"{label}.set: {error}") from None
     if isinstance(algorithm := merged.get("algorithm"), dict):
-        # Drop keys that a stage with another estimator or loss does not use.
-        keys = {key.split(".")[1] for key in settings if key.startswith("algorithm.")}
-        merged["algorithm"] = without_unused_keys(algorithm, keys)
+        merged["algorithm"] = _without_old_method(algorithm, _keys_below("algorithm", settings))
     try:
         stage = parse_config(merged)
     except ConfigError as error:
@@ -472,7 +470,23 @@ def load_config(source: str, words: Sequence[str] = (), *, explore: Explore | No
         values["prompt"] = without_old_window(prompt, texts["prompt.context"])
     for key in sorted(texts, key=lambda key: key.count(".")):
         _set(values, key.split("."), _value(key, texts[key]))
+    if isinstance(algorithm := values.get("algorithm"), dict):
+        values["algorithm"] = _without_old_method(algorithm, _keys_below("algorithm", texts))
     return parse_config(values)
+
+
+def _keys_below(section: str, keys: Iterable[str]) -> set[str]:
+    """Return the keys of a section among these dotted keys: `filter` for `algorithm.filter.value`."""
+    return {key.split(".")[1] for key in keys if key.startswith(f"{section}.")}
+
+
+def _without_old_method(algorithm: Mapping[str, Any], changed_keys: Collection[str]) -> dict[str, Any]:
+    """Return the values of `algorithm` without keys of the old estimator or loss, if the changed keys choose another.
+
+    The changed keys themselves are kept, so that a mistake in them is reported.
+    """
+    chooses = any(key in changed_keys for key in ("preset", "advantage", "loss"))
+    return without_unused_keys(algorithm, changed_keys) if chooses else dict(algorithm)
 
 
 def _value(key: str, text: str) -> Any:
@@ -535,7 +549,9 @@ def _merge(base: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
             # Drop the changes to a preset if another preset is chosen.
             old = without_old_window(old, value.get("context")) if key == "prompt" else old
             another = key == "algorithm" and value.get("preset", old.get("preset")) != old.get("preset")
-            value = value if another else _merge(old, value)
+            if not another:
+                joined = _merge(old, value)
+                value = _without_old_method(joined, value) if key == "algorithm" else joined
         merged[key] = value
     return merged
 

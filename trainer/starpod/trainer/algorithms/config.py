@@ -439,7 +439,7 @@ class AlgorithmConfig(Section):
 
 def _chosen(values: Mapping[str, Any]) -> tuple[type[Estimator], type[Objective]]:
     """Return the classes of the estimator and the loss that the section `algorithm` names in these values."""
-    return ESTIMATORS.get(values["advantage"], UserEstimator), OBJECTIVES.get(values["loss"], UserObjective)
+    return ESTIMATORS.get(str(values["advantage"]), UserEstimator), OBJECTIVES.get(str(values["loss"]), UserObjective)
 
 
 def _belongs(key: str, values: Mapping[str, Any]) -> str:
