@@ -19,7 +19,10 @@ _SOCKET_FOLDER_BYTES = 70
 
 
 def vllm_sockets(folder: Path) -> dict[str, str]:
-    """Return the environment variables that put vLLM's sockets into the folder; none if its path is too long."""
+    """Return the environment variables that put vLLM's sockets into the folder; none if its path is too long.
+
+    By default they are in the folder of all temporary files, and stay there if a process is killed.
+    """
     return {"VLLM_RPC_BASE_PATH": str(folder)} if len(os.fsencode(folder)) < _SOCKET_FOLDER_BYTES else {}
 
 

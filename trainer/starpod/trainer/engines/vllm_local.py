@@ -106,11 +106,13 @@ class LocalVllm(ServedEngine):
         self._folder = self._parallel.broadcast_on_machine(folder)
         # Private to this rank. Sockets need a short path on a disk of this machine, unlike the weights.
         self._sockets = make_folder("")
+        # Only for the core: in this process they would also apply to programs and engines that it starts later.
+        self._variables = vllm_sockets(self._sockets)
         arguments: dict[str, Any] = {}
         if on_cpu:
             _check_cpu_kernels(model)
             cache = _cache_gibibytes(model, config.slots * max_context, self._parallel.world)
-            _use_whole_cpu(cache, self._parallel, workers=config.tensor_parallel)
+            self._variables |= _cpu_variables(cache, self._parallel, workers=config.tensor_parallel)
             # With chunked prefill, the worker rewinds its random generator, which CPU generators do not support.
             arguments = {
                 "enforce_eager": True,
@@ -195,9 +197,7 @@ class LocalVllm(ServedEngine):
             stack.enter_context(own_session())
             if self._parallel.world > 1 and self._parallel.device.type == "cuda":
                 stack.enter_context(only_gpus(self._parallel.device, self._parallel.per_engine))
-            # By default, vLLM's sockets are in the folder of all temporary files, and stay there if a process is
-            # killed. Processes that are started later must not look for them here, because the folder goes away.
-            for name, value in vllm_sockets(self._sockets).items():
+            for name, value in self._variables.items():
                 stack.enter_context(environment_variable(name, value))
             self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(model=str(folder), **self._arguments))
 
@@ -400,14 +400,17 @@ def _cache_gibibytes(model: torch.nn.Module, tokens: int, ranks: int) -> int:
     return max(1, min(math.ceil(cache_bytes / 2**30), machine // ranks // 2**32))
 
 
-def _use_whole_cpu(cache_gibibytes: int, parallel: Parallel, *, workers: int) -> None:
-    """Set vLLM's environment variables for this rank's share of the CPU, unless the user has set them.
+def _cpu_variables(cache_gibibytes: int, parallel: Parallel, *, workers: int) -> dict[str, str]:
+    """Return environment variables for vLLM on this rank's share of the CPU, without those that the user has set.
 
     By default vLLM keeps one CPU core free, which halves its speed on two cores.
     """
     cores = sorted(os.sched_getaffinity(0))
     parts = equal_parts(parallel.split(cores) or cores[:1], workers)
     bind = "|".join(",".join(map(str, part or cores[:1])) for part in parts)
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", bind)
-    os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
-    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(cache_gibibytes))
+    variables = {
+        "VLLM_CPU_OMP_THREADS_BIND": bind,
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+        "VLLM_CPU_KVCACHE_SPACE": str(cache_gibibytes),
+    }
+    return {name: value for name, value in variables.items() if name not in os.environ}
