@@ -414,7 +414,7 @@ def _stage(config: Config, values: Mapping[str, Any], number: int) -> Config:
         except ConfigError as error:
             raise ValueError(f"{label}.set: {error}") from None
     if isinstance(algorithm := merged.get("algorithm"), dict):
-        merged["algorithm"] = _without_old_method(algorithm, _keys_below("algorithm", settings))
+        merged["algorithm"] = _without_old_method(algorithm, _algorithm_keys(settings))
     try:
         stage = parse_config(merged)
     except ConfigError as error:
@@ -471,13 +471,13 @@ def load_config(source: str, words: Sequence[str] = (), *, explore: Explore | No
     for key in sorted(texts, key=lambda key: key.count(".")):
         _set(values, key.split("."), _value(key, texts[key]))
     if isinstance(algorithm := values.get("algorithm"), dict):
-        values["algorithm"] = _without_old_method(algorithm, _keys_below("algorithm", texts))
+        values["algorithm"] = _without_old_method(algorithm, _algorithm_keys(texts))
     return parse_config(values)
 
 
-def _keys_below(section: str, keys: Iterable[str]) -> set[str]:
-    """Return the keys of a section among these dotted keys: `filter` for `algorithm.filter.value`."""
-    return {key.split(".")[1] for key in keys if key.startswith(f"{section}.")}
+def _algorithm_keys(keys: Iterable[str]) -> set[str]:
+    """Return the keys of the section `algorithm` among these dotted keys: `filter` for `algorithm.filter.value`."""
+    return {key.split(".")[1] for key in keys if key.startswith("algorithm.")}
 
 
 def _without_old_method(algorithm: Mapping[str, Any], changed_keys: Collection[str]) -> dict[str, Any]:

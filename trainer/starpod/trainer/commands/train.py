@@ -104,7 +104,8 @@ def train(
     values = {key: text for key, _, text in (word.partition("=") for word in words)}
     jobs: list[Job] = []
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    local_world = int(os.environ.get("LOCAL_WORLD_SIZE", world))  # --dry-run may be told WORLD_SIZE alone
+    # torchrun sets both variables. A user who only wants an estimate by --dry-run sets WORLD_SIZE.
+    local_world = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     try:
         resolved_config, resume = resolve_run(
             config, words, run_dir, resume=resume, resume_or_start=resume_or_start, changes=changes, explore=explore

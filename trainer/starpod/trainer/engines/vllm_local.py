@@ -401,9 +401,9 @@ def _cache_gibibytes(model: torch.nn.Module, tokens: int, ranks: int) -> int:
 
 
 def _cpu_variables(cache_gibibytes: int, parallel: Parallel, *, workers: int) -> dict[str, str]:
-    """Return environment variables for vLLM on this rank's share of the CPU, without those that the user has set.
+    """Return environment variables that give vLLM this rank's share of the CPU. The user's own settings are left out.
 
-    By default vLLM keeps one CPU core free, which halves its speed on two cores.
+    Without them, vLLM would keep one CPU core free, which halves its speed on two cores.
     """
     cores = sorted(os.sched_getaffinity(0))
     parts = equal_parts(parallel.split(cores) or cores[:1], workers)
