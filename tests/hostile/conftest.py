@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 import re
 import sys
 import tempfile
@@ -11,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from typing import TypeVar
 
 import grpc
 import pytest
@@ -22,11 +24,14 @@ from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.support import ROOT, ServerProcess, start_server
 
+Result = TypeVar("Result")
 VILLAIN, WITNESS = "villain-token-0123456789", "witness-token-0123456789"
 SERVICE = "/starpod.v1.EnvironmentService/"
 MEBIBYTE = 2**20
 KEPT_MIB = 64
 """So much more memory may a server keep after an attack."""
+MEASUREMENTS = 3
+"""How often work is measured at most. The first measurement within the bounds counts: other programs only add to it."""
 PLAIN = ("env_server/troublesome",)
 HARMFUL = (*PLAIN, "hostile/villain", "hostile/deprived")
 GAMES = ("frozen_lake", "sokoban", "countdown", "sudoku")
@@ -86,6 +91,29 @@ def kept_memory(pid: int, before: int) -> float:
 def loop_seconds(pid: int) -> float:
     """CPU time of the thread that runs a server's event loop."""
     return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) / 1e9
+
+
+def work_unit() -> float:
+    """CPU seconds that this machine needs now for what takes 1 ms on the machine of docs/operations.md.
+
+    Bounds on work are multiples of it, so that a slower or busier machine has proportionally more time.
+    """
+    started = time.thread_time()
+    json.loads(json.dumps([{"text": str(number), "index": number} for number in range(2_000)]))
+    return time.thread_time() - started
+
+
+def units_worked(pid: int, call: Callable[[], Result]) -> tuple[Result, float]:
+    """The call's result, and the work of a server's event loop meanwhile, in units of `work_unit`."""
+    unit, before = work_unit(), loop_seconds(pid)
+    result = call()
+    worked = loop_seconds(pid) - before
+    return result, worked / max(unit, work_unit())
+
+
+def units_allowed(size: int, calls: int) -> float:
+    """Return what docs/operations.md allows a request of `size` bytes: so much for itself, each byte and each call."""
+    return 50 + size / 1_000 + 0.15 * calls
 
 
 def http_url(server: ServerProcess) -> str:

@@ -16,7 +16,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from starpod.v1 import environment_pb2 as pb
-from tests.hostile.conftest import SERVICE, VILLAIN, bearer, loop_seconds
+from tests.hostile.conftest import MEASUREMENTS, SERVICE, VILLAIN, bearer, units_allowed, units_worked
 
 ALPHABETS = (
     "a",
@@ -59,18 +59,18 @@ class Shape:
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of the event loop's thread, and the request's bytes."""
+    """Units of work of the event loop's thread, and the request's bytes."""
 
     shape: Shape
-    loop: float
+    work: float
     size: int
     calls: int
     reason: str
 
     @property
     def excess(self) -> float:
-        """Its part of what docs/operations.md allows: so much for the request, for each byte and for each call."""
-        return self.loop / (50e-3 + 1e-6 * self.size + 150e-6 * self.calls)
+        """The work as a share of what is allowed."""
+        return self.work / units_allowed(self.size, self.calls)
 
 
 def varint(value: int) -> bytes:
@@ -140,7 +140,13 @@ class Search:
             self.costs.append(self.measure(shape))
 
     def measure(self, shape: Shape) -> Cost:
-        stub = self._channel.unary_unary(SERVICE + shape.method)
+        """Return the request's cost; what costs too much is asked again."""
+        for _ in range(MEASUREMENTS):
+            if (cost := self._ask(shape)).excess <= 1:
+                break
+        return cost
+
+    def _ask(self, shape: Shape) -> Cost:
         opening = pb.OpenRequest(environment_id=shape.environment, seed=1)
         opened = pb.OpenResponse.FromString(
             self._channel.unary_unary(SERVICE + "Open")(opening.SerializeToString(), metadata=self._metadata)
@@ -148,17 +154,7 @@ class Search:
         session_id = opened.sessions[0].session_id
         kind, base = BASES[shape.method]
         request = base(shape, session_id).SerializeToString() + encode(shape, kind.DESCRIPTOR)
-        before, reason, reply = loop_seconds(self._pid), "", b""
-        try:
-            if shape.method == "Stream":
-                stream = self._channel.stream_stream(SERVICE + "Stream")
-                for each in stream(iter([request]), metadata=self._metadata, timeout=300):
-                    reply = each
-            else:
-                reply = stub(request, metadata=self._metadata, timeout=300)
-        except grpc.RpcError as error:
-            reason = error.code().name
-        spent = loop_seconds(self._pid) - before
+        (reply, reason), work = units_worked(self._pid, lambda: self._reply(shape.method, request))
         closing = pb.CloseRequest(session_ids=[session_id])
         if shape.method in ("Open", "Fork", "Restore") and reply:
             with contextlib.suppress(Exception):
@@ -169,7 +165,17 @@ class Search:
             with contextlib.suppress(DecodeError):
                 message = pb.StreamRequest.FromString(request)
                 calls = len(message.calls) + len(message.steps.call_ids)
-        return Cost(shape, spent, len(request), calls, reason)
+        return Cost(shape, work, len(request), calls, reason)
+
+    def _reply(self, method: str, request: bytes) -> tuple[bytes, str]:
+        """The last message of the reply, empty if the call failed, and the error's code."""
+        try:
+            if method == "Stream":
+                stream = self._channel.stream_stream(SERVICE + method)
+                return [b"", *stream(iter([request]), metadata=self._metadata, timeout=300)][-1], ""
+            return self._channel.unary_unary(SERVICE + method)(request, metadata=self._metadata, timeout=300), ""
+        except grpc.RpcError as error:
+            return b"", error.code().name
 
     def _drawn(self, size: int) -> Shape:
         draw = self._draw

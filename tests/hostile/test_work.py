@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.hostile.attacks import ATTACKS, measure
-from tests.hostile.conftest import KEPT_MIB, kept_memory, memory_of
+from tests.hostile.conftest import KEPT_MIB, MEASUREMENTS, kept_memory, memory_of, work_unit
 from tests.hostile.costs import Search
 from tests.support import ServerProcess
 
@@ -16,22 +16,22 @@ QUICK = {
     "json_string_without_an_end",
     "many_heavy_calls_at_once",
 }
-P99_SECONDS = 0.25
-MEASUREMENTS = 3
-"""At most, the first one within the bounds counts: what else the machine does only adds to them."""
+P99_UNITS = 250
 
 
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.minutes) for name in ATTACKS]
 )
 def test_an_attack_costs_the_attacker_alone(attacked: ServerProcess, name: str) -> None:
-    """Nobody else waits for more than a quarter of a second of the server's work, and memory is given back."""
+    """Nobody else waits for more than `P99_UNITS` of the server's work, and memory is given back."""
     for _ in range(MEASUREMENTS):
+        unit = work_unit()
         cost = measure(ATTACKS[name], attacked)
-        if cost.kept <= KEPT_MIB and cost.p99_work <= P99_SECONDS:
+        units = cost.p99_work / max(unit, work_unit())
+        if cost.kept <= KEPT_MIB and units <= P99_UNITS:
             break
     assert cost.kept <= KEPT_MIB, cost
-    assert cost.p99_work <= P99_SECONDS, cost
+    assert units <= P99_UNITS, cost
 
 
 @pytest.mark.parametrize(
