@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ class FakeServer:
     hung: whether it answers nothing any more; core_hung: whether its engine core does not. checks: answered health
     checks of that.
     sessions: the X-Session-ID of each generation.
+    lie: changes a generation before it is sent, or makes another one.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class FakeServer:
         self.faults: list[int] = []
         self.faulty = "/inference/v1/generate"
         self.sessions: list[str] = []
+        self.lie: Callable[[Any], Any] = lambda reply: reply
         self.asked = 0
         self.hung = self.core_hung = False
         self.checks = 0
@@ -111,7 +113,7 @@ class FakeServer:
         if not status:
             return False
         # A healthy server says so with nothing.
-        answer = b"" if content is None else json.dumps(content).encode()
+        answer = content if isinstance(content, bytes) else b"" if content is None else json.dumps(content).encode()
         kind = "content-type: application/json\r\n" if answer else ""
         writer.write(
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n{kind}content-length: {len(answer)}\r\n\r\n".encode()
@@ -206,4 +208,5 @@ class FakeServer:
             "routed_experts": None,
         }
         usage = {"prompt_tokens": len(body["token_ids"]), "completion_tokens": len(sampled.tokens)}
-        return 200, {"request_id": body["request_id"], "model": "m", "created": 0, "choices": [choice], "usage": usage}
+        reply = {"request_id": body["request_id"], "model": "m", "created": 0, "choices": [choice], "usage": usage}
+        return 200, self.lie(reply)

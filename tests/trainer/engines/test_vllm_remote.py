@@ -3,10 +3,11 @@
 import asyncio
 import contextlib
 import json
+import math
 import os
 import re
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -156,6 +157,92 @@ async def test_failed_calls_are_made_again(server: FakeServer, fault: int) -> No
         with pytest.raises(EngineError, match="refused /inference/v1/generate" if fault else "is gone"):
             await engine.generate(ask([1, 2, 3]))
         assert server.asked == 3
+
+
+def with_choice(**fields: Any) -> Callable[[Any], Any]:
+    """A lie about the first choice: a function gets what is true."""
+
+    def lie(reply: Any) -> Any:
+        (choice,) = reply["choices"]
+        changed_fields = {name: value(choice) if callable(value) else value for name, value in fields.items()}
+        return {**reply, "choices": [{**choice, **changed_fields}]}
+
+    return lie
+
+
+def with_id(token: Any) -> Callable[[Any], Any]:
+    return with_choice(token_ids=lambda choice: [*choice["token_ids"][:-1], token])
+
+
+def with_logprob(value: Any) -> Callable[[Any], Any]:
+    return with_choice(logprobs=lambda choice: {"content": [*choice["logprobs"]["content"][:-1], {"logprob": value}]})
+
+
+def longer(choice: Any) -> list[int]:
+    return [*choice["token_ids"], 1]
+
+
+STOP = 7
+LIES: list[tuple[Callable[[Any], Any], str]] = [
+    *((with_id(token), f"the token id {token!r}, which is not among") for token in (10**6, -1, 5.5, "5", None, True)),
+    *(
+        (with_logprob(value), f"the log-probability {value!r:.50}.*, which is not a finite")
+        for value in (math.nan, math.inf, -math.inf, 0.5, "-1", None, False, -(10**400))
+    ),
+    (with_choice(token_ids=longer), "8 log-probabilities for 9 tokens"),
+    (with_choice(token_ids=longer, logprobs={"content": [{"logprob": -1}] * 9}), "9 tokens, although .* limit is 8"),
+    (with_choice(token_ids=[STOP, *[1] * 7]), "tokens after a stop token"),
+    *(
+        (with_choice(finish_reason=reason), "the finish reason .* without a stop token")
+        for reason in ("stop", "error", None, 7, ["stop"])
+    ),
+    (with_choice(token_ids=[], logprobs=None), "the finish reason 'length' of 0 tokens"),
+    (with_choice(token_ids="5" * 8), "token ids '55555555', which are no list"),
+    (with_choice(finish_reason="abort"), "an aborted reply, although nothing was paused"),
+    (with_choice(logprobs={"content": 5}), "no reply of tokens"),
+    (
+        lambda reply: {**reply, "usage": {"prompt_tokens_details": {"cached_tokens": "3"}}},
+        "'3' as its number of cached",
+    ),
+    *((lambda _, reply=reply: reply, "no reply of tokens") for reply in ([], {}, {"choices": []}, 5, {"choices": 5})),
+    (lambda reply: b"null", "no reply of tokens"),
+    (lambda reply: b"<html>", "'<html>', not with JSON"),
+    (lambda reply: b"\xff", "not with JSON"),
+    (lambda reply: b"[" * 100_000, "recursion"),
+]
+
+
+async def test_a_reply_that_cannot_be_true_is_asked_for_again_and_then_an_error(server: FakeServer) -> None:
+    async with serving(server, retries=2) as engine:
+        request = replace(ask([1, 2, 3]), stop=frozenset([STOP]), seed=3)
+        true_reply = await engine.generate(request)
+        assert true_reply.finish == "length"
+        for lie, said in LIES:
+            server.asked, server.lie = 0, lie
+            with pytest.raises(EngineError, match=rf"^the vLLM server at http://127\.0\.0\.1:\d+ answered .*{said}"):
+                await engine.generate(request)
+            assert server.asked == 3, said
+        lies = iter([lie for lie, _ in LIES[:2]])
+        server.lie = lambda reply: next(lies, lambda true: true)(reply)
+        assert await engine.generate(request) == true_reply
+        assert engine.stats().requests == 2
+
+
+@pytest.mark.parametrize(
+    "info", [None, [], {"vllm_config": 5}, {"vllm_config": {"model_config": {"max_model_len": "9"}}}]
+)
+async def test_a_configuration_that_cannot_be_read_is_an_error(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, info: Any
+) -> None:
+    answer = server._answer
+
+    async def lying(method: str, path: str, *rest: Any) -> tuple[int, Any]:
+        return (200, json.dumps(info).encode()) if path == "/server_info" else await answer(method, path, *rest)
+
+    monkeypatch.setattr(server, "_answer", lying)
+    async with serving(server, retries=0) as engine:
+        with pytest.raises(EngineError, match=r"answered /server_info with .* no configuration of vLLM"):
+            await engine.generate(ask([1, 2]))
 
 
 @pytest.mark.parametrize("restarts", [0, 1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -20,16 +21,54 @@ GRACE_SECONDS = 1.0
 """Time for which `pause` waits for aborted calls to return their tokens. It then cancels the remaining calls."""
 
 
+ROUNDING = 1e-3
+"""Rounding may make a log-probability positive by at most this."""
+ABORT = "abort"
+"""Finish reason of a reply that a pause cut short."""
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Result of one call of the server: a reply or a part of it."""
 
     tokens: list[int]
     logprobs: list[float]
-    aborted: bool = False
-    """Whether a pause cut the reply short."""
+    finish: str = ABORT
+    """Reason why it ended: "stop", "length" or ABORT."""
     reused: int = 0
     """Number of prompt tokens that were in the cache."""
+
+    def check(self, request: Request, limit: int, vocabulary: int) -> None:
+        """Raise ValueError if this is no possible reply of at most `limit` tokens, because of a value or its type."""
+        tokens, logprobs = self.tokens, self.logprobs
+        if not isinstance(tokens, list):
+            raise ValueError(f"token ids {_short(tokens)}, which are no list")
+        for token in tokens:
+            if type(token) is not int or not 0 <= token < vocabulary:
+                raise ValueError(f"the token id {_short(token)}, which is not among the model's {vocabulary} tokens")
+        for logprob in logprobs:
+            if type(logprob) not in (int, float) or not -sys.float_info.max <= logprob <= ROUNDING:
+                raise ValueError(f"the log-probability {_short(logprob)}, which is not a finite number up to 0")
+        if len(logprobs) != len(tokens):
+            raise ValueError(f"{len(logprobs)} log-probabilities for {len(tokens)} tokens")
+        if len(tokens) > limit:
+            raise ValueError(f"{len(tokens)} tokens, although the request's limit is {limit}")
+        if not request.stop.isdisjoint(tokens[:-1]):
+            raise ValueError("tokens after a stop token")
+        has_stopped = bool(tokens) and tokens[-1] in request.stop
+        is_possible = {"stop": has_stopped, "length": len(tokens) == limit, ABORT: True}
+        if not isinstance(self.finish, str) or not is_possible.get(self.finish, False):
+            ending = "with" if has_stopped else "without"
+            raise ValueError(
+                f"the finish reason {_short(self.finish)} of {len(tokens)} tokens {ending} a stop token, although the "
+                f"request's limit is {limit}"
+            )
+        if type(self.reused) is not int or self.reused < 0:
+            raise ValueError(f"{_short(self.reused)} as its number of cached tokens")
+
+
+def _short(value: object) -> str:
+    return f"{value!r:.60}"
 
 
 def sampling_parameters(request: Request, limit: int, seed: int) -> dict[str, Any]:
@@ -71,6 +110,7 @@ class ServedEngine(ABC):
         self._loads = 0
         self._open = asyncio.Event()
         self._open.set()
+        self._pauses = 0
         self._closed = False
         self._calls: set[asyncio.Task[Piece]] = set()
         self._waiting = 0
@@ -131,8 +171,6 @@ class ServedEngine(ABC):
                 continue
             if self._starts != start_count or self._restarting is not None:
                 continue  # the new process may have sampled with other weights
-            if len(piece.logprobs) != len(piece.tokens):
-                raise EngineError(f"vLLM gave {len(piece.logprobs)} log-probabilities for {len(piece.tokens)} tokens")
             self._stats.sampled += len(piece.tokens)
             self._stats.reused += piece.reused
             self._stats.prefilled += len(request.prompt) + len(reply.tokens) - piece.reused
@@ -143,16 +181,28 @@ class ServedEngine(ABC):
             if has_stopped or len(reply.tokens) >= limit:
                 self._stats.requests += 1
                 return Reply(reply.tokens, reply.logprobs, reply.versions, "stop" if has_stopped else "length")
-            if not piece.aborted:
-                raise EngineError("vLLM ended a reply before a stop token and before its limit")
 
     def forget(self, conversation: str) -> None:  # noqa: B027 - intentionally empty
         """Do nothing: the server's cache evicts the least recently used entries itself."""
 
     async def pause(self) -> None:
         """Interrupt all replies. They continue after `resume`."""
-        self._open.clear()
+        self._close_gate()
         await self._parallel.all_done(self._interrupt())
+
+    def _close_gate(self) -> None:
+        if self._open.is_set():
+            self._pauses += 1
+        self._open.clear()
+
+    def _check_reply(self, piece: Piece, request: Request, limit: int, pauses: int) -> None:
+        """Raise ValueError if a reply is impossible, or was aborted without a pause.
+
+        `pauses` is the number of pauses when it was requested.
+        """
+        piece.check(request, limit, self._vocabulary)
+        if piece.finish == ABORT and self._open.is_set() and pauses == self._pauses:
+            raise ValueError("an aborted reply, although nothing was paused")
 
     async def _interrupt(self) -> None:
         await self._control(self._halt)
@@ -277,4 +327,4 @@ class ServedEngine(ABC):
             self._calls.discard(call)
             if not self._calls:
                 self._stats.seconds += perf_counter() - self._busy_since
-        return Piece([], [], aborted=True) if call.cancelled() else call.result()
+        return Piece([], []) if call.cancelled() else call.result()

@@ -212,6 +212,7 @@ class LocalVllm(ServedEngine):
 
     async def _sample(self, request: Request, prompt: list[int], limit: int, seed: int, salt: str) -> Piece:
         settings = sampling_parameters(request, limit, seed)
+        pauses = self._pauses
 
         async def sample() -> Any:
             parameters = self._vllm.SamplingParams(**settings, output_kind=self._final_only)
@@ -231,16 +232,21 @@ class LocalVllm(ServedEngine):
             raise
         except Exception as error:
             if not self._open.is_set() and getattr(error, "status_code", None) == 503:
-                return Piece([], [], aborted=True)  # newer versions refuse requests during a pause
+                return Piece([], [])  # newer versions refuse requests during a pause
             if isinstance(error, ValueError) or type(error).__name__ == "VLLMValidationError":
                 raise EngineError(f"vLLM refused a request: {type(error).__name__}: {error}") from error
             raise EngineLost(f"vLLM stopped: {type(error).__name__}: {error}") from error
         if request_output is None:
-            return Piece([], [], aborted=True)
+            return Piece([], [])
         result = request_output.outputs[0]
         tokens = list(result.token_ids)
         logprobs = [float(entry[token].logprob) for entry, token in zip(result.logprobs or (), tokens, strict=False)]
-        return Piece(tokens, logprobs, result.finish_reason == "abort", request_output.num_cached_tokens or 0)
+        piece = Piece(tokens, logprobs, result.finish_reason, request_output.num_cached_tokens or 0)
+        try:
+            self._check_reply(piece, request, limit, pauses)
+        except ValueError as error:
+            raise EngineError(f"vLLM sampled {error}") from error
+        return piece
 
     async def _halt(self) -> None:
         await self._ask("a pause", "pause_generation", mode="abort")

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
+import math
 import shutil
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import NoneType
@@ -46,6 +49,8 @@ _BUSY = (
     "/finish_weight_update",
 )
 """Calls during which an engine core does not answer health checks, because it works or waits for other cores."""
+_LOGPROBS_MODE = "processed_logprobs"
+"""The log-probabilities that training needs: those at the sampling temperature."""
 _PASSING = (408, 409, 429)
 """Statuses below 500 after which the same call may be retried."""
 
@@ -96,55 +101,67 @@ class VllmServer:
         query: Mapping[str, str] | None = None,
         session: str = "",
         once: bool = False,
+        read: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """Send a POST request and return the decoded JSON body.
+        """Send a POST request.
 
         Raises NotThere if the server has no such path, and EngineError for other failures.
 
         Args:
             session: Session name for a router in front of the servers.
             once: Do not retry, because the call is part of a collective operation.
+            read: Converts the decoded JSON reply to the result. It raises ValueError if the reply cannot be used, and
+                the call is retried. None ignores the reply.
         """
         options: Any = {"params": query or {}}
         if session:
             # A router sends all requests of a session to the server with its cache.
             options["headers"] = {"X-Session-ID": session}
 
-        def call() -> Coroutine[Any, Any, object]:
-            return self._client.post(path, body=body, cast_to=object, options=options)
+        def call() -> Coroutine[Any, Any, str]:
+            return self._client.post(path, body=body, cast_to=str, options=options)
 
-        return await self._ask(call, path, 0 if once else self._retries)
+        return await self._ask(call, path, 0 if once else self._retries, read)
 
-    async def get(self, path: str, query: Mapping[str, str] | None = None) -> Any:
-        """Send a GET request and return the decoded JSON body. Raises the same errors as `post`."""
+    async def get(self, path: str, read: Callable[[Any], Any], query: Mapping[str, str] | None = None) -> Any:
+        """Send a GET request, with `read` and errors as in `post`."""
         options: Any = {"params": query or {}}
-        return await self._ask(lambda: self._client.get(path, cast_to=object, options=options), path, self._retries)
+        return await self._ask(lambda: self._client.get(path, cast_to=str, options=options), path, self._retries, read)
 
-    async def info(self) -> Mapping[str, Any]:
-        """Return the server's vLLM configuration."""
-        reply = await self.get("/server_info", {"config_format": "json"})
-        return reply.get("vllm_config") or {}
+    async def info(self) -> ServerInfo:
+        """Return the facts of the server's vLLM configuration that matter here."""
+        info: ServerInfo = await self.get("/server_info", _read_info, {"config_format": "json"})
+        return info
 
-    async def _ask(self, call: Callable[[], Coroutine[Any, Any, object]], path: str, retries: int) -> Any:
+    async def _ask(
+        self, call: Callable[[], Coroutine[Any, Any, str]], path: str, retries: int, read: Callable[[Any], Any] | None
+    ) -> Any:
         backoff = Backoff(FIRST_WAIT, LONGEST_WAIT)
         watch = self._watch_busy if path in _BUSY else self._watch
-        try:
-            for _ in range(retries):
-                try:
-                    return await watch.guard(call())
-                except openai.APIConnectionError:
-                    self.breaks += 1
-                except openai.APIStatusError as error:
-                    if error.status_code not in _PASSING and error.status_code < 500:
-                        raise
-                await asyncio.sleep(backoff.wait())
-            return await watch.guard(call())
-        except openai.NotFoundError:
-            raise NotThere(f"the server at {self.url} has no {path}; start it as: {START}") from None
-        except openai.APIStatusError as error:
-            raise Refused(error.status_code, f"the vLLM server at {self.url} refused {path}: {error}") from error
-        except openai.APIConnectionError as error:
-            raise Gone(f"the vLLM server at {self.url} is gone: {error.__cause__ or error}") from error
+        while True:
+            failure: EngineError
+            try:
+                text = await watch.guard(call())
+                return None if read is None else read(json.loads(text))
+            except json.JSONDecodeError:
+                failure = EngineError(
+                    f"the vLLM server at {self.url} answered {path} with {text[:80]!r}, not with JSON"
+                )
+            except (ValueError, RecursionError) as error:
+                failure = EngineError(f"the vLLM server at {self.url} answered {path} with {error}")
+            except openai.NotFoundError:
+                raise NotThere(f"the server at {self.url} has no {path}; start it as: {START}") from None
+            except openai.APIStatusError as error:
+                failure = Refused(error.status_code, f"the vLLM server at {self.url} refused {path}: {error}")
+                if error.status_code not in _PASSING and error.status_code < 500:
+                    raise failure from error
+            except openai.APIConnectionError as error:
+                self.breaks += 1
+                failure = Gone(f"the vLLM server at {self.url} is gone: {error.__cause__ or error}")
+            if not retries:
+                raise failure
+            retries -= 1
+            await asyncio.sleep(backoff.wait())
 
 
 class Gone(EngineError):
@@ -161,6 +178,47 @@ class Refused(EngineError):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class ServerInfo:
+    """What a server says of itself. `instance`: id of its process; "" if it does not report one."""
+
+    instance: str
+    logprobs_mode: str
+    max_length: float
+
+
+def _read_info(reply: Any) -> ServerInfo:
+    match reply:
+        case {"vllm_config": dict(config)}:
+            model = config.get("model_config") or {}
+            if isinstance(model, dict):
+                length = model.get("max_model_len", math.inf)
+                if type(length) in (int, float):
+                    mode = str(model.get("logprobs_mode", _LOGPROBS_MODE))
+                    return ServerInfo(str(config.get("instance_id", "")), mode, length)
+    raise ValueError(f"{reply!r:.200}, which is no configuration of vLLM")
+
+
+def _read_world_size(reply: Any) -> int:
+    match reply:
+        case {"world_size": int(size)} if size > 0:
+            return size
+    raise ValueError(f"{reply!r:.200}, which is no number of workers")
+
+
+def _read_piece(reply: Any) -> Piece:
+    """Return a reply's tokens as the server sent them. Raises ValueError if a field is missing."""
+    try:
+        (choice,) = reply["choices"]
+        places = (choice["logprobs"] or {}).get("content") or ()
+        details = (reply.get("usage") or {}).get("prompt_tokens_details") or {}
+        logprobs = [place["logprob"] for place in places]
+        cached_tokens = details.get("cached_tokens") or 0
+        return Piece(choice["token_ids"] or [], logprobs, choice["finish_reason"], cached_tokens)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{reply!r:.200}, which is no reply of tokens ({error!r})") from error
 
 
 class RemoteVllm(ServedEngine):
@@ -206,30 +264,32 @@ class RemoteVllm(ServedEngine):
             "cache_salt": salt,
             "sampling_params": sampling_parameters(request, limit, seed),
         }
+        pauses = self._pauses
+
+        def read(reply: Any) -> Piece:
+            piece = _read_piece(reply)
+            self._check_reply(piece, request, limit, pauses)
+            return piece
+
+        piece: Piece | None = None
         with self._placement.place(prompt, salt) as server:
             try:
-                reply = await server.post("/inference/v1/generate", body, session=request.conversation)
+                piece = await server.post("/inference/v1/generate", body, session=request.conversation, read=read)
             except Gone as error:
                 await self._drop(server, error)
-                return Piece([], [], aborted=True)
             except Refused as error:
                 if error.status == 503 and not self._open.is_set():
-                    return Piece([], [], aborted=True)  # newer versions refuse requests during a pause
+                    return Piece([], [])  # newer versions refuse requests during a pause
                 raise
+        if piece is None:
+            return Piece([], [])
         if (breaks := server.breaks) != server.known_breaks:
-            instance_id = (await server.info()).get("instance_id", "")
+            instance_id = (await server.info()).instance
             if self._loads and instance_id != server.instance:
                 raise EngineLost(f"the vLLM server at {server.url} was restarted, so it has other weights")
             server.instance, server.known_breaks = instance_id, breaks
-        try:
-            choice = reply["choices"][0]
-            tokens = list(choice["token_ids"] or ())
-            logprobs = [float(entry["logprob"]) for entry in (choice["logprobs"] or {}).get("content") or ()]
-            self._placement.remember(server, [*prompt, *tokens], salt)
-            details = (reply.get("usage") or {}).get("prompt_tokens_details") or {}
-            return Piece(tokens, logprobs, choice["finish_reason"] == "abort", details.get("cached_tokens") or 0)
-        except (KeyError, IndexError, TypeError) as error:
-            raise EngineError(f"the vLLM server at {server.url} sent an unexpected reply: {error!r}") from error
+        self._placement.remember(server, [*prompt, *piece.tokens], salt)
+        return piece
 
     async def _drop(self, server: VllmServer, error: Gone) -> None:
         """Continue without a server. Raises `error` if it is the last one, no restart is left, or nccl is used."""
@@ -252,17 +312,16 @@ class RemoteVllm(ServedEngine):
                 return
             for server in self._servers:
                 breaks, info = server.breaks, await server.info()
-                server.instance, server.known_breaks = info.get("instance_id", ""), breaks
-                model = info.get("model_config") or {}
-                if (mode := model.get("logprobs_mode", "processed_logprobs")) != "processed_logprobs":
+                server.instance, server.known_breaks = info.instance, breaks
+                if info.logprobs_mode != _LOGPROBS_MODE:
                     raise EngineError(
-                        f"the vLLM server at {server.url} reports {mode}, not the log-probabilities at the sampling "
-                        f"temperature; start it as: {START}"
+                        f"the vLLM server at {server.url} reports {info.logprobs_mode}, not the log-probabilities at "
+                        f"the sampling temperature; start it as: {START}"
                     )
-                if (max_length := model.get("max_model_len", self._max_context)) < self._max_context:
+                if info.max_length < self._max_context:
                     raise EngineError(
-                        f"the vLLM server at {server.url} takes contexts of {max_length} tokens, but the run needs "
-                        f"{self._max_context}: start it with --max-model-len {self._max_context}"
+                        f"the vLLM server at {server.url} takes contexts of {info.max_length:g} tokens, but the run "
+                        f"needs {self._max_context}: start it with --max-model-len {self._max_context}"
                     )
                 await self._probe(server)
             self._is_checked = True
@@ -280,7 +339,7 @@ class RemoteVllm(ServedEngine):
 
     async def pause(self) -> None:
         """Interrupt all replies, after all ranks have stopped sending requests."""
-        self._open.clear()
+        self._close_gate()
         if self._parallel.world > 1:
             await self._parallel.in_thread(self._parallel.barrier)
         await super().pause()
@@ -406,7 +465,7 @@ class NcclSender:
         except ImportError as error:
             hint = "from a clone of the repository: pip install '.[vllm]'"
             raise EngineError(f"engine.handover nccl needs vllm here; {hint} ({error})") from None
-        sizes = [(await server.get("/get_world_size"))["world_size"] for server in self._servers]
+        sizes = [await server.get("/get_world_size", _read_world_size) for server in self._servers]
         world = 1 + sum(sizes)
 
         def rendezvous() -> Any:
