@@ -59,12 +59,13 @@ class Animal(Environment):
         """Return the simulated user's answer."""
         role = f"You think of an animal: the {self.animal}. Answer questions about it in one sentence, never name it."
         messages = [{"role": "system", "content": role}, {"role": "user", "content": question}]
-        text = self.model.ask(self, messages, max_tokens=40)
+        text = self.model.ask(self, messages, max_tokens=200, stop=[".", "\n"])
         return re.sub(self.animal, "animal", str(text), flags=re.IGNORECASE)
 
     def judge(self, guess: str) -> bool:
         question = f"The secret animal is the {self.animal}. The guess: {guess!r} Is that right? Say yes or no."
-        return bool(self.model.ask(self, [{"role": "user", "content": question}], read=yes_or_no, max_tokens=5))
+        messages = [{"role": "user", "content": question}]
+        return bool(self.model.ask(self, messages, read=yes_or_no, max_tokens=50, stop=[",", ".", "\n"]))
 
     def render(self, mode: str = "text") -> str:
         return "\n".join(self.said[-2:]) or "I think of an animal."

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from starpod.client import Fleet, Overloaded, Session
+from starpod.client import EnvironmentBug, Fleet, Overloaded, Session
 from starpod.env_server import effects
 from starpod.env_server.config import ServerConfig
 from starpod.env_server.effects import EffectFailed, Journal
@@ -121,18 +121,35 @@ async def test_a_judge_that_goes_on_failing_is_no_reward(serve: Serve, model: Mo
     model.asked_once(3)
 
 
-@pytest.mark.parametrize("fault", ["hangs", "makes no sense"])
-async def test_a_judge_has_failed_that(serve: Serve, model: Model, fault: str) -> None:
+async def test_a_judge_that_hangs_is_asked_again(serve: Serve, model: Model) -> None:
     fleet = await serve()
-    Judged.model = replace(Judged.model, seconds=0.2, attempts=2)
+    Judged.model = replace(Judged.model, seconds=0.2)
     session = await opened(fleet)
-    if fault == "hangs":
-        model.failing = [200, 0]
-    else:
-        model.nonsense = 2
-    ((text, reward),) = await say(session, "hello")
-    assert text == f"1: {START} | hello | 0.002"
-    assert reward == (0.003 if fault == "hangs" else 0.005)
+    model.failing = [200, 0]
+    assert await say(session, "hello") == ((f"1: {START} | hello | 0.002", 0.003),)
+
+
+@pytest.mark.parametrize("line", ["hello", "swallow"])
+async def test_a_judge_that_makes_no_sense_fails_the_turn_after_a_few_replies(
+    serve: Serve, model: Model, line: str
+) -> None:
+    """A reply may cost money. The session is not lost: only what is missing is asked for by who tries again."""
+    session = await opened(await serve())
+    model.nonsense = 5
+    with pytest.raises(EnvironmentBug, match=rf"{model.url}: could not convert .*after 3 replies, .*well, hm"):
+        await session.step(line)
+    assert (model.nonsense, model.refused) == (2, 0)
+    assert await session.render() == f"0: {START}"
+    ((text, reward),) = await say(session, line)
+    assert text == f"1: {START} | {line} | 0.002" and reward > 0
+
+
+async def test_a_judge_that_refuses_the_key_is_asked_once(serve: Serve, model: Model) -> None:
+    session = await opened(await serve())
+    model.failing = [200, 401]
+    with pytest.raises(EnvironmentBug, match=f"{model.url}: HTTP Error 401"):
+        await session.step("hello")
+    assert model.refused == 1
 
 
 async def test_a_reset_that_fails_is_asked_again(serve: Serve, model: Model) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from starpod.env_server.environment import Environment, Unavailable
+from starpod.env_server.environment import Busy, Environment, Unavailable
+from starpod.env_server.untrusted import read_untrusted_json, wait_seconds
 
 
 @dataclass(frozen=True)
@@ -56,44 +59,64 @@ class ChatModel:
             environment: the environment that asks. It records the reply.
             messages: the conversation, as dictionaries with `role` and `content`.
             read: converts the reply's text, without reasoning, to a JSON value. It raises ValueError if the text makes
-                no sense, and the model is asked again.
+                no sense, and the model is asked again, as it is if its reply is malformed or was cut by `max_tokens`.
             parameters: further parameters of the completion, such as `max_tokens`.
 
         Raises:
-            ValueError: none of `attempts` replies made sense.
+            EffectFailed: the API does not answer or is overloaded.
+            UselessReply: none of `attempts` replies made sense, or the API refused the request.
         """
         request = {"model": self.name, "messages": [dict(message) for message in messages], **parameters}
         return environment.effect(request, lambda: self._sample(request, read))
 
     def _sample(self, request: Mapping[str, Any], read: Callable[[str], Any]) -> Any:
-        read_error = ValueError(f"attempts is {self.attempts}: allow at least 1")
+        problem = f"attempts is {self.attempts}: allow at least 1"
         for seed in range(self.attempts):
-            message = self._complete({"seed": seed, **request})
+            body = self._complete({"seed": seed, **request})
             try:
-                return read(_spoken(message))
+                value = read(_spoken(read_untrusted_json(body)))
+                json.dumps(value, allow_nan=False)
+                return value
             except ValueError as error:
-                last_reply = repr(message.get("content"))[:200]
-                read_error = ValueError(f"{error} (after {self.attempts} replies, the last of them {last_reply})")
-        raise read_error
+                problem = f"{error} (after {self.attempts} replies, the last of them {body[:200]!r})"
+        raise ValueError(f"{self.url}: {problem}")
 
-    def _complete(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _complete(self, request: Mapping[str, Any]) -> bytes:
         headers = {"authorization": f"Bearer {self.key}", "content-type": "application/json"}
         call = urllib.request.Request(f"{self.url}/chat/completions", json.dumps(request).encode(), headers)
-        with urllib.request.urlopen(call, timeout=self.seconds) as reply:
-            message = json.load(reply)["choices"][0]["message"]
-            if not isinstance(message, dict):
-                raise ValueError(f"the model's reply has no message: {str(message)[:100]!r}")
-            return message
+        try:
+            with urllib.request.urlopen(call, timeout=self.seconds) as reply:
+                body: bytes = reply.read()
+                return body
+        except urllib.error.HTTPError as error:
+            with error:
+                problem = f"{self.url}: {error}: {error.read(200).decode(errors='replace')}"
+            if error.code < 500 and error.code not in _PASSING:
+                raise ValueError(problem) from error
+            raise Busy(problem, wait_seconds(error.headers.get("Retry-After", ""))) from error
+        except (OSError, http.client.HTTPException) as error:
+            raise Busy(f"{self.url}: {error}") from error
 
 
+_PASSING = (408, 409, 425, 429)
+"""Statuses below 500 after which the same request may succeed."""
+_WHOLE = ("stop", "eos", "eos_token", "stop_sequence", None)
+"""Finish reasons of a reply that says all that the model said."""
 _THOUGHT = re.compile(r"\s*<think>.*?(</think>|\Z)", re.DOTALL)
 
 
-def _spoken(message: Mapping[str, Any]) -> str:
-    """Return the text of a reply without its reasoning. Raises ValueError if no text is left."""
-    content = message.get("content")
+def _spoken(reply: Any) -> str:
+    """Return the text of a reply without its reasoning. Raises ValueError if no text is left, or if it is cut off."""
+    match reply:
+        case {"choices": [{"message": dict(message), **choice}, *_]}:
+            content = message.get("content")
+        case _:
+            raise ValueError("the reply has no message")
+    if (finish := choice.get("finish_reason")) not in _WHOLE:
+        raise ValueError(f"the model's reply ended with {finish!r}, so it is not whole; perhaps raise max_tokens")
     if isinstance(content, list):
-        content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+        texts = [part.get("text") for part in content if isinstance(part, dict)]
+        content = "".join(text for text in texts if isinstance(text, str))
     text = _THOUGHT.sub("", content, count=1).strip() if isinstance(content, str) else ""
     if not text:
         raise ValueError("the model's reply has no text")

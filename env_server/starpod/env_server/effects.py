@@ -32,6 +32,14 @@ class EffectFailed(Busy):
     """An external call of an environment failed. The turn or reset is undone."""
 
 
+class UselessReply(Exception):
+    """The reply to an external call makes no sense. The turn is undone and fails: a paid service is not asked again."""
+
+
+_SENSELESS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""Exceptions of a call that was answered, but not with what the environment can read."""
+
+
 class Journal:
     """Recorded replies, one file each in a folder.
 
@@ -56,17 +64,18 @@ class Journal:
         """Let the environment make calls in a turn, or in a reset if `turn` is None.
 
         Raises:
-            EffectFailed: a call failed, even if the environment caught it, because a failure must not become a reward.
+            EffectFailed, UselessReply: a call failed, even if the environment caught it, because a failure must not
+                become a reward.
         """
         number = 0
-        failure: EffectFailed | None = None
+        failure: EffectFailed | UselessReply | None = None
 
         def ask(request: Any, perform: Callable[[], Any]) -> Any:
             nonlocal number, failure
             number += 1
             try:
                 return self._once(environment, turn, number, request, perform)
-            except EffectFailed as error:
+            except (EffectFailed, UselessReply) as error:
                 failure = error
                 raise
 
@@ -101,14 +110,15 @@ class Journal:
                 self._count(spec.id, "recorded")
                 return reply
             try:
-                reply = perform()
+                entry = json.dumps({**call, "reply": perform()}, allow_nan=False)
             except Exception as error:
                 self._count(spec.id, "failed")
                 logger.warning("a call of %s failed: %r", spec.id, error)
+                if isinstance(error, _SENSELESS):
+                    raise UselessReply(f"a call of {spec.id} got no usable reply: {error or error!r}") from error
                 delay = error.retry_after if isinstance(error, Busy) else RETRY_SECONDS
                 raise EffectFailed(f"a call of {spec.id} failed: {type(error).__name__}: {error}", delay) from error
             self._count(spec.id, "asked")
-            entry = json.dumps({**call, "reply": reply})
             file.seek(0)
             file.truncate()
             file.write(entry)

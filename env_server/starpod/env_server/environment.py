@@ -366,15 +366,16 @@ class Environment(ABC):
 
         Args:
             request: JSON value with everything that the reply depends on, such as the model and the messages.
-            perform: makes the call and returns a JSON value. It should raise if the reply makes no sense.
+            perform: makes the call and returns a JSON value. It should raise ValueError if the reply makes no sense.
 
         Returns:
             The reply, new or recorded.
 
         Raises:
             RuntimeError: the call is outside `reset` and `step`, or the spec has no effects.
-            Exception: whatever `perform` raises. Nothing is recorded, the turn is undone, and the caller gets an error
-                that asks it to retry. A failed call never becomes a reward.
+            Exception: whatever `perform` raises. Nothing is recorded, and the turn is undone. After a ValueError,
+                TypeError or the like the turn fails. After other errors the caller is asked to retry it. A failed call
+                never becomes a reward.
         """
         if self._cached_ask is None:
             raise RuntimeError("effect() is for reset and step, and the spec must have effects=True")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from starpod.env_server.effects import EffectFailed, Journal
+from starpod.env_server.effects import EffectFailed, Journal, UselessReply
 from starpod.env_server.environment import UNKNOWN_NAME as UNKNOWN_NAME
 from starpod.env_server.environment import (
     BadResult,
@@ -246,12 +246,12 @@ class Episode:
             raise error.error from None
 
     def recorded_turn(self, actions: Sequence[Any], want: Want, journal: Journal) -> Transition:
-        """Execute a turn of an environment with `effects`. EffectFailed leaves the episode unchanged."""
+        """Execute a turn of an environment with `effects`. A call that fails leaves the episode unchanged."""
         before = self.fork(None)
         try:
             with journal.recording(self.environment, self.turns):
                 return self.turn(actions, want)
-        except EffectFailed:
+        except (EffectFailed, UselessReply):
             self._go_back(before)
             raise
 

@@ -1,9 +1,11 @@
-"""Reading of texts from untrusted programs and models. The results can be sent and shown."""
+"""Reading of what untrusted programs, models and servers say. The results can be sent and shown."""
 
 from __future__ import annotations
 
 import json
 import re
+import time
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
@@ -34,3 +36,13 @@ def _with_whole_pairs(value: Any) -> Any:
     if isinstance(value, list):
         return [_with_whole_pairs(item) for item in value]
     return value
+
+
+def wait_seconds(retry_after: str) -> float:
+    """Return the seconds to wait by a Retry-After header, which is a number or a date; 1 if it is neither."""
+    if retry_after.isascii() and retry_after.isdigit():
+        return float(retry_after)
+    try:
+        return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
+    except ValueError:
+        return 1.0

@@ -10,10 +10,10 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 from typing import IO, Any
 
 from starpod.env_server.environment import Busy
+from starpod.env_server.untrusted import wait_seconds
 
 _SECONDS = 60.0
 """Timeout for each piece of a reply. The server sends a ping every ten seconds while a tool works."""
@@ -135,16 +135,6 @@ def _events(reply: IO[bytes]) -> Iterator[tuple[str, str]]:
             event = value.removeprefix(" ")
         elif name == "data":
             data.append(value.removeprefix(" "))
-
-
-def wait_seconds(retry_after: str) -> float:
-    """Return the seconds to wait by a Retry-After header, which is a number or a date; 1 if it is neither."""
-    if retry_after.isascii() and retry_after.isdigit():
-        return float(retry_after)
-    try:
-        return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
-    except ValueError:
-        return 1.0
 
 
 def _detail(text: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeVar
 
 from starpod.env_server import convert
-from starpod.env_server.effects import Journal
+from starpod.env_server.effects import Journal, UselessReply
 from starpod.env_server.environment import (
     BadResult,
     Busy,
@@ -298,7 +298,8 @@ class LocalHost:
             except (Busy, EpisodeOver, OptionsError, StateError, Unavailable):
                 raise
             except (Exception, SystemExit) as error:
-                raise EnvironmentBug.from_exception(self._environment, error, intact=intact) from error
+                is_intact = intact or isinstance(error, UselessReply)
+                raise EnvironmentBug.from_exception(self._environment, error, intact=is_intact) from error
 
         measured_work = measured(work)
         if self._threaded:
