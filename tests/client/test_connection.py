@@ -143,7 +143,8 @@ async def test_a_cancelled_call_leaves_no_sessions_behind(fake: FakeServer, dete
 
 async def test_a_cancelled_call_that_is_answered_late_leaves_no_sessions_behind(fake: FakeServer) -> None:
     async with Fleet(fake.address, timeout=0.1, health_seconds=0.02) as fleet, asyncio.timeout(60):
-        fake.delay = lambda kind: 0.5 if kind == "open" else 0.0
+        delays = iter([0.5])
+        fake.delay = lambda kind: next(delays, 0.0) if kind == "open" else 0.0
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(fleet.open("walk-v1", seed=1), 0.05)
         await eventually(lambda: len(fake.sessions) == 1, 5)
@@ -158,10 +159,25 @@ async def test_a_reply_that_comes_with_the_deadline_is_returned(fleet: Fleet, mo
 
 
 @every_way
-async def test_a_call_that_is_cancelled_before_it_was_sent_is_not_sent(fake: FakeServer, fleet: Fleet) -> None:
-    task = asyncio.create_task(fleet.open("walk-v1", seed=3))
-    await asyncio.sleep(0)
-    task.cancel()
-    (session,) = await fleet.open("walk-v1", seed=4)
-    await session.step("left")
-    assert fake.calls["open"] == 1
+@pytest.mark.parametrize("outage", ["slow", "away"])
+async def test_an_open_that_nobody_awaits_is_completed_and_closed_with_the_fleet(fake: FakeServer, outage: str) -> None:
+    """Even if its reply comes only after a time-out or a new connection, or while the fleet is being closed."""
+    delays = iter([0.3])
+    fake.delay = lambda kind: next(delays, 0.0) if kind == "open" else 0.0
+    async with Fleet(fake.address, timeout=0.1, grace=60) as fleet, asyncio.timeout(60):
+        task = asyncio.create_task(fleet.open("walk-v1", seed=1))
+        await eventually(lambda: len(fake.sessions) == 1, 5)
+        task.cancel()
+        if outage == "away":
+            await fake.stop()
+            await fake.start(int(fake.address.rpartition(":")[2]))
+    assert not fake.sessions
+
+
+async def test_a_session_that_the_program_drops_is_closed_soon_and_others_stay(fake: FakeServer, fleet: Fleet) -> None:
+    sessions = await fleet.open("walk-v1", seed=1, count=3)
+    kept_id = sessions[0].id
+    copy, step = await sessions[0].fork(), asyncio.create_task(sessions[2].step("left"))
+    del sessions[1:], copy
+    await eventually(lambda: set(fake.sessions) == {kept_id}, 5)
+    assert isinstance(await step, Transition)

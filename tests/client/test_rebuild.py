@@ -25,7 +25,7 @@ class Server:
         assert method is RESET
         raise BadArgument("no such option")
 
-    async def close_sessions(self, session_ids: list[str], until: float) -> None:
+    def close_later(self, session_ids: list[str]) -> None:
         self.sessions -= set(session_ids)
 
 

@@ -118,7 +118,7 @@ async def test_a_replay_that_differs_in_any_field_has_diverged(field: str, colum
         with pytest.raises(ReplayDiverged, match="another observation, reward, outcome or end") as diverged:
             await session.step("left")
         assert diverged.value.step == 1
-        assert not server.sessions
+        await eventually(lambda: not server.sessions)
 
 
 @pytest.mark.parametrize(("before", "after"), [(("float32", 2), ("int32", 2)), (("int32", 2), ("int32", 1, 2))])

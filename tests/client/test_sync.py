@@ -2,10 +2,13 @@
 
 import asyncio
 import inspect
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import grpc
 import pytest
 
 from starpod.client import (
@@ -19,6 +22,8 @@ from starpod.client import (
     Unreachable,
     Want,
 )
+from starpod.v1 import environment_pb2 as pb
+from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.support import ServerProcess
 
 LIMITS = Limits(max_turns=0, max_actions=0)
@@ -45,6 +50,25 @@ def test_the_calls_of_a_session(fleet: SyncFleet) -> None:
     session.close()
     with pytest.raises(RuntimeError, match="closed"):
         session.step("Left")
+
+
+@pytest.mark.parametrize(
+    "making", ["SyncFleet(address).open('bandit-v1', seed=1)[0]", "StarpodEnv(address, 'bandit-v1')"]
+)
+def test_a_program_that_ends_without_closing_its_fleet_leaves_no_session(server: ServerProcess, making: str) -> None:
+    program = f"""
+import sys
+from starpod.client import SyncFleet
+from starpod.client.gymnasium import StarpodEnv
+address = sys.argv[1]
+made = {making}
+print(getattr(made, "_session", made).id)
+"""
+    command = [sys.executable, "-c", program, server.address]
+    session_id = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    with grpc.insecure_channel(server.address) as channel, pytest.raises(grpc.RpcError) as refusal:
+        EnvironmentServiceStub(channel).Render(pb.RenderRequest(session_id=session_id))
+    assert refusal.value.code() is grpc.StatusCode.NOT_FOUND
 
 
 def test_many_at_once(fleet: SyncFleet) -> None:

@@ -127,15 +127,8 @@ class Fleet:
 
     async def close(self) -> None:
         """Close all sessions on servers that can be reached, then the connections. Calls in flight fail."""
-        until = self.loop.time() + CLOSE_SECONDS
-        tasks = [
-            self.loop.create_task(replica.close_sessions(ids, until))
-            for replica in self.replicas
-            if (ids := [*(step.session_id for step in replica.sessions), *replica.unclosed]) and replica.ready
-        ]
-        if tasks:
-            await asyncio.wait(tasks, timeout=CLOSE_SECONDS)
         await self.recovery.close()
+        await asyncio.gather(*(replica.close_all(CLOSE_SECONDS) for replica in self.replicas))
         await self.pool.close()
         note_fleet(self, is_open=False)
 

@@ -15,7 +15,7 @@ from starpod.client.history import History, Reseeded, first_reply
 from starpod.client.observation import Limits, Observation, Transition, Want, as_actions
 from starpod.client.recovery.hot_path import submit_one
 from starpod.client.recovery.rebuild import new_key
-from starpod.client.recovery.recovery import Recovery, close_later
+from starpod.client.recovery.recovery import Recovery
 from starpod.client.recovery.reset import PendingReset
 from starpod.client.recovery.state import BatchResult, SessionState
 from starpod.client.snapshot import Snapshot
@@ -30,7 +30,7 @@ class Session:
 
     `Fleet.open`, `Fleet.restore` and `fork` make sessions. Calls on one session run in the order in which they were
     made; calls on different sessions run concurrently. If the server is lost, the session moves to another server, and
-    the caller only notices a slow call.
+    the caller only notices a slow call. A session to which the program no longer holds a reference is closed.
     """
 
     __slots__ = ("__weakref__", "_recovery", "state")
@@ -238,7 +238,7 @@ class Session:
             await self._recovery.checkpoint_new(copies)
             return [Session(self._recovery, copy) for copy in copies]
 
-        return await self._recovery.run_in_turn(state, fork, lambda copies: close_later(copy.state for copy in copies))
+        return await self._recovery.run_in_turn(state, fork)
 
     async def snapshot(self) -> Snapshot:
         """Serialise the whole state. `Fleet.restore` continues from it, also in another fleet."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import functools
 import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
+from weakref import WeakSet
 
 from starpod.client.errors import StarpodError
 from starpod.client.fleet import Fleet
@@ -50,6 +52,8 @@ def _opening(
 class SyncFleet:
     """A `Fleet` whose calls block. It takes the same arguments and runs an event loop in its own thread.
 
+    A fleet that is still open when the program ends is closed then, with all its sessions.
+
     Example:
         with SyncFleet("127.0.0.1:50051") as fleet:
             (session,) = fleet.open("bandit-v1", seed=1)
@@ -69,6 +73,7 @@ class SyncFleet:
         except BaseException:
             self._stop()
             raise
+        _open_fleets.add(self)
 
     def __enter__(self) -> Self:
         return self
@@ -168,6 +173,16 @@ class SyncFleet:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+_open_fleets: WeakSet[SyncFleet] = WeakSet()
+
+
+@atexit.register
+def _close_open_fleets() -> None:
+    """Close the fleets of a program that ends, or their sessions would live on until their leases expire."""
+    for fleet in list(_open_fleets):
+        fleet.close()
 
 
 class SyncSession:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -85,23 +84,13 @@ class Call(ABC, Generic[Request, Response]):
 
 
 class AwaitedCall(Call[Request, Response]):
-    """A call whose reply a coroutine awaits.
+    """A call whose reply a coroutine awaits. If the coroutine has been cancelled, the reply is dropped."""
 
-    If the coroutine has been cancelled when the reply arrives, `unclaimed` receives the reply.
-    """
+    __slots__ = ("future",)
 
-    __slots__ = ("future", "on_unclaimed")
-
-    def __init__(
-        self,
-        method: Method[Request, Response],
-        message: Request,
-        future: asyncio.Future[Response],
-        on_unclaimed: Callable[[Response], None] | None,
-    ) -> None:
+    def __init__(self, method: Method[Request, Response], message: Request, future: asyncio.Future[Response]) -> None:
         super().__init__(method, message)
         self.future = future
-        self.on_unclaimed = on_unclaimed
 
     @property
     def is_awaited(self) -> bool:
@@ -110,8 +99,6 @@ class AwaitedCall(Call[Request, Response]):
     def answered(self, response: Response) -> None:
         if not self.future.done():
             self.future.set_result(response)
-        elif self.on_unclaimed is not None:
-            self.on_unclaimed(response)
 
     def refused(self, error: StarpodError) -> None:
         if not self.future.done():

@@ -127,20 +127,13 @@ class Connection:
             for step in steps:
                 self.submit(step)
 
-    async def call(
-        self,
-        method: Method[Request, Response],
-        message: Request,
-        until: float,
-        on_unclaimed: Callable[[Response], None] | None = None,
-    ) -> Response:
+    async def call(self, method: Method[Request, Response], message: Request, until: float) -> Response:
         """Send a call and return its response, with retries if the error advises them.
 
         Args:
             method: the method to call.
             message: its request.
             until: the event loop's time at which the call fails.
-            on_unclaimed: receives the response if the caller was cancelled before it came.
 
         Raises:
             DeadlineExceeded: there was no response until `until`. The advice is "give_up".
@@ -149,8 +142,7 @@ class Connection:
         backoff = Backoff()
         while True:
             future: asyncio.Future[Response] = self.loop.create_future()
-            call = AwaitedCall(method, message, future, on_unclaimed)
-            self.submit(call)
+            self.submit(AwaitedCall(method, message, future))
             try:
                 async with asyncio.timeout_at(until):
                     return await future
@@ -158,10 +150,6 @@ class Connection:
                 if future.done() and not future.cancelled():
                     return future.result()  # the reply came with the deadline
                 raise self.queue.unanswered(method.field) from None
-            except asyncio.CancelledError:
-                if not future.cancel() and not future.cancelled() and future.exception() is None:
-                    call.answered(future.result())  # the response came before the cancellation
-                raise
             except StarpodError as error:
                 wait = backoff.wait(error.retry_after)
                 if not self.retries(method, error) or self.loop.time() + wait > until:

@@ -132,8 +132,6 @@ class CallQueue:
         for call_id in overdue_ids:
             call = self.pending[call_id]
             since = self._resend_times.setdefault(call, now - timeout)
-            if now - since < patience and not (isinstance(call, Step) or call.is_awaited):
-                continue  # it is not sent again, but its late reply may hold sessions to close
             del self.pending[call_id]
             if now - since < patience:
                 self._ready_calls.append(call)

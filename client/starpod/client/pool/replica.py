@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Coroutine, Iterable
 from typing import Any
 from weakref import WeakSet
 
@@ -30,9 +32,11 @@ class Replica(Connection):
     """A server of the pool.
 
     Attributes:
-        sessions: this client's sessions on the server.
-        unclosed: ids of sessions that nobody uses and that may be alive: closed while the server was unreachable,
-            recovered elsewhere, or opened for a caller that was cancelled. They are closed once it can be reached.
+        sessions: this client's sessions on the server to which the program still holds a reference.
+        live: ids of all sessions that the server opened for this client and that have not been closed or lost.
+        unclosed: ids of sessions that nobody uses and that may be alive: dropped by the program, closed while the
+            server was unreachable, recovered elsewhere, or opened for a caller that was cancelled. They are closed
+            once it can be reached.
         placing: number of sessions that are being opened on it.
         full: the server's last refusal of a new session. It is not asked for sessions before loop time `full_until`.
     """
@@ -40,7 +44,10 @@ class Replica(Connection):
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.sessions: WeakSet[Step] = WeakSet()
+        self.live: set[str] = set()
         self.unclosed: list[str] = []
+        self._openings: set[asyncio.Task[Any]] = set()
+        self._closing: asyncio.Task[None] | None = None
         self.placing = 0
         self.overload: Overloaded | None = None
         self.overload_end = 0.0
@@ -96,23 +103,17 @@ class Replica(Connection):
     def forget(self) -> None:
         self._miss("was restarted")
         super().forget()
+        self.live.clear()
         self.unclosed.clear()
         self.overload_end = 0.0
 
-    async def call(
-        self,
-        method: Method[Request, Response],
-        message: Request,
-        until: float,
-        on_unclaimed: Callable[[Response], None] | None = None,
-    ) -> Response:
+    async def call(self, method: Method[Request, Response], message: Request, until: float) -> Response:
         """Send a call, as Connection.call does, and close sessions that were opened for a cancelled caller.
 
         After an error with the advice "reopen", or Overloaded on opening, another server may accept the call."""
-        if method in _OPENING:
-            on_unclaimed = self._close_opened
+        calling = super().call(method, message, until)
         try:
-            response = await super().call(method, message, until, on_unclaimed)
+            response = await (self._open(calling) if method in _OPENING else calling)
         except Draining:
             if self.description is not None:
                 # Do not wait for the next health check: until then this server would be chosen again and again.
@@ -140,13 +141,44 @@ class Replica(Connection):
 
     # --- sessions that nobody uses ---------------------------------------------------------------------------------
 
-    def _close_opened(self, response: Any) -> None:
-        self.close_later(session.session_id for session in response.sessions)
+    async def _open(self, calling: Coroutine[Any, Any, Response]) -> Response:
+        """Complete a call that opens sessions even if the caller is cancelled, because only its reply names them."""
+
+        async def complete() -> Response:
+            response: Any = await calling
+            self.live.update(session.session_id for session in response.sessions)
+            return response  # type: ignore[no-any-return]
+
+        def close_opened(task: asyncio.Task[Any]) -> None:
+            if not task.cancelled() and task.exception() is None:
+                self.close_later(session.session_id for session in task.result().sessions)
+
+        task = self.loop.create_task(complete())
+        self._openings.add(task)
+        task.add_done_callback(self._openings.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            task.add_done_callback(close_opened)
+            raise
 
     def close_later(self, session_ids: Iterable[str]) -> None:
         """Close sessions as soon as the server can be reached."""
         self.unclosed.extend(session_ids)
         del self.unclosed[:-MOST_UNCLOSED]
+        if self.ready and (self._closing is None or self._closing.done()):
+            self._closing = self._spawn(self._close_soon())
+
+    async def _close_soon(self) -> None:
+        with contextlib.suppress(StarpodError):  # the pool's next check tries again
+            await self.close_unclosed(self.loop.time() + self.timeout)
+
+    async def close_all(self, seconds: float) -> None:
+        """Close all live sessions, and those that are being opened. Opening and closing may take `seconds` each."""
+        if self._openings:
+            await asyncio.wait(self._openings, timeout=seconds)
+        if self.ready and (session_ids := [*{*self.live, *self.unclosed}]):
+            await self.close_sessions(session_ids, self.loop.time() + seconds)
 
     async def close_sessions(self, session_ids: list[str], until: float) -> None:
         """Close sessions now, or else as soon as the server can be reached, even if the caller is cancelled."""
@@ -154,6 +186,7 @@ class Replica(Connection):
             if not self.ready:
                 raise self._lost_error()
             await self.call(CLOSE, pb.CloseRequest(session_ids=session_ids), until)
+            self.live.difference_update(session_ids)
         except BaseException as error:
             self.close_later(session_ids)
             if not isinstance(error, StarpodError):
@@ -164,4 +197,5 @@ class Replica(Connection):
         while self.unclosed and self.ready:
             session_ids = set(self.unclosed[:CLOSED_AT_ONCE])
             await self.call(CLOSE, pb.CloseRequest(session_ids=session_ids), until)
+            self.live -= session_ids
             self.unclosed = [session_id for session_id in self.unclosed if session_id not in session_ids]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 
 from starpod.client.connection import FORK, OPEN, RESET, RESTORE, Step, step_request
 from starpod.client.connection.calls import STEP
-from starpod.client.errors import BadArgument, OutOfOrder, StarpodError
+from starpod.client.errors import BadArgument, OutOfOrder
 from starpod.client.history import History, Opened, Origin, Reseeded, Restarted, Restored, first_reply, step_reply
 from starpod.client.pool.replica import Replica
 from starpod.v1 import environment_pb2 as pb
@@ -34,11 +33,8 @@ async def rebuild(
         history.check(0, first_reply(session.observation, instructions))
         if replay:
             await _replay(replica, session, history, until)
-    except asyncio.CancelledError:
+    except BaseException:
         replica.close_later([session.session_id])
-        raise
-    except StarpodError:
-        await replica.close_sessions([session.session_id], until)
         raise
     return session
 
@@ -96,8 +92,8 @@ async def _begin(replica: Replica, origin: Origin, member: int, until: float) ->
             reset.session_id, reset.epoch = base.session_id, base.epoch
             try:
                 reset_response = await replica.call(RESET, reset, until)
-            except StarpodError:
-                await replica.close_sessions([base.session_id], until)
+            except BaseException:
+                replica.close_later([base.session_id])
                 raise
             return reset_response.session, reset_response.instructions
         case Reseeded():
@@ -118,7 +114,7 @@ async def _begin(replica: Replica, origin: Origin, member: int, until: float) ->
                     until,
                 )
             finally:
-                await replica.close_sessions([parent.session_id], until)
+                replica.close_later([parent.session_id])
             return forked.sessions[0], ""
 
 

@@ -109,16 +109,10 @@ class Recovery:
             except StarpodError as error:
                 await self._bring_back(state, error, retry)
 
-    async def run_in_turn(
-        self,
-        state: SessionState,
-        work: Callable[[], Coroutine[Any, Any, T]],
-        on_unclaimed: Callable[[T], None] = lambda _: None,
-    ) -> T:
+    async def run_in_turn(self, state: SessionState, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run work on a session after all its earlier calls.
 
         The work is completed even if the caller is cancelled, because the session must learn what the server did.
-        `on_unclaimed` then receives the result.
         """
         await state.acquire()
         task = self._spawn(work())
@@ -128,9 +122,7 @@ class Recovery:
         except asyncio.CancelledError:
             if self._closed and task.cancelled():
                 raise Unreachable("The fleet was closed.") from None
-            task.add_done_callback(
-                lambda task: None if task.cancelled() or task.exception() else on_unclaimed(task.result())
-            )
+            del task  # or the traceback of a cancelled fork would keep its copies open
             raise
 
     async def close_sessions(self, states: Iterable[SessionState], seconds: float) -> None:
@@ -281,7 +273,9 @@ class Recovery:
         try:
             await self.checkpoint_all(states)
         except BaseException:
-            close_later(states)
+            for state in states:
+                state.replica.sessions.discard(state)
+                state.drop()
             raise
 
     async def _take_checkpoint(self, state: SessionState) -> None:
@@ -308,12 +302,6 @@ class Recovery:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
-
-
-def close_later(states: Iterable[SessionState]) -> None:
-    """Close sessions that nobody will use as soon as their servers can be reached."""
-    for state in states:
-        state.replica.close_later([state.session_id])
 
 
 async def _run_or_fail(work: Coroutine[Any, Any, None], fail: Callable[[BaseException], None]) -> None:

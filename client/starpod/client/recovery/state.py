@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from typing import Generic, TypeVar
 
@@ -148,6 +149,16 @@ class SessionState(Step):
         self.begin(message)
         self.move_to(replica, message)
 
+    def __del__(self) -> None:
+        self.drop()
+
+    def drop(self) -> None:
+        """Close the session, which the program no longer uses. Any thread may call this: the event loop closes it."""
+        if not self.closed:
+            self.closed = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self.replica.loop.call_soon_threadsafe(self.replica.close_later, [self.session_id])
+
     def __repr__(self) -> str:
         address = self.replica.address
         return f"Session({self.environment_id} {self.version}, seed={self.seed}, step={self.step_index}, {address})"
@@ -178,9 +189,11 @@ class SessionState(Step):
     def move_to(self, replica: Replica, message: pb.Session) -> None:
         """Continue with another session, which `replica` holds and `message` describes."""
         self.replica.sessions.discard(self)
+        self.replica.live.discard(self.session_id)
         self.replica = replica
         self.session_id, self.epoch, self.step_index = message.session_id, message.epoch, message.step_index
         replica.sessions.add(self)
+        replica.live.add(self.session_id)
 
     # --- one call at a time ----------------------------------------------------------------------------------------
 
