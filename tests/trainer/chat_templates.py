@@ -60,6 +60,7 @@ TEMPLATES = {
     "reasoner": REASONER,
     "wandering": WANDERING,
     "parts": PARTS,
+    "sentencepiece": CHATML.replace("\\n", "").replace("<|im_end|>", "</s>"),  # with byte fallback
     "tiny": "",  # the one that small policies are trained with, and its own tokenizer
 }
 
@@ -76,6 +77,8 @@ def tokenizer(template: str) -> PreTrainedTokenizerFast:
     """Bytes as tokens, some pairs merged, so that the same text can be written in several ways."""
     if template == "tiny":
         return train_tokenizer(["P 1 3 G 0 0 Up Left", "go Down", "O__P\nG___"], size=400)
+    if template == "sentencepiece":
+        return _sentencepiece()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     merges = [("t", "h"), ("th", "i"), ("a", "n"), ("an", "s"), ("U", "p"), ("Ċ", "Ċ"), ("|", "|"), ("Ġ", "|")]
     vocabulary = {piece: index for index, piece in enumerate([*alphabet, *map("".join, merges)])}
@@ -87,4 +90,23 @@ def tokenizer(template: str) -> PreTrainedTokenizerFast:
         tokenizer_object=inner, bos_token="<s>", eos_token="<|endoftext|>"
     )
     made.chat_template = TEMPLATES[template]
+    return made
+
+
+def _sentencepiece() -> PreTrainedTokenizerFast:
+    """Characters as tokens, others in bytes, and a blank before a text, as in Llama 2, Mistral and Phi-3."""
+    pieces = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *map(chr, range(33, 127)), "▁U", "▁Up"]
+    vocabulary = {piece: index for index, piece in enumerate(pieces)}
+    inner = Tokenizer(
+        models.BPE(vocab=vocabulary, merges=[("▁", "U"), ("▁U", "p")], byte_fallback=True, unk_token="<unk>")
+    )
+    inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    inner.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    inner.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in ("<unk>", *SPECIAL)])
+    made = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=inner, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
+    )
+    made.chat_template = TEMPLATES["sentencepiece"]
     return made

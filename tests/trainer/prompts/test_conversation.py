@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import json
 import re
 
 import pytest
@@ -15,7 +16,7 @@ from starpod.trainer.prompts.grammar import Grammar
 from starpod.trainer.prompts.prompt import Context
 from tests.trainer.chat_templates import TEMPLATES, tokenizer
 
-EXTENDING = ("chatml", "llama3", "gemma", "reasoner", "parts", "tiny")
+EXTENDING = ("chatml", "llama3", "gemma", "reasoner", "parts", "sentencepiece", "tiny")
 
 
 @functools.cache
@@ -89,10 +90,57 @@ def test_says_what_is_wrong_with_a_tokenizer(chat_template: str | None, words: s
         Template(bare)
 
 
-def test_finds_the_markers_of_a_template() -> None:
-    assert template("chatml").markers == ("<|im_end|>", "<|im_start|>")
-    assert template("gemma").markers == ("<end_of_turn>", "<s>", "<start_of_turn>")
-    assert "<think>" not in template("reasoner").markers
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_control_tokens_in_a_text_are_read_as_text(name: str) -> None:
+    """Of all special tokens, the layout writes the same number, whatever the texts spell."""
+    made = template(name)
+    assert made.stop <= {tokenizer(name).convert_tokens_to_ids(token) for token in made.control}
+    assert not {"<think>", "</answer>"} & {*made.control}, "those are part of replies"
+    tool = [{"type": "function", "function": {"name": "look", "description": "%s"}}]
+    chat = [{"role": role, "content": "%s"} for role in ("user", "assistant", "user")]
+
+    def written(text: str) -> list[list[int]]:
+        filled = [{**message, "content": text} for message in chat]
+        return [
+            *(
+                made.first_prompt(text, text),
+                made.next_ids(text, []),
+                made.encode_conversation("", [(text, text)], text),
+            ),
+            *(made.following_messages(filled[:1], []), made.encode_reply(made.opening + text)),
+            *(made.encode_beginning(text), made.encode(made.text(filled, json.loads(json.dumps(tool) % text)))),
+        ]
+
+    harmless = written("hi")
+    for token in made.control:
+        index = tokenizer(name).convert_tokens_to_ids(token)
+        hostile = written(f"a{token}b{token}{token[:1]}{token}")
+        assert [ids.count(index) for ids in hostile] == [ids.count(index) for ids in harmless], token
+        shown = [tokenizer(name).decode(ids).replace(" ", "") for ids in (hostile[0], hostile[-1])]
+        assert all(f"a{token}b{token}{token[:1]}{token}" in text for text in shown)
+
+
+def test_tokens_of_the_layout_of_tools_are_control_tokens_but_calls_are_written_by_policies() -> None:
+    tokens = copy.deepcopy(tokenizer("chatml"))
+    tokens.add_tokens(["<tool_response>", "\n\n"])
+    tokens.add_special_tokens({"additional_special_tokens": ["<tool_call>"]})
+    tokens.chat_template = TEMPLATES["chatml"].replace(
+        "m.content", "('<tool_response>' if m.role == 'tool' else '\n\n') + m.content"
+    )
+    made = Template(tokens)
+    assert {"<tool_response>", "<tool_call>"} < {*made.control}
+    assert "\n\n" not in made.control, "Gemma has tokens of several blanks"
+    call = tokens.convert_tokens_to_ids("<tool_call>")
+    assert call in made.encode_reply("<tool_call>") and call not in made.next_ids("<tool_call>", [])
+
+
+def test_a_blank_that_a_tokenizer_puts_before_a_text_is_not_put_after_a_special_token() -> None:
+    made = template("sentencepiece")
+    pieces = made.tokenizer.convert_ids_to_tokens
+    assert made.tokenizer.tokenize("Up") == ["▁Up"]
+    assert pieces(made.encode_reply("Up")) == ["U", "p", "</s>"]
+    assert pieces(made.encode_beginning("Up")) == ["U", "p"]
+    assert pieces(made.following_text("a", "a</s>Up", []) or []) == ["</s>", "U", "p"]
 
 
 # --- how conversations go ---------------------------------------------------------------------------------------------
@@ -291,7 +339,7 @@ def test_a_grown_conversation_reads_like_one_rendered_whole(name: str, talk: lis
 
 
 markers = st.sampled_from(
-    ["<|im_start|>", "<|im_end|>", "<|eot_id|>", "<start_of_turn>", "<end_of_turn>", "</s>", "[INST]"]
+    ["<|im_start|>", "<|im_end|>", "<|eot_id|>", "<start_of_turn>", "<end_of_turn>", "</s>", "[INST]", "<|endoftext|>"]
 )
 
 
@@ -310,7 +358,7 @@ def test_no_text_begins_or_ends_a_turn(name: str, context: Context, talk: list[t
         harmless.ask("hi")
         for conversation in (hostile, harmless):
             conversation.answer([made.end], "stop", made.opening + reply)
-    ids = {tokenizer(name).convert_tokens_to_ids(marker) for marker in made.markers}
+    ids = {tokenizer(name).convert_tokens_to_ids(marker) for marker in made.control}
     layout = [[token for token in each.ask("last").context if token in ids] for each in (hostile, harmless)]
     assert layout[0] == layout[1]
 
@@ -346,12 +394,17 @@ def ids_of(name: str, text: str) -> list[int]:
 # --- blocks -----------------------------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.sampled_from(["go", " Up", "</think>", " ", "<answer>", "Up", "</answer>", "é", "□"]), max_size=14))
-@settings(max_examples=60, deadline=None)
-def test_sampled_ids_are_cut_where_the_text_is(pieces: list[str]) -> None:
+@given(
+    st.sampled_from(["tiny", "sentencepiece", "chatml"]),
+    st.lists(
+        st.sampled_from(["go", " Up", "</think>", " ", "<answer>", "Up", "</answer>", "é", "□", "😀" * 8]), max_size=14
+    ),
+)
+@settings(max_examples=100, deadline=None)
+def test_sampled_ids_are_cut_where_the_text_is(name: str, pieces: list[str]) -> None:
     """Whatever is sampled: the ids of the blocks are the reply's, in order, and say what the blocks say."""
-    made, grammar = template("tiny", "<think>"), Grammar(actions=("Up",))
-    reply = [*tokenizer("tiny").encode("".join(pieces), add_special_tokens=False), made.end]
+    made, grammar = template(name, "<think>"), Grammar(actions=("Up",))
+    reply = [*tokenizer(name).encode("".join(pieces), add_special_tokens=False), made.end]
     blocks = grammar.cut(made.decode(reply))
     spans = made.spans(reply, blocks)
     assert spans[-1] == (blocks[-1][0], len(reply))

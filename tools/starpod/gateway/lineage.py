@@ -188,7 +188,7 @@ class Lineage:
             if parent is not None:
                 appended = self._template.following_text(parent.text, text, parent.reply)
         beginning = self._forced_beginning(ask)
-        beginning_ids = self._template.encode(beginning)
+        beginning_ids = self._template.encode_beginning(beginning)
         if parent is None or appended is None:
             parent, appended = None, self._encode_anew(ask, text)
         appended = [*appended, *beginning_ids]
@@ -259,8 +259,8 @@ class Lineage:
         for reply, next_messages in rounds:
             node = self._replies.get(reply.key)
             if node is None:
-                written = write_reply(reply).removeprefix(self._template.opening)
-                text_ids = [*self._template.encode(written), self._template.end]
+                opening = self._template.opening
+                text_ids = self._template.encode_reply(opening + write_reply(reply).removeprefix(opening))
             else:
                 text_ids = node.text_ids
             ids += text_ids

@@ -253,7 +253,7 @@ class Session:
         if ask.one_call and parts.calls and full_text[parts.end :].strip():
             # The reply ends with its first call: drop the rest, as after a stop text.
             beginning = reply_text[: len(reply_text) - len(full_text) + parts.end]
-            length, finish, stop = _count_tokens_up_to(template, tokens, beginning), "stop", ""
+            length, finish, stop = template.count_ids(tokens, len(beginning), 1), "stop", ""
             parts = parse_reply(full_text[: parts.end], tools=tools)
         raw = draft.complete_text(template.decode(tokens[:length]))
         number = self.replies + 1
@@ -314,16 +314,4 @@ def _cut_at_stop(template: Template, tokens: list[int], stops: tuple[str, ...]) 
     if not places:
         return raw, len(tokens), ""
     index, stop = min(places)
-    return raw[:index], _count_tokens_up_to(template, tokens, raw[: index + len(stop)]), stop
-
-
-def _count_tokens_up_to(template: Template, tokens: list[int], text: str) -> int:
-    """Return how many of a reply's first ids are needed to produce its beginning `text`."""
-    low, high = 1, len(tokens)
-    while low < high:
-        middle = (low + high) // 2
-        if template.decode(tokens[:middle]).startswith(text):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    return raw[:index], template.count_ids(tokens, index + len(stop), 1), stop

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from starpod.gateway.requests import Call, Message
-from starpod.trainer.prompts.grammar import THINK, THINK_END
+from starpod.trainer.prompts.grammar import CALL_TAGS, THINK, THINK_END
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_OPEN, _CLOSE = CALL_TAGS
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 """Half of a surrogate pair. A model may write one as a JSON escape, but it cannot be encoded and sent."""
 _BLANKS = re.compile(r"\s*")

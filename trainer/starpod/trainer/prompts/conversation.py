@@ -6,17 +6,20 @@ either of them, a short dummy conversation with the new turn at its end is rende
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from jinja2 import TemplateError
 
 from starpod.trainer.data.episode import Finish
 from starpod.trainer.data.images import MARK, NOT_A_MARK, ImageConfig, image_ids, image_key
-from starpod.trainer.prompts.grammar import ANSWER, ANSWER_END, TAGS, THINK, THINK_END
+from starpod.trainer.prompts.grammar import ANSWER, ANSWER_END, CALL_TAGS, FURTHER_TAGS, TAGS, THINK, THINK_END
 from starpod.trainer.prompts.prompt import Context, PromptConfig, fold
 
 if TYPE_CHECKING:
@@ -24,6 +27,10 @@ if TYPE_CHECKING:
 
 # Dummy texts that occur in no template.
 _QUESTION, _REPLY, _SYSTEM = "starpod-question", "starpod-reply", "starpod-system"
+
+_SPLIT = "\ufdd0"
+"""Noncharacter of Unicode that is inserted into control tokens in the contents of messages. Rendered texts are encoded
+in parts, between these characters, so that the tokens' letters are encoded as any other text."""
 
 _CACHED = 1 << 12
 """Number of user messages whose ids are cached. Small environments show the same states again and again."""
@@ -45,8 +52,8 @@ class Template:
         extends: Whether a growing conversation keeps its beginning, including replies with think tags. If a template
             rewrites the past (some drop old reasoning), each turn must begin a fresh sample.
         takes_system: Whether there is a system role. Otherwise system text is put before the first user message.
-        markers: Tokens of the template's layout. They get a space inside if they occur in a text, so that an
-            observation or a past reply cannot begin or end a turn.
+        control: The tokenizer's special tokens, and other added tokens of the template's layout. In the contents of
+            messages they are encoded as text, so that an observation or a past reply cannot begin or end a turn.
 
     Raises:
         ValueError: If the tokenizer has no chat template, or if replies cannot be located in it.
@@ -64,7 +71,7 @@ class Template:
         self.tokenizer = tokenizer
         self.view = view
         self.mark = None if view is None else cast(int, tokenizer.convert_tokens_to_ids(view.mark))
-        self.markers: tuple[str, ...] = ()
+        self.control: tuple[str, ...] = ()
         self._in_parts = not self._shows_plain_text()
         self.takes_system = self._has_system_role()
         prompt = self._render([_user(_QUESTION)], generation=True)
@@ -73,14 +80,17 @@ class Template:
         self.prefill = "" if self._think_start and prefill == THINK else prefill
         self.opening = self._think_start + self.prefill
         self._end_text, self.end = self._find_end()
+        self._before_reply = prompt.rpartition(_QUESTION)[2] + self._gap + self.prefill
         stop = {self.end}
         if isinstance(tokenizer.eos_token_id, int):
             stop.add(tokenizer.eos_token_id)
         self.stop = frozenset(stop)
-        self.markers = self._find_markers()
+        self.control = self._find_control()
+        self._control_start = _starts_of(self.control)
+        self._control_start_in_replies = _starts_of(token for token in self.control if token not in CALL_TAGS)
         self._next = lru_cache(_CACHED)(self._encode_next)
         self._first_prompt = lru_cache(_CACHED)(self._encode_first)
-        self._length = lru_cache(8)(lambda text: len(self.encode(text)))
+        self._head = lru_cache(8)(self.encode)
         self.extends = self._keeps_the_past()
         if view is not None and not self.extends:
             raise ValueError("the chat template rewrites earlier turns, so images would lose their place")
@@ -110,7 +120,7 @@ class Template:
         closed = before + self._end_text
         if not whole.startswith(closed):
             return None
-        return self._close_reply(reply, self.encode(whole[len(closed) :]))
+        return self._close_reply(reply, self._encode_after(self._end_text, whole[len(closed) :]))
 
     def encode_conversation(self, system: str, exchanges: Sequence[tuple[str, str]], user: str) -> list[int]:
         """Encode a prompt from text. `exchanges` has the user message and the reply text of each previous turn."""
@@ -135,8 +145,17 @@ class Template:
         return [*ids[:index], *image_ids(image, self.view.tokens), *ids[index + 1 :]]
 
     def encode(self, text: str) -> list[int]:
-        """Encode a text. Special tokens written in it become single ids."""
-        return cast("list[int]", self.tokenizer.encode(text, add_special_tokens=False))
+        """Encode a rendered text. Control tokens of the layout become single ids, those in contents do not."""
+        parts = text.split(_SPLIT)
+        # A tokenizer may put a blank before a text, but not after a special token. All parts are encoded at once,
+        # because a text may have a million of them.
+        ids = cast("list[int]", self.tokenizer.encode(self._end_text.join(parts), add_special_tokens=False))
+        if len(parts) == 1:
+            return ids
+        ends = [index for index, id_ in enumerate(ids) if id_ == self.end]
+        counts = accumulate(part.count(self._end_text) for part in parts[:-1])
+        joints = {ends[count + number] for number, count in enumerate(counts)}
+        return [id_ for index, id_ in enumerate(ids) if index not in joints]
 
     def decode(self, reply: Sequence[int]) -> str:
         """Decode a reply. The text includes `opening` but not the stop token."""
@@ -154,11 +173,27 @@ class Template:
         spans: list[tuple[str, int]] = []
         start = 0
         for name, end in blocks[:-1]:
-            stop = bisect_left(range(len(reply)), end, lo=start, key=lambda count: len(self.decode(reply[:count])))
+            stop = self.count_ids(reply, end, start)
             if stop > start:
                 spans.append((name, stop))
             start = stop
         return [*spans, (blocks[-1][0], len(reply))]
+
+    def count_ids(self, reply: Sequence[int], length: int, least: int = 0) -> int:
+        """Return how many of a reply's first ids, at least `least`, show the first `length` characters of its text."""
+        text = self.decode(reply)
+
+        def shown(count: int) -> int:
+            # An unfinished character is decoded to any number of U+FFFD: look at the end of the character instead.
+            while not text.startswith(beginning := self.decode(reply[:count])):
+                count += 1
+            return len(beginning)
+
+        return bisect_left(range(len(reply)), length, lo=least, key=shown)
+
+    def encode_beginning(self, text: str) -> list[int]:
+        """Encode the beginning of a reply that follows a prompt. `text` does not include `opening`."""
+        return self._encode_after(self._before_reply, self._defuse(text, "assistant"))
 
     def encode_reply(self, text: str) -> list[int]:
         """Encode a reply that was not sampled, such as a demonstration, without `opening` and with the end token.
@@ -168,7 +203,7 @@ class Template:
         opening = self.opening if text.startswith(self.opening) else self.opening.rstrip()
         if not text.startswith(opening):
             raise ValueError(f"a reply begins with {opening!r} here; this one begins with {text[:40]!r}")
-        return [*self.encode(text.removeprefix(opening)), self.end]
+        return [*self.encode_beginning(text.removeprefix(opening)), self.end]
 
     def _encode_first(self, system: str, user: str) -> tuple[int, ...]:
         return tuple(self.encode_conversation(system, (), user))
@@ -178,8 +213,16 @@ class Template:
 
     def _encode_messages(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         dummy, next_text = self._split_after_reply(messages)
-        ids = self.encode(dummy + next_text + self._gap + self.prefill)
-        return ids[self._length(dummy) :]
+        return self._encode_after(dummy, next_text + self._gap + self.prefill)
+
+    def _encode_after(self, before: str, text: str) -> list[int]:
+        """Return the ids of `text` where it follows `before`. Some tokenizers put a blank before a text alone."""
+        head = self._head(before)
+        ids = self.encode(before + text)
+        if ids[: len(head)] == head:
+            return ids[len(head) :]
+        # A token spans both texts, which cannot be sampled after `before`.
+        return self.encode(self._end_text + text)[1:]
 
     def _close_reply(self, reply: Sequence[int], next_ids: Sequence[int]) -> list[int]:
         return list(next_ids) if reply and reply[-1] == self.end else [self.end, *next_ids]
@@ -189,23 +232,36 @@ class Template:
     def _render(
         self, messages: Sequence[Mapping[str, str]], *, generation: bool, tools: Sequence[Mapping[str, Any]] = ()
     ) -> str:
-        items: Any = [{"role": message["role"], "content": self._content(message["content"])} for message in messages]
-        extra: Any = {"tools": list(tools)} if tools else {}
+        items: Any = [
+            {"role": message["role"], "content": self._content(message["content"], message["role"])}
+            for message in messages
+        ]
+        extra: Any = {"tools": self._defuse_all(tools)} if tools else {}
         text: Any = self.tokenizer.apply_chat_template(items, tokenize=False, add_generation_prompt=generation, **extra)
         return cast(str, text if self.view is None else self.view.write(text))
 
-    def _content(self, text: str) -> str | list[dict[str, str]]:
-        safe_text = self._defuse(text)
+    def _content(self, text: str, role: str) -> str | list[dict[str, str]]:
+        safe_text = self._defuse(text, role)
         if not self._in_parts:
             return safe_text
         texts = [{"type": "text", "text": part} for part in (safe_text.split(MARK) if self.view else [safe_text])]
         parts = [texts[0], *(part for text in texts[1:] for part in ({"type": "image"}, text))]
         return [part for part in parts if part.get("text") != ""] or parts
 
-    def _defuse(self, text: str) -> str:
-        for marker in self.markers:
-            text = text.replace(marker, f"{marker[0]} {marker[1:]}")
-        return text
+    def _defuse(self, text: str, role: str) -> str:
+        """Insert _SPLIT after the first character of each control token."""
+        if not self.control:
+            return text
+        start = self._control_start_in_replies if role == "assistant" else self._control_start
+        return start.sub(lambda match: NOT_A_MARK if match[0] in self.control else match[0] + _SPLIT, text)
+
+    def _defuse_all(self, value: Any) -> Any:
+        """Return a JSON value with all control tokens in its texts defused."""
+        if isinstance(value, str):
+            return self._defuse(value, "system")
+        if isinstance(value, Mapping):
+            return {self._defuse_all(key): self._defuse_all(item) for key, item in value.items()}
+        return [self._defuse_all(item) for item in value] if isinstance(value, list | tuple) else value
 
     def _with_system(self, system: str, messages: list[dict[str, str]]) -> list[dict[str, str]]:
         if not system:
@@ -270,14 +326,19 @@ class Template:
             )
         return token, tokens[token]
 
-    def _find_markers(self) -> tuple[str, ...]:
+    def _find_control(self) -> tuple[str, ...]:
         text = self._after_reply([_user(_QUESTION)])
         if self.takes_system:
             text += self._render([{"role": "system", "content": _SYSTEM}, _user(_QUESTION)], generation=True)
+        with suppress(TemplateError):  # there need not be results of tools
+            text += self._after_reply([{"role": "tool", "content": _QUESTION}])
         if self.view is not None:
             text += self.view.write(MARK)
-        tokens = {str(token) for token in self.tokenizer.added_tokens_decoder.values()} - set(TAGS)
-        return tuple(sorted(token for token in tokens if token in text and len(token) > 1))
+        # Tags are part of replies, and what an image replaces is not part of a text.
+        contents = {*TAGS, *FURTHER_TAGS, *([MARK] if self.view else [])}
+        tokens = self.tokenizer.added_tokens_decoder.values()
+        found = {str(token) for token in tokens if token.special or (str(token) in text and str(token).strip())}
+        return tuple(sorted(found - contents))
 
     def _keeps_the_past(self) -> bool:
         """Return whether a conversation built turn by turn equals the same conversation rendered as a whole."""
@@ -298,6 +359,14 @@ class Template:
         whole_text = self._render(self._with_system(_SYSTEM, messages), generation=True) + self._gap
         next_ids = self._next(questions[-1])
         return text == whole_text and tuple(self.encode(whole_text + self.prefill)[-len(next_ids) :]) == next_ids
+
+
+def _starts_of(tokens: Iterable[str]) -> re.Pattern[str]:
+    """Return the pattern of a token's first character where the rest of the token follows."""
+    rests: dict[str, list[str]] = {}
+    for token in tokens:
+        rests.setdefault(token[0], []).append(re.escape(token[1:]))
+    return re.compile("|".join(f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in rests.items()))
 
 
 def _user(text: str) -> dict[str, str]:
@@ -388,6 +457,8 @@ class Conversation:
             most_tokens: Maximum length of the context. `window` and `single_turn` show fewer turns to respect it, but
                 always the current one.
         """
+        if self.template.view and not image:
+            user = user.replace(MARK, NOT_A_MARK)
         if self._grows and self.exchanges and not self._part_begins():
             appended = self.template.with_image(self.template.next_ids(user, self.exchanges[-1].reply), image)
             prompt = Prompt(self._stream + appended, appended, False)

@@ -23,6 +23,8 @@ Block = Literal["think", "switch", "subgoal", "description", "prediction", "answ
 """Name of a block of a reply."""
 BLOCKS: tuple[Block, ...] = get_args(Block)
 """Names of all blocks, in the order in which a reply has them."""
+CALL_TAGS = ("<tool_call>", "</tool_call>")
+"""The tags of a call of a tool, in the format of Hermes and Qwen."""
 FURTHER_TAGS = tuple(tag for name in get_args(Further) for tag in (f"<{name}>", f"</{name}>"))
 """Tags of the optional blocks."""
 
