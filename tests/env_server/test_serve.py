@@ -1,6 +1,7 @@
 """`starpod serve` as processes: workers, crashes, signals, wrong calls."""
 
 import io
+import json
 import os
 import signal
 import subprocess
@@ -53,6 +54,13 @@ def environment_file(folder: Path, members: str, setup: str = "") -> str:
         f"    {members}\n"
     )
     return str(file)
+
+
+def test_the_folder_of_an_exported_model_means_its_environments(tmp_path: Path) -> None:
+    file = environment_file(tmp_path, "")
+    (tmp_path / "starpod.json").write_text(json.dumps({"serve": ["local-v1", "--environment-module", file]}))
+    with start_server(str(tmp_path)) as server:
+        assert [spec.id for spec in ask(server.address, "Describe").environments] == ["local-v1"]
 
 
 def test_workers_know_each_other_come_back_and_end_with_their_supervisor() -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import json
 import logging
 import os
 import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any, Literal, TextIO
 
 import click
@@ -38,7 +40,26 @@ _LAST_SECONDS = 1.0
 _SUPERVISED = ("host", "port", "metrics_port", "health_port", "drain_seconds")
 
 
+class ServeCommand(click.Command):
+    """The command, in which the folder of an exported model means the environments that it was trained on."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, [word for argument in args for word in _expanded(argument)])
+
+
+def _expanded(argument: str) -> list[str]:
+    """Return the words that the folder of a model exported by the trainer means, or the argument itself."""
+    file = Path(argument) / "starpod.json"
+    if not file.is_file():
+        return [argument]
+    try:
+        return [str(word) for word in json.loads(file.read_text(encoding="utf-8"))["serve"]]
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise click.UsageError(f"{file} cannot be read: {type(error).__name__}: {error}") from error
+
+
 @click.command(
+    cls=ServeCommand,
     short_help="Serve environments.",
     params=[click.Argument(["environments"], nargs=-1, metavar="[ENVIRONMENT]..."), *OPTIONS],
 )
@@ -77,7 +98,7 @@ def serve(
     """Serve environments over gRPC until SIGTERM or Ctrl-C.
 
     Without a name, every installed environment is served; * adds them to others. A name may omit its version:
-    `sokoban` is `sokoban-v1`.
+    `sokoban` is `sokoban-v1`. The folder of an exported model means the environments that it was trained on.
     Prints one line with the address when ready.
     """
     settings = read_options(values)

@@ -1,6 +1,7 @@
 """Exported folders: transformers loads them, and they say the same as the trained policy."""
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 
@@ -8,19 +9,22 @@ import pytest
 import torch
 import yaml
 from click.testing import CliRunner
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from starpod.cli.main import starpod
+from starpod.trainer.agents.pretrained import load_model
 from starpod.trainer.checkpoints.checkpoint import CheckpointError, Checkpoints
 from starpod.trainer.checkpoints.config import CheckpointConfig
 from starpod.trainer.checkpoints.export import ExportError, export, model_card
 from starpod.trainer.checkpoints.state import join_parts
 from starpod.trainer.checkpoints.trained import is_run_or_checkpoint, load_trained
+from starpod.trainer.config import ConfigError
 from starpod.trainer.models.config import LoraConfig, ModelConfig, ModelError, TinyConfig
 from starpod.trainer.models.policies import Policies, policy_of
 from starpod.trainer.models.policy import Policy, build_policy, load_policy
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.parallel import Parallel
+from tests.trainer.chat_templates import tokenizer
 
 TEXTS = ["The goal is at (2, 3). Left || Right", "a hole is below you"]
 MESSAGES = [{"role": "user", "content": "The goal is at (2, 3)."}]
@@ -117,7 +121,7 @@ def test_the_card_says_how_it_was_trained(run, tmp_path):
         "pipeline_tag": "text-generation",
         "tags": ["starpod", "reinforcement-learning", "frozen_lake-v1"],
     }
-    told = ["# FrozenLake, tiny", "starpo-s", "2 iterations", "on the selection seeds was 90.0%"]
+    told = ["# FrozenLake, tiny", "starpo-s", "2 iterations, success 90.0% on the selection seeds."]
     told += ["1234, with changes", "torch 2", "hidden: 16"]
     assert [part for part in told if part not in body] == [] and "secret" not in body
 
@@ -127,9 +131,72 @@ def test_the_card_tells_the_final_figure_where_it_is_of_these_weights(run, tmp_p
     final = {"step": 2, "success": 0.72, "success_low": 0.66, "success_high": 0.77, "episodes": 256}
     RunFolder(folder).write_final(final)
     text = model_card(load_trained(folder))
-    assert "Its final evaluation: success 72 % (66 to 77 %) of 256 episodes." in text and "90.0%" not in text
+    told = "success 72 % (66 to 77 %) of 256 episodes in the final evaluation"
+    assert told in text and "90.0%" not in text
+    result = CliRunner().invoke(starpod, ["export", str(folder), str(tmp_path / "model")])
+    assert result.stdout == f"{tmp_path / 'model'}: the policy after 2 iterations, {told}\n"
     RunFolder(folder).write_final({**final, "step": 1})
     assert "90.0%" in model_card(load_trained(folder))
+
+
+GRAMMAR = """
+from starpod.trainer.prompts.grammar import Grammar
+
+class Shout(Grammar):
+    def describe(self, actions=None): return "SHOUT"
+"""
+
+
+def test_an_export_is_prompted_as_in_training_and_hosts_its_environment(run, tmp_path):
+    """Also where the run and the file of the user's reply grammar are gone."""
+    (grammar := tmp_path / "mine.py").write_text(GRAMMAR)
+    file = tmp_path / "a vault.py"
+    prompt = {"style": "compact", "thinking": False, "context": "single_turn", "window": 1}
+    words = {
+        "environment": {
+            "id": "vault-v1",
+            "options": {"marks": 5},
+            "max_turns": 7,
+            "serve": ["--environment-module", str(file)],
+            "token_file": "/secret/place",
+            "curriculum": {"levels": [{"marks": 3}]},
+        },
+        "prompt": {**prompt, "grammar": f"{grammar}:Shout"},
+        "sampling": {"temperature": 0.7, "max_reply_tokens": 16, "max_episode_tokens": 128},
+        "script": {"name": "self_play", "policies": ["x", "o"]},
+        "evaluation": {"temperature": 0.2, "reference": ["none"]},
+        "rewards": {"shaping": ["gone.py:score"]},
+    }
+    trained = load_trained(run)
+    export(dataclasses.replace(trained, config={**trained.config, **words}), tmp_path / "model")
+    grammar.unlink()
+    loaded = load_model(str((tmp_path / "model").rename(tmp_path / "moved")))
+    assert loaded.config is not None
+    assert loaded.config.prompt.make_grammar().describe() == "SHOUT"
+    assert loaded.config.prompt.model_dump(include=set(prompt)) == prompt
+    assert (loaded.config.sampling.max_reply_tokens, loaded.config.evaluation.temperature) == (16, 0.2)
+    assert (loaded.config.environment.max_turns, loaded.config.environment.options) == (7, {"marks": 5})
+    assert (loaded.config.script.name, loaded.config.script.policies) == ("self_play", ())
+    card, settings = ((tmp_path / "moved" / name).read_text() for name in ("README.md", "starpod.json"))
+    assert f"starpod serve vault-v1 --environment-module '{file}'" in card and "/secret" not in card + settings
+    assert json.loads(settings)["serve"] == ["vault-v1", "--environment-module", str(file)]
+    (tmp_path / "moved/starpod.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"starpod\.json cannot be read: JSONDecodeError"):
+        load_model(str(tmp_path / "moved"))
+
+
+def test_generation_ends_at_the_stops_of_the_template(tmp_path):
+    """The end of text of a base model is another token than the end of a turn in its template."""
+    words = tokenizer("chatml")
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    shape = LlamaConfig(vocab_size=len(words), **sizes)
+    LlamaForCausalLM(shape).save_pretrained(tmp_path / "base")
+    words.save_pretrained(tmp_path / "base")
+    policy = build_policy(ModelConfig(name=str(tmp_path / "base")), texts=None, critic="none", seed=1)
+    save(tmp_path, policy, 1)
+    export(load_trained(tmp_path), tmp_path / "model")
+    stops = GenerationConfig.from_pretrained(tmp_path / "model").eos_token_id
+    assert set(words.convert_ids_to_tokens(stops)) == {"<|im_end|>", "<|endoftext|>"}
 
 
 def test_the_card_names_the_model_behind_a_name_of_ours(run):
@@ -193,7 +260,10 @@ def test_the_command_overwrites_nothing_and_makes_up_no_adapter(run, tmp_path):
     assert not list(tmp_path.iterdir())
     out = tmp_path / "model"
     result = CliRunner().invoke(starpod, ["export", str(run), str(out), "--which", "latest"])
-    assert (result.exit_code, result.stdout) == (0, f"{out}: the policy after 3 iterations, success 50.0%\n")
+    assert (result.exit_code, result.stdout) == (
+        0,
+        f"{out}: the policy after 3 iterations, success 50.0% on the selection seeds\n",
+    )
     assert (out / "model.safetensors").exists()
     with pytest.raises(ExportError, match="nothing is overwritten"):
         export(load_trained(run), out)

@@ -75,8 +75,8 @@ def gateway(
 ) -> None:
     """Serve MODEL to unmodified agents over OpenAI's and Anthropic's APIs, and keep the tokens of each session.
 
-    MODEL is a run folder, a checkpoint, a Hugging Face model or smollm2. Prints one line with the address when ready.
-    An agent's API key names its session.
+    MODEL is a run folder, a checkpoint, an exported or other Hugging Face model, or smollm2. Prints one line with the
+    address when ready. An agent's API key names its session.
     """
     token = gateway_token_file.read_text(encoding="utf-8-sig").strip() if gateway_token_file else ""
     if gateway_token_file and not token:

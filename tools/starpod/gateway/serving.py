@@ -14,6 +14,8 @@ from starpod.gateway.records import Records
 from starpod.gateway.session import Sampler
 from starpod.trainer.agents.config import SamplingConfig
 from starpod.trainer.agents.pretrained import load_model
+from starpod.trainer.checkpoints.export import read_settings
+from starpod.trainer.config import Config
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.models.bundled import source_of
@@ -50,14 +52,14 @@ class Serving:
 
             folder = source_of(self.model)
             template = Template(AutoTokenizer.from_pretrained(folder))
-            sampling = self._sampling(SamplingConfig())
+            sampling = self._sampling(read_settings(Path(folder)))
             vocabulary = AutoConfig.from_pretrained(folder).get_text_config().vocab_size
             engine: Any = RemoteVllm(config, max_context=sampling.max_episode_tokens, vocabulary=vocabulary)
         else:
             loaded = load_model(self.model)
             policy = policy_of(loaded.policies)
             template = Template(policy.tokenizer)
-            sampling = self._sampling(loaded.config.sampling if loaded.config else SamplingConfig())
+            sampling = self._sampling(loaded.config)
             engine = build_engine(config, policy, max_context=sampling.max_episode_tokens)
         try:
             sampler = Sampler(
@@ -77,7 +79,8 @@ class Serving:
         finally:
             await engine.close()
 
-    def _sampling(self, sampling: SamplingConfig) -> SamplingConfig:
+    def _sampling(self, config: Config | None) -> SamplingConfig:
+        sampling = config.sampling if config else SamplingConfig()
         overrides = {"max_reply_tokens": self.max_tokens, "max_episode_tokens": self.context}
         values = {**sampling.to_dict(), **{name: value for name, value in overrides.items() if value is not None}}
         return SamplingConfig.model_validate(values)

@@ -16,6 +16,7 @@ from starpod.trainer.agents.config import SamplingConfig, ScriptConfig
 from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.agents.script import engine_agents
 from starpod.trainer.checkpoints.checkpoint import CheckpointError
+from starpod.trainer.checkpoints.export import read_settings
 from starpod.trainer.checkpoints.trained import is_run_or_checkpoint, load_trained
 from starpod.trainer.config import Config, ConfigError, parse_config
 from starpod.trainer.engines.base import EngineError
@@ -135,13 +136,13 @@ class LoadedModel:
 
     policies: Policies
     config: Config | None
-    """Configuration of its run; None without a run."""
+    """Configuration of its run, or the part of it in an exported folder; None without a run."""
     facts: dict[str, Any]
     """Checkpoint and step as JSON values; empty without a run."""
 
 
 def load_model(model: str) -> LoadedModel:
-    """Load a run's best checkpoint, a checkpoint, a folder with a Hugging Face model, or the name of one.
+    """Load a run's best checkpoint, a checkpoint, an exported or other folder of a Hugging Face model, or one by name.
 
     Raises CheckpointError, ConfigError and ModelError.
     """
@@ -157,6 +158,7 @@ def load_model(model: str) -> LoadedModel:
             children = sorted(str(child) for child in path.iterdir() if is_run_or_checkpoint(child))
             hint = f"; choose one below it: {', '.join(children)}" if children else ""
             raise ModelError(f"the folder holds no run, checkpoint or model{hint}")
+        config = read_settings(path)
         policies = Policies({"": load_policy(path)})
     elif not _could_be_a_name(model):
         raise ModelError("there is no such folder, and no Hugging Face model can have this name")

@@ -1,9 +1,11 @@
-"""Export of a trained policy as a Hugging Face folder: weights, tokenizer, generation settings and a model card."""
+"""Export of a trained policy as a Hugging Face folder: weights, tokenizer, settings of prompts, and a model card."""
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +13,26 @@ import yaml
 from transformers import GenerationConfig
 
 from starpod.trainer.checkpoints.trained import Trained
+from starpod.trainer.config import Config, ConfigError, parse_config
 from starpod.trainer.models.config import GEMMA3, SMOLLM2, TINY, model_title
 from starpod.trainer.models.policies import policy_of
-from starpod.trainer.models.policy import Policy
+from starpod.trainer.models.policy import VALUES, Policy
 from starpod.trainer.models.trunk import unwrapped
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.words import with_interval
+from starpod.trainer.prompts.conversation import Template
+from starpod.trainer.rollout.environment import serve_words
+from starpod.trainer.user_file import names_file
 
 _ON_THE_HUB = {SMOLLM2: "HuggingFaceTB/SmolLM2-135M-Instruct", GEMMA3: "google/gemma-3-270m"}
 """Names on the Hugging Face hub of models that come with Python packages."""
 
 PRIVATE = {"addresses", "token_file", "ca", "certificate", "key"}
 """Keys of the environment's section that contain addresses and paths of secrets. The model card omits them."""
+
+_SECTIONS = ("seed", "seeds", "prompt", "sampling", "script")
+_OF_ENVIRONMENT = ("id", "version", "options", "max_turns", "max_actions_per_turn", "max_actions", "serve")
+_OF_EVALUATION = ("temperature", "options")
 
 
 class ExportError(Exception):
@@ -59,6 +69,7 @@ def export(trained: Trained, out: Path, *, adapter: bool = False, agent: str = "
             policy.tokenizer.save_pretrained(temporary)
         else:
             policy.save(temporary, rounded=True)
+            _add_settings(trained.config, temporary)
         (temporary / "README.md").write_text(model_card(trained, adapter, agent), encoding="utf-8")
         temporary.rename(out)
     except OSError as error:
@@ -67,18 +78,75 @@ def export(trained: Trained, out: Path, *, adapter: bool = False, agent: str = "
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def read_settings(folder: Path) -> Config | None:
+    """Return the configuration in an exported folder; None if the folder has none. Raises ConfigError."""
+    file = folder / VALUES
+    try:
+        values = json.loads(file.read_text(encoding="utf-8")).get("run") if file.is_file() else None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file} cannot be read: {type(error).__name__}: {error}; export the run again") from None
+    if values is None:
+        return None
+    for prompt in _prompts(values):
+        if names_file(prompt.get("grammar", "")):
+            prompt["grammar"] = str(folder.resolve() / prompt["grammar"])
+    return parse_config(values)
+
+
+def _add_settings(config: Mapping[str, Any], folder: Path) -> None:
+    """Add the part of a run's configuration that decides what its policy reads and how it answers, in VALUES as `run`.
+
+    `serve` has the arguments of `starpod serve` that host the run's environments; env_server/cli.py reads them. The
+    file of a reply grammar is copied into the folder.
+    """
+    values = {key: config[key] for key in _SECTIONS if key in config}
+    values["evaluation"] = _part(config.get("evaluation", {}), _OF_EVALUATION)
+    if "script" in config:
+        values["script"] = {**config["script"], "policies": []}  # all agents share the folder's policy
+    if environments := config.get("environments"):
+        values["environments"] = {
+            name: _part(environment, (*_OF_ENVIRONMENT, "prompt"))
+            | {"evaluation": _part(environment.get("evaluation", {}), _OF_EVALUATION)}
+            for name, environment in environments.items()
+        }
+    else:
+        values["environment"] = _part(config["environment"], _OF_ENVIRONMENT)
+    values = json.loads(json.dumps(values))  # a copy
+    files: dict[str, str] = {}
+    for prompt in _prompts(values):
+        if names_file(prompt.get("grammar", "")):
+            path, _, name = prompt["grammar"].rpartition(":")
+            shutil.copyfile(path, folder / files.setdefault(path, f"grammar{len(files) or ''}.py"))
+            prompt["grammar"] = f"{files[path]}:{name}"
+    content = json.loads((folder / VALUES).read_text(encoding="utf-8"))
+    content |= {"serve": serve_words(_environments(config).values()), "run": values}
+    (folder / VALUES).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _part(values: Mapping[str, Any], keys: tuple[str, ...]) -> dict[str, Any]:
+    return {key: values[key] for key in keys if key in values}
+
+
+def _prompts(values: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the sections `prompt` of a run and of its environments."""
+    environments = values.get("environments", {}).values()
+    return [section["prompt"] for section in (values, *environments) if "prompt" in section]
+
+
 def _set_generation(policy: Policy, temperature: float) -> None:
-    """Set plain sampling at the training temperature. The base model's top-k and penalties were off in training."""
+    """Set sampling as in training: at its temperature, to the stops of the chat template, without top-k and penalties.
+
+    The base model's own end of text may be another one than that of its chat template.
+    """
     model = unwrapped(policy.model)
-    base = model.generation_config
-    pad, eos = policy.tokenizer.pad_token_id, policy.tokenizer.eos_token_id
+    base, pad, stops = model.generation_config, policy.tokenizer.pad_token_id, sorted(Template(policy.tokenizer).stop)
     model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
         do_sample=True,
         temperature=temperature,
         top_k=0,
         top_p=1.0,
         bos_token_id=base.bos_token_id,
-        eos_token_id=eos if base.eos_token_id is None else base.eos_token_id,
+        eos_token_id=stops if len(stops) > 1 else stops[0],
         pad_token_id=pad if base.pad_token_id is None else base.pad_token_id,
     )
 
@@ -88,8 +156,7 @@ def model_card(trained: Trained, adapter: bool = False, agent: str = "") -> str:
     config = trained.config
     name = config["model"]["name"]
     algorithm = config["algorithm"]["preset"]
-    # A run has several environments by name, or just one without a name.
-    configs = config.get("environments") or {"": config["environment"]}
+    configs = _environments(config)
     names = list(dict.fromkeys(env["id"] for env in configs.values()))
     metadata: dict[str, Any] = {
         "library_name": "peft" if adapter else "transformers",
@@ -99,25 +166,16 @@ def model_card(trained: Trained, adapter: bool = False, agent: str = "") -> str:
     if name != TINY:
         metadata["base_model"] = _ON_THE_HUB.get(name, name)
     base = "a small model built from scratch" if name == TINY else model_title(name)
-    evaluation = RunFolder(trained.run).read_final()
-    score = "" if trained.score is None else f" Its success on the selection seeds was {trained.score:.1%}."
-    if evaluation is not None and evaluation["step"] == trained.step:
-        score = f" Its final evaluation: success {with_interval(evaluation)} of {evaluation['episodes']} episodes."
+    score = describe_result(trained)
     envs = {name: {key: value for key, value in env.items() if key not in PRIVATE} for name, env in configs.items()}
     public = {**config, **({"environments": envs} if config.get("environments") else {"environment": envs[""]})}
     lines = [
         f"# {config['title'] or ', '.join(names)}",
         "",
         f"An agent for {' and '.join(f'`{name}`' for name in names)}, trained by Starpod with {algorithm} from {base}: "
-        f"the policy{f' of `{agent}`' * bool(agent)} after {trained.step} iterations.{score}",
+        f"the policy{f' of `{agent}`' * bool(agent)} after {trained.step} iterations{score and f', {score}'}.",
         "",
-        "It answers in the format that it was trained with, one turn of the environment at a time:",
-        "",
-        "    starpod serve",
-        *(
-            f"    starpod eval FOLDER 127.0.0.1:50051 --environment {shlex.quote(name)} --episodes 256"
-            for name in names
-        ),
+        *_usage(configs, adapter),
         "",
         "## How it was trained",
         "",
@@ -129,6 +187,40 @@ def model_card(trained: Trained, adapter: bool = False, agent: str = "") -> str:
         "",
     ]
     return f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n\n" + "\n".join(lines)
+
+
+def _environments(config: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+    """Return the environments of a run by name, or its only one under ""."""
+    return config.get("environments") or {"": config["environment"]}
+
+
+def describe_result(trained: Trained) -> str:
+    """Return the success of these weights in words: that of the final evaluation, or else the selection's.
+
+    The selection's is too high, because the checkpoint was chosen by it. Returns "" without an evaluation.
+    """
+    final = RunFolder(trained.run).read_final()
+    if final is not None and final["step"] == trained.step:
+        return f"success {with_interval(final)} of {final['episodes']} episodes in the final evaluation"
+    return "" if trained.score is None else f"success {trained.score:.1%} on the selection seeds"
+
+
+def _usage(environments: Mapping[str, Mapping[str, Any]], adapter: bool) -> list[str]:
+    """Return lines with the commands that host the environments and evaluate the folder."""
+    if adapter:
+        return ["`starpod eval` and `starpod gateway` load merged weights: export the run without `--adapter`."]
+    address = "127.0.0.1:50051"
+    if any(environment.get("addresses") for environment in environments.values()):
+        hosting = [f"With the environment's server at {address}, in this folder:", ""]
+    else:
+        hosting = ["In this folder:", "", f"    starpod serve {shlex.join(serve_words(environments.values()))}"]
+    return [
+        *hosting,
+        f"    starpod eval . {address} --episodes 256",
+        "    starpod gateway .",
+        "",
+        f"They take prompts, limits and sampling from `{VALUES}`, as in training.",
+    ]
 
 
 def _provenance(run: Path) -> dict[str, str]:

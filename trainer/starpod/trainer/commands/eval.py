@@ -33,7 +33,7 @@ from starpod.trainer.evaluation.compare import NotComparable, compare_evaluation
 from starpod.trainer.evaluation.figures import episode_results, renumber_groups, summarise
 from starpod.trainer.rollout.collect import Collector, starts_from
 from starpod.trainer.rollout.config import EnvironmentConfig
-from starpod.trainer.rollout.environment import local_services
+from starpod.trainer.rollout.environment import is_hostable, local_services, serve_words
 from starpod.trainer.section import ConfigError
 from starpod.trainer.seeds import SeedsConfig
 from starpod.trainer.user_file import describe_failure
@@ -139,9 +139,10 @@ def evaluate(
 
     Without ADDRESS, the environments of a run are served meanwhile, if the run served them itself.
 
-    MODEL_OR_CHECKPOINT is the folder of a run or of a checkpoint, a Hugging Face model (a folder or a name), an
-    OpenAI-compatible endpoint's model (openai:MODEL), or a policy without a model: random, expert, walk or
-    careful (frozen_lake with the local observation), or rule (webshop). These play one action per turn.
+    MODEL_OR_CHECKPOINT is the folder of a run, of a checkpoint or of `starpod export`, which are played as in training,
+    another Hugging Face model (a folder or a name), an OpenAI-compatible endpoint's model (openai:MODEL), or a policy
+    without a model: random, expert, walk or careful (frozen_lake with the local observation), or rule (webshop). These
+    play one action per turn.
 
     Exit status: 0 done, 1 something failed, such as an episode, 2 usage error.
     """
@@ -218,16 +219,14 @@ def evaluate(
 
 def _own_service(environments: Sequence[EnvironmentConfig]) -> contextlib.AbstractContextManager[str]:
     """Host the environments inside the context, as the run did."""
-    arguments = dict.fromkeys(tuple(environment.serve) for environment in environments)
-    names = list(dict.fromkeys(environment.id for environment in environments))
-    return local_services(names, arguments=[word for words in arguments for word in words])
+    return local_services(serve_words(environment.to_dict() for environment in environments))
 
 
 def _incomplete_call(model: str | None, address: str | None, environments: Sequence[str]) -> click.UsageError:
     """Return the error for a call that lacks a model, a server or an environment. The error shows a full command."""
     other_models = f"{CHAT}MODEL or {', '.join(reference_names())}"
     if not model:
-        choices = f"the folder of a run or of a checkpoint, a Hugging Face model, {other_models}"
+        choices = f"the folder of a run, a checkpoint or an export, a Hugging Face model, {other_models}"
         return click.UsageError(f"name what to evaluate: {choices}; for example: starpod eval runs/lake")
     _refuse_misspelt(model)
     subject, run = f"to play {model}", ""
@@ -306,7 +305,7 @@ def _pretrained_policy(model: str, sampling: Sampling, engine: Literal["torch", 
         return EvaluatedPolicy("model", model, agents)
     tasks = {task.name: task.environment.id for task in config.tasks}
     environments = [task.environment for task in config.tasks]
-    served = [] if any(environment.addresses for environment in environments) else environments
+    served = environments if all(map(is_hostable, environments)) else []
     return EvaluatedPolicy("model", model, agents, tasks=tasks, served=served, seeds=config.seeds)
 
 

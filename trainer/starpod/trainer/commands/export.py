@@ -22,14 +22,18 @@ import click
     "--agent", default="", metavar="NAME", help="Agent whose policy to write, if script.policies gives each agent one."
 )
 def export(source: Path, out: Path, which: str, adapter: bool, agent: str) -> None:
-    """Write the model of RUN_OR_CHECKPOINT to the new folder OUT, for transformers, vLLM and others to load."""
+    """Write the model of RUN_OR_CHECKPOINT to the new folder OUT, for transformers, vLLM and others to load.
+
+    OUT also has the settings of prompts, limits and sampling, which `starpod eval OUT`, `gateway` and `serve` use.
+    """
     import transformers
 
+    from starpod.trainer.checkpoints.export import describe_result
     from starpod.trainer.checkpoints.export import export as write
     from starpod.trainer.checkpoints.trained import load_trained
 
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     trained = load_trained(source, "best" if which == "best" else "latest")
     write(trained, out, adapter=adapter, agent=agent)
-    score = "" if trained.score is None else f", success {trained.score:.1%}"
-    click.echo(f"{out}: the policy after {trained.step} iterations{score}")
+    result = describe_result(trained)
+    click.echo(f"{out}: the policy after {trained.step} iterations{result and f', {result}'}")

@@ -39,7 +39,8 @@ from starpod.trainer.models.vision import open_eyes, showing, view_of
 CriticKind = Literal["none", "shared", "separate"]
 
 _CRITIC = "critic.safetensors"
-_VALUES = "starpod.json"
+VALUES = "starpod.json"
+"""File of a saved policy with what transformers does not save."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +197,7 @@ class Policy(nn.Module):
         if self.critic is not None:
             save_file(self.critic.state_dict(), folder / _CRITIC)
         values = {"config": self.config.to_dict(), "critic": self.critic_kind, "heads": self.heads}
-        (folder / _VALUES).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        (folder / VALUES).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
 
     def _values(self, hidden_NH: Tensor, layout: Layout, places_N: Tensor) -> Tensor:
         if self.critic is None:
@@ -263,8 +264,8 @@ def load_policy(folder: Path, run_config: ModelConfig | None = None) -> Policy:
     The RUN_TIME keys of `run_config` replace the saved keys. Raises ModelError.
     """
     config, critic, heads = ModelConfig(name=str(folder)), "none", 1
-    if (folder / _VALUES).exists():
-        values = json.loads((folder / _VALUES).read_text(encoding="utf-8"))
+    if (folder / VALUES).exists():
+        values = json.loads((folder / VALUES).read_text(encoding="utf-8"))
         # The folder holds complete weights with merged adapters.
         saved_values = values["config"] | {"name": str(folder), "lora": {}, "base_dtype": "float32", "revision": "main"}
         config = ModelConfig.model_validate(

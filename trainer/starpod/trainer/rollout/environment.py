@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 from starpod.client import TLS, Fleet, Limits
 from starpod.client.nearest import unknown_environment
@@ -34,11 +35,17 @@ def check_installed(config: EnvironmentConfig) -> None:
 
     Nothing is checked if servers run already, or if `serve` has arguments, which may add environments.
     """
-    if config.addresses or config.serve:
-        return
-    installed_ids = [entry.name for entry in entry_points(group="starpod.environments")]
-    if config.id not in installed_ids:
-        raise ConfigError(f"environment.id: {unknown_environment(config.id, installed_ids).message}")
+    if not config.addresses and not is_hostable(config):
+        raise ConfigError(f"environment.id: {unknown_environment(config.id, _installed_ids()).message}")
+
+
+def is_hostable(config: EnvironmentConfig) -> bool:
+    """Return whether this machine can serve an environment, as far as that is known without a try."""
+    return not config.addresses and (bool(config.serve) or config.id in _installed_ids())
+
+
+def _installed_ids() -> list[str]:
+    return [entry.name for entry in entry_points(group="starpod.environments")]
 
 
 def server_words(environment: str, serve: Sequence[str]) -> str:
@@ -49,6 +56,14 @@ def server_words(environment: str, serve: Sequence[str]) -> str:
         case ["--environment-module", file] if file.endswith(".py"):
             return f"--serve {shlex.quote(file)}"
     return "--address SERVER"
+
+
+def serve_words(environments: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return arguments of one `starpod serve` for several sections `environment`, given as plain values."""
+    sections = list(environments)
+    arguments = dict.fromkeys(tuple(section.get("serve") or ()) for section in sections)
+    names = dict.fromkeys(str(section["id"]) for section in sections)
+    return [*names, *(word for words in arguments for word in words)]
 
 
 @contextmanager
