@@ -130,7 +130,7 @@ def test_a_dead_server_and_no_address() -> None:
     [
         (
             [],
-            "name what to evaluate: the folder of a run or of a checkpoint, a Hugging Face model, openai:MODEL",
+            "name what to evaluate: the folder of a run, a checkpoint or an export, a Hugging Face model, openai:MODEL",
         ),
         (["runs/NOPE"], "runs/NOPE is no folder here"),
         (["NOPE"], "NOPE is no folder here, and not openai:MODEL or random, expert"),
