@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-Answer = Callable[[dict[str, Any]], str | int]
-"""A request's body -> the reply's text, or an HTTP status to fail with."""
+Answer = Callable[[dict[str, Any]], str | int | bytes | dict[str, Any]]
+"""A request's body -> the reply's text, an HTTP status to fail with, the whole body, or fields of the choice."""
 
 
 @dataclass
@@ -46,14 +46,20 @@ def fake_openai(answer: Answer) -> Iterator[Endpoint]:
             if isinstance(result, int):
                 self._send(result, {"error": {"message": f"status {result} of this test", "type": "test"}})
                 return
-            message = {"role": "assistant", "content": result}
-            choice = {"index": 0, "message": message, "finish_reason": "length" if result.endswith("...") else "stop"}
+            if isinstance(result, bytes):
+                self._send(200, result)
+                return
+            fields = result if isinstance(result, dict) else {}
+            text = result if isinstance(result, str) else "It is wrong."
+            message = {"role": "assistant", "content": text}
+            finish = "length" if text.endswith("...") else "stop"
+            choice = {"index": 0, "message": message, "finish_reason": finish, **fields}
             usage = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
             values = {"id": "x", "object": "chat.completion", "created": 0, "model": body["model"]}
             self._send(200, {**values, "choices": [choice], "usage": usage})
 
-        def _send(self, status: int, values: dict[str, Any]) -> None:
-            data = json.dumps(values).encode()
+        def _send(self, status: int, values: dict[str, Any] | bytes) -> None:
+            data = values if isinstance(values, bytes) else json.dumps(values).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(data)))

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from starpod.client import Fleet, Limits
-from starpod.trainer.agents.base import AgentRefused, Agents, Task
+from starpod.trainer.agents.base import AgentError, AgentRefused, Agents, Task
 from starpod.trainer.agents.chat import ChatAgents
 from starpod.trainer.agents.scripted import ReferenceAgents
 from starpod.trainer.checkpoints.checkpoint import Checkpoints
@@ -260,6 +260,38 @@ async def test_an_endpoint_that_is_not_there_is_said_so(fleet: Fleet) -> None:
     with pytest.raises(AgentRefused, match=r"no answer from http://127\.0\.0\.1:1/v1"):
         await played(fleet, agents, LAKE, [0])
     await agents.close()
+
+
+MALFORMED: list[tuple[bytes | dict[str, Any], str]] = [
+    (b"null", "no choice"),
+    (b"<html>", "not JSON"),
+    (b"[" * 100_000, "recursion"),
+    (b'{"choices": []}', "no choice"),
+    ({"message": None}, "no choice"),
+    ({"message": {"content": 5}}, "no choice"),
+    ({"message": {"content": ["Right"]}}, "no choice"),
+    ({"finish_reason": 5}, "finish reason 5"),
+    ({"finish_reason": "content_filter"}, "finish reason 'content_filter'"),
+    (b'{"choices": [{"message": {"content": "x"}}], "usage": {"prompt_tokens": "3"}}', "the usage"),
+]
+
+
+async def test_a_malformed_reply_is_requested_again_and_then_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends an evaluation whose endpoint never answered, and otherwise its episode."""
+    monkeypatch.setattr("starpod.trainer.agents.chat.FIRST_WAIT", 0.001)
+    reply: Any = b""
+    with fake_openai(lambda body: reply) as endpoint:
+        agents = ChatAgents("m", base_url=endpoint.base_url)
+        for error in (AgentRefused, AgentError):
+            for lie, said in MALFORMED:
+                reply = lie
+                endpoint.requests.clear()
+                with pytest.raises(error, match=rf"{endpoint.base_url}/ answered 3 times with .*{said}"):
+                    await agents.complete([])
+                assert len(endpoint.requests) == 3
+            reply = "It is fine..."
+            assert await agents.complete([]) == (reply, "length")
+        await agents.close()
 
 
 async def test_replies_that_cannot_be_read_are_turns_without_an_action(fleet: Fleet) -> None:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import openai
-from openai.types.chat import ChatCompletionMessageParam
 
 from starpod.client import Observation, Session, Want
+from starpod.client.transport import Backoff
 from starpod.trainer.agents.base import Agent, AgentError, AgentRefused, Agents, Move, Stop, Task
 from starpod.trainer.data.episode import Episode, Finish
 from starpod.trainer.prompts.prompt import PromptConfig, Prompter
 
 KEY = "OPENAI_API_KEY"
 RETRIES = 6
+REPLIES = 3
+"""Maximum number of replies that are requested for one turn because the ones before are malformed."""
+FIRST_WAIT = 0.5
+"""First wait in seconds before a malformed reply is requested again."""
 TIMEOUT_SECONDS = 300.0
 
 
@@ -59,7 +65,8 @@ class ChatAgents(Agents):
         self.prompt_tokens = 0
         self.completion_tokens = 0
         self.prompt = PromptConfig(thinking=thinking, prefill=False)
-        self._answered = False
+        # Once the model has answered, only an episode fails, and others may succeed.
+        self._failure: type[AgentError | AgentRefused] = AgentRefused
         self._base_url = base_url
         self._client = openai.AsyncOpenAI(api_key=key, base_url=base_url, max_retries=retries, timeout=TIMEOUT_SECONDS)
         # Newer OpenAI models reject max_tokens, whereas many other servers support only that name.
@@ -81,29 +88,61 @@ class ChatAgents(Agents):
     async def close(self) -> None:
         await self._client.close()
 
-    async def complete(self, messages: list[ChatCompletionMessageParam]) -> Any:
-        """Request the completion of a conversation. Raises AgentError and AgentRefused."""
-        try:
-            completion = await self._client.chat.completions.create(
-                model=self.model, messages=messages, **self._settings
-            )
-        except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
-            raise AgentRefused(f"{self._client.base_url} refuses {self.model}: {error.message}") from error
-        except openai.APITimeoutError as error:
-            raise AgentError(f"no reply within {TIMEOUT_SECONDS:.0f} s") from error
-        except openai.APIConnectionError as error:
-            reason = f"no answer from {self._client.base_url}: {error.__cause__ or error.message}"
-            # If the model has answered before, only this episode fails, and others may succeed.
-            raise (AgentError if self._answered else AgentRefused)(reason) from error
-        except openai.APIError as error:
-            raise AgentError(error.message) from error
-        if not completion.choices:
-            raise AgentError("the endpoint's reply holds no choice")
-        self._answered = True
-        if completion.usage is not None:
-            self.prompt_tokens += completion.usage.prompt_tokens
-            self.completion_tokens += completion.usage.completion_tokens
-        return completion
+    async def complete(self, messages: list[dict[str, str]]) -> tuple[str, Finish]:
+        """Request the completion of a conversation, and return its text and finish. Raises AgentError, AgentRefused.
+
+        A malformed reply is requested again.
+        """
+        url, body = self._client.base_url, {"model": self.model, "messages": messages, **self._settings}
+        backoff = Backoff(FIRST_WAIT)
+        for number in range(1, REPLIES + 1):
+            try:
+                # As text: the client's own types are not checked.
+                completion = _read_completion(await self._client.post("/chat/completions", body=body, cast_to=str))
+            except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
+                raise AgentRefused(f"{url} refuses {self.model}: {error.message}") from error
+            except openai.APITimeoutError as error:
+                raise AgentError(f"{url} sent no reply within {TIMEOUT_SECONDS:.0f} s") from error
+            except openai.APIConnectionError as error:
+                raise self._failure(f"no answer from {url}: {error.__cause__ or error.message}") from error
+            except openai.APIError as error:
+                raise AgentError(f"{url}: {error.message}") from error
+            except (ValueError, RecursionError) as error:
+                if number == REPLIES:
+                    raise self._failure(f"{url} answered {REPLIES} times with {error}") from error
+            else:
+                break
+            await asyncio.sleep(backoff.wait())
+        self._failure = AgentError
+        self.prompt_tokens += completion.prompt_tokens
+        self.completion_tokens += completion.completion_tokens
+        return completion.text, completion.finish
+
+
+class _Completion(NamedTuple):
+    text: str
+    finish: Finish
+    prompt_tokens: int
+    completion_tokens: int
+
+
+def _read_completion(reply_text: str) -> _Completion:
+    """Return a reply's first choice. No content is an empty text. Raises ValueError if a value has another type."""
+    try:
+        reply = json.loads(reply_text)
+    except json.JSONDecodeError:
+        raise ValueError(f"{reply_text[:80]!r}, which is not JSON") from None
+    match reply:
+        case {"choices": [{"message": dict(message), **choice}, *_]} if isinstance(message.get("content"), str | None):
+            reason, usage = choice.get("finish_reason"), reply.get("usage") or {}
+            if not isinstance(reason, str | None) or reason == "content_filter":
+                raise ValueError(f"the finish reason {reason!r:.80}")
+            names = ("prompt_tokens", "completion_tokens")
+            counts = [usage.get(name, 0) for name in names] if isinstance(usage, dict) else [usage]
+            if not all(type(count) is int and count >= 0 for count in counts):
+                raise ValueError(f"the usage {usage!r:.80}")
+            return _Completion(message.get("content") or "", "length" if reason == "length" else "stop", *counts)
+    raise ValueError(f"{reply_text[:200]!r}, which has no choice with a message")
 
 
 class ChatAgent(Agent):
@@ -112,7 +151,7 @@ class ChatAgent(Agent):
     def __init__(self, agents: ChatAgents, session: Session, task: Task) -> None:
         self._agents = agents
         self._prompter = Prompter(agents.prompt, session.instructions, task.actions, session.limits)
-        self._messages: list[ChatCompletionMessageParam] = [{"role": "system", "content": self._prompter.system()}]
+        self._messages: list[dict[str, str]] = [{"role": "system", "content": self._prompter.system()}]
 
     def recall(self, episode: Episode) -> None:
         history = replace(episode, turns=[])
@@ -123,9 +162,7 @@ class ChatAgent(Agent):
 
     async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
         self._messages.append({"role": "user", "content": self._prompter.following(episode, observation.text)})
-        choice = (await self._agents.complete(self._messages)).choices[0]
-        text = choice.message.content or ""
+        text, finish = await self._agents.complete(self._messages)
         self._messages.append({"role": "assistant", "content": text})
         parsed_reply = self._prompter.parse(text)
-        finish: Finish = "length" if choice.finish_reason == "length" else "stop"
         return Move(text, parsed_reply.actions, parsed_reply.thought, parsed_reply.well_formed, finish)
