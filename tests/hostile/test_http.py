@@ -77,6 +77,16 @@ REFUSED: dict[str, tuple[int, bytes]] = {
         415,
         request(OPEN, TOKEN, "content-type: text/plain", "content-length: 2", body=b"{}"),
     ),
+    **{
+        header: (415, sized(b"{}", header))
+        for header in (
+            "content-encoding: gzip",
+            "content-encoding: identity, br",
+            "content-encoding: deflate\r\ncontent-encoding: identity",
+            "content-type: application/json; charset=latin-1",
+            'content-type: application/json; charset="utf-16"; charset=utf-8',
+        )
+    },
     "no length": (411, request(OPEN, JSON, TOKEN)),
     "chunks": (411, request(OPEN, JSON, TOKEN, "transfer-encoding: chunked", body=b"1\r\n{\r\n" * 20_000)),
     "a length beyond the limit, and no body": (413, request(OPEN, JSON, TOKEN, f"content-length: {10**12}")),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -141,6 +141,32 @@ class KnownHosts:
         host = next((value for name, value in scope["headers"] if name == b"host"), b"")
         is_known_host = known_host(host.decode("latin-1"), self._names)
         await (self._app if is_known_host else self._refusal)(scope, receive, send)
+
+
+def refuse_encoding(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """Return why a body with these headers is refused; "" if it is plain UTF-8, which is all that our servers read."""
+    for name, value in headers:
+        text = value.decode("latin-1").strip().lower()
+        if name == b"content-encoding" and not {part.strip() for part in text.split(",")} <= {"", "identity"}:
+            return f"the body's content-encoding is {text[:80]!r}; send it as it is, without compression"
+        if name == b"content-type":
+            for parameter in text.split(";")[1:]:
+                key, _, charset = parameter.partition("=")
+                if key.strip() == "charset" and charset.strip(" \t\"'") not in ("utf-8", "utf8"):
+                    return f"the body's charset is {charset.strip()[:80]!r}; send UTF-8"
+    return ""
+
+
+class PlainBodies:
+    """ASGI middleware that passes requests with plain UTF-8 to `app`, and others to `refusal`, with the reason."""
+
+    def __init__(self, app: ASGIApp, refusal: Callable[[Scope, str], ASGIApp]) -> None:
+        self._app = app
+        self._refusal = refusal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        problem = refuse_encoding(scope.get("headers", ()))
+        await (self._refusal(scope, problem) if problem else self._app)(scope, receive, send)
 
 
 class _Lingering:

@@ -465,6 +465,14 @@ async def test_errors_have_the_shape_of_the_api_that_was_called(tmp_path: Path) 
         bad = (await it.post(MESSAGES, {"messages": [{"role": "bot"}]})).json()
         assert (bad["type"], bad["error"]["type"]) == ("error", "invalid_request_error")
         assert (await it.http.post(CHAT, content="{}", headers={"x-api-key": "one"})).status_code == 415
+        for path, name, value in (
+            (CHAT, "content-encoding", "gzip"),
+            (CHAT, "content-type", "application/json; charset=utf-16"),
+            ("/mcp", "content-encoding", "br"),
+        ):
+            headers = {"x-api-key": "one", "content-type": "application/json", name: value}
+            refused = await it.http.post(path, content="{}", headers=headers)
+            assert (refused.status_code, value.rpartition("=")[2] in refused.text) == (415, True)
         assert (await it.http.get("/v1/models", headers={"host": "evil.example"})).status_code == 421
 
 

@@ -245,6 +245,8 @@ def test_a_run_has_tags_and_a_note(sweep: httpx.Client) -> None:
     form = {"csrf": token, "run": "lr2-3", "tags": "base line, <b>,, base  line", "note": "of the\r\npaper"}
     assert sweep.post("/notes", data={**form, "csrf": "guessed"}).status_code == 403
     assert sweep.post("/notes", data=form, headers={"sec-fetch-site": "cross-site"}).status_code == 403
+    refused = sweep.post("/notes", data=form, headers={"content-encoding": "gzip"})
+    assert refused.status_code == 415 and "gzip" in refused.text
     for wrong, status in (({"tags": "x" * 41}, 400), ({"note": "x" * 4001}, 400), ({"run": "../lr2-3"}, 404)):
         assert sweep.post("/notes", data=form | wrong).status_code == status
     text = sweep.post("/notes", data=form).text

@@ -28,7 +28,7 @@ from starpod.gateway.dialects.responses import Responses
 from starpod.gateway.requests import Answer, Ask, Refused, bad_request
 from starpod.gateway.session import Session
 from starpod.gateway.turns import Turns
-from starpod.v1.http import KnownHosts
+from starpod.v1.http import KnownHosts, PlainBodies
 from starpod.v1.serving import parse_whole
 
 MOST_BODY_BYTES = 8 * 2**20
@@ -166,12 +166,19 @@ def create_app(
         refusal = Refused(HTTPStatus.MISDIRECTED_REQUEST, "unknown_host", message)
         await _error_response(dialect_of(Request(scope)), refusal)(scope, receive, send)
 
+    def encoded(scope: Scope, problem: str) -> ASGIApp:
+        refusal = Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "unsupported_encoding", problem)
+        return _error_response(dialect_of(Request(scope)), refusal)
+
     return Starlette(
         routes=[
             *(Route(path, guarded(endpoint), methods=[method]) for (method, path), endpoint in endpoints.items()),
             *(Route(path, inner) for path, inner in (mounted or {}).items()),
         ],
-        middleware=[Middleware(KnownHosts, names=hosts, refusal=unknown_host)],
+        middleware=[
+            Middleware(KnownHosts, names=hosts, refusal=unknown_host),
+            Middleware(PlainBodies, refusal=encoded),
+        ],
         exception_handlers={HTTPException: not_found, Exception: internal_error},
     )
 

@@ -28,6 +28,7 @@ from starpod.ui.policies import NotPossible
 from starpod.ui.reading import find_run, in_play, kept_pictures, last_metrics, mapping, read_episode
 from starpod.ui.saving import KINDS, Saved, held_out, save, saved
 from starpod.v1 import environment_pb2 as pb
+from starpod.v1.http import refuse_encoding
 from starpod.v1.serving import parse_whole
 
 KEYS = {"up": "ArrowUp", "down": "ArrowDown", "left": "ArrowLeft", "right": "ArrowRight"}
@@ -344,7 +345,9 @@ def named_episode(site: Site, form: Mapping[str, str]) -> tuple[Episode, Task, s
 
 
 async def posted(site: Site, request: Request, purpose: str) -> dict[str, str]:
-    """Return the fields of a submitted form. Raises HTTPException 403 if the form is not from a page of this site."""
+    """Return the fields of a submitted form. Raises HTTPException if the form is not plain UTF-8 from this site."""
+    if problem := refuse_encoding(request.scope["headers"]):
+        raise HTTPException(415, f"This form cannot be read: {problem}.")
     form = {name: value for name, value in (await request.form()).items() if isinstance(value, str)}
     if not site.guard.admits(purpose, form.get("csrf", ""), request.headers):
         raise HTTPException(403, "This form is too old, or it did not come from this site. Open the page again.")

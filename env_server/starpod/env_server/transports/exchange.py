@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from starpod.env_server.errors import CallError, bad_argument
 from starpod.env_server.limits import Tenant
 from starpod.env_server.transports.encoding import body_too_large, write_json
+from starpod.v1.http import refuse_encoding
 
 Headers = Sequence[tuple[str, str]]
 
@@ -74,11 +75,13 @@ class Exchange(Request):
     # --- the request -----------------------------------------------------------------------------------------------
 
     def check_body(self, max_bytes: int) -> None:
-        """Refuse a body if its headers do not say that it is JSON of at most `max_bytes` (0 means no limit)."""
+        """Refuse a body if its headers do not say that it is plain JSON of at most `max_bytes` (0 means no limit)."""
         media_type = self.header("content-type").partition(";")[0].strip().lower()
         if media_type != JSON:
             error = bad_argument("content-type", f"is {media_type[:80]!r}; send JSON, with content-type: {JSON}")
             raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, error)
+        if problem := refuse_encoding(self.scope["headers"]):
+            raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, CallError("BAD_ARGUMENT", problem))
         length = self.header("content-length")
         if self.header("transfer-encoding") or not length.isdecimal():
             error = bad_argument("content-length", "is missing; send the body whole, with its length")

@@ -302,6 +302,8 @@ async def test_forms_of_others_are_refused(visitor: Visitor) -> None:
     ):
         reply = await visitor.post(f"/s/{session}/act", changed, **headers)
         assert reply.status_code == 403, (changed, headers)
+    reply = await visitor.post(f"/s/{session}/act", fields, **{"Content-Encoding": "gzip"})
+    assert reply.status_code == 415 and "gzip" in reply.text
     other = await visitor.start()
     reply = await visitor.post(f"/s/{other}/act", fields)  # the token of another session
     assert reply.status_code == 403 and visitor.server.worker.live_sessions == 2

@@ -37,6 +37,7 @@ from starpod.environments.webshop.shop.markup import (
 )
 from starpod.report import form as options
 from starpod.report.site import Guard, headers
+from starpod.v1.http import refuse_encoding
 from starpod.v1.serving import parse_whole, refusal
 
 from .service import Page, Place, Refused, Service
@@ -195,7 +196,9 @@ class Site:
         return page
 
     async def _form(self, request: Request, purpose: str) -> dict[str, str]:
-        """Return the fields of a form. Raises HTTPException 403 if it is not from one of our own pages."""
+        """Return the fields of a form. Raises HTTPException if it is not plain UTF-8 from our own pages."""
+        if problem := refuse_encoding(request.scope["headers"]):
+            raise HTTPException(415, f"This form cannot be read: {problem}.")
         form = {name: value for name, value in (await request.form()).items() if isinstance(value, str)}
         if not self.guard.admits(purpose, form.get("csrf", ""), request.headers):
             raise HTTPException(403, "This form is too old, or it did not come from this site. Open the page again.")
