@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 
-async def eventually(condition: Callable[[], object], seconds: float = 30.0) -> None:
+async def eventually(condition: Callable[[], object], seconds: float = 120.0) -> None:
     """Returns once the condition holds. Raises TimeoutError if it does not within so many seconds."""
     async with asyncio.timeout(seconds):
         while not condition():

@@ -147,8 +147,8 @@ async def test_a_cancelled_call_that_is_answered_late_leaves_no_sessions_behind(
         fake.delay = lambda kind: next(delays, 0.0) if kind == "open" else 0.0
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(fleet.open("walk-v1", seed=1), 0.05)
-        await eventually(lambda: len(fake.sessions) == 1, 5)
-        await eventually(lambda: not fake.sessions, 5)
+        await eventually(lambda: len(fake.sessions) == 1)
+        await eventually(lambda: not fake.sessions)
 
 
 async def test_a_reply_that_comes_with_the_deadline_is_returned(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -237,4 +237,4 @@ if __name__ == "__main__":
 
 def test_gymnasiums_processes_play_the_same(server: ServerProcess) -> None:
     """In a program of its own: a forked process may use no gRPC where its parent has a fleet open."""
-    subprocess.run([sys.executable, "-c", ASYNC, server.address], timeout=120, check=True)
+    subprocess.run([sys.executable, "-c", ASYNC, server.address], timeout=250, check=True)

@@ -246,7 +246,7 @@ async def test_what_a_full_server_does_not_take_back_comes_back_on_another(deter
     async with (
         FakeServer(deterministic=deterministic) as one,
         FakeServer(deterministic=deterministic) as two,
-        Fleet([one.address, two.address], patience=5) as fleet,
+        Fleet([one.address, two.address], patience=60) as fleet,
     ):
         (session,) = await fleet.open("walk-v1", seed=3)
         others = await fleet.open("walk-v1", seed=3, count=4)

@@ -153,7 +153,7 @@ def test_vllm_is_reached_by_its_trainer_alone() -> None:
 
 def run(file: str, *words: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(DEPLOY / "docker" / file), *map(str, words)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
 
 
 def test_an_image_installs_what_its_extras_hold() -> None:

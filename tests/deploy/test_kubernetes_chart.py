@@ -81,14 +81,14 @@ def test_each_value_is_explained() -> None:
 
 
 def helm(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(HELM), *map(str, arguments)], capture_output=True, text=True, timeout=60)
+    return subprocess.run([str(HELM), *map(str, arguments)], capture_output=True, text=True, timeout=250)
 
 
 @needs_helm
 def test_rendered_manifests_are_those_of_the_chart(tmp_path: Path) -> None:
     copied = tmp_path / "kubernetes"
     shutil.copytree(KUBERNETES, copied)
-    subprocess.run([copied / "render"], env={**os.environ, "HELM": str(HELM)}, check=True, timeout=100)
+    subprocess.run([copied / "render"], env={**os.environ, "HELM": str(HELM)}, check=True, timeout=250)
     for name in RENDERED:
         fresh = parse((copied / "rendered" / f"{name}.yaml").read_text())
 

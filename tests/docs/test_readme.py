@@ -68,7 +68,7 @@ class Reader:
             (self.folder / saved[1]).write_text(text)
             return
         program = text.replace(ADDRESS, self.address)
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100)
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=250)
         assert done.returncode == 0, done.stderr
         assert done.stdout, "an example that shows nothing"
 

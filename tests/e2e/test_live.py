@@ -57,7 +57,7 @@ def test_on_a_terminal_the_pages_stay_until_ctrl_c(tmp_path: Path) -> None:
         wait_until(lambda: 'class="status ended"' in httpx.get(f"{live}runs/lake").text)
         assert "/play/frozen_lake-v1" in httpx.get(f"{live}fleet", timeout=60.0).text
         process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
+        assert process.wait(120) == 0
     with pytest.raises(httpx.ConnectError):
         httpx.get(live)
 

@@ -99,7 +99,7 @@ def test_a_supervisor_may_end_with_its_standard_input() -> None:
         assert process.stdout.readline().startswith("Serving bandit-v1")
         (child,) = children_of(process.pid)
         process.stdin.close()
-        assert process.wait(60) == 0
+        assert process.wait(120) == 0
         assert gone(child)
 
 
@@ -123,7 +123,7 @@ def test_signals_and_what_environments_print(tmp_path: Path, workers: tuple[str,
             time.sleep(0.02)
         assert server.process.poll() is None
         server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(60) == 0
+        assert server.process.wait(120) == 0
 
 
 def test_environment_processes_end_with_their_server() -> None:
@@ -179,7 +179,7 @@ def test_a_wrong_call_is_one_readable_line(
 def test_all_workers_together_say_once_what_is_wrong(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "starpod.env_server", "--port", "0", "--workers", "3"]
     command += ["--environment-module", environment_file(tmp_path, LACKING)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "starpod: local-v1 cannot be served here: no data; bring some\n"
 

@@ -87,7 +87,7 @@ def test_connections_beyond_the_limit(small: Target) -> None:
     def room() -> bool:
         with grpc.insecure_channel(small.server.address, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
             try:
-                EnvironmentServiceStub(channel).Describe(pb.DescribeRequest(), metadata=small.metadata, timeout=1)
+                EnvironmentServiceStub(channel).Describe(pb.DescribeRequest(), metadata=small.metadata, timeout=20)
             except grpc.RpcError:
                 return False
         return True

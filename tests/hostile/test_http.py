@@ -163,7 +163,7 @@ async def test_hang_ups_are_counted_apart_from_errors() -> None:
             _, writer = await asyncio.open_connection(*address_of(server.http_address))
             writer.write(request(OPEN, JSON, "content-length: 100", body=body))
             writer.close()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while server.metrics.hang_ups["http"] < 2:
                 await asyncio.sleep(0.01)
         assert [
@@ -183,7 +183,7 @@ async def test_strangers_are_bounded_over_http_too() -> None:
                 assert response.status_code == 429, path
                 assert response.json()["details"][0]["metadata"]["limit"] == "max_health_calls"
             writer.close()
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while (await caller.get("/docs")).status_code != 200:
                     await asyncio.sleep(0.01)
 
@@ -204,7 +204,7 @@ async def closed(url: str, data: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(*address_of(url))
     writer.write(data)
     try:
-        return await asyncio.wait_for(reader.read(), 30)
+        return await asyncio.wait_for(reader.read(), 60)
     except ConnectionError:
         return b""
     finally:
@@ -229,13 +229,13 @@ async def test_connections_and_open_calls_are_bounded() -> None:
         for _, writer in held[:2]:
             writer.write(waiting)
         async with httpx.AsyncClient(base_url=server.http_address, trust_env=False) as caller:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while (response := await caller.post(OPEN, json={"environment_id": "walk-v1"})).status_code != 429:
                     await asyncio.sleep(0.05)
         assert response.json()["details"][0]["metadata"]["limit"] == "max_calls_in_flight"
         held += [await asyncio.open_connection(*address_of(server.http_address)) for _ in range(3)]
         ended = [asyncio.create_task(reader.read(1)) for reader, _ in held]
-        done, _ = await asyncio.wait(ended, return_when=asyncio.FIRST_COMPLETED, timeout=30)
+        done, _ = await asyncio.wait(ended, return_when=asyncio.FIRST_COMPLETED, timeout=60)
         assert done
         for task, (_, writer) in zip(ended, held, strict=True):
             task.cancel()

@@ -145,7 +145,7 @@ async def test_a_thread_that_is_through_has_the_next_work(monkeypatch: pytest.Mo
         await parallel.in_thread(fail)
     assert await parallel.in_thread(threading.get_native_id) in ran_in
     # None waits for another's work.
-    meeting = threading.Barrier(9, timeout=20)
+    meeting = threading.Barrier(9, timeout=60)
     assert sorted(await asyncio.gather(*(parallel.in_thread(meeting.wait) for _ in range(9)))) == [*range(9)]
     assert MOST_IDLE <= len(waiting) < 9, "the others have ended"
 
@@ -155,7 +155,7 @@ async def test_a_program_ends_without_its_threads_only_while_they_work(monkeypat
     monkeypatch.setattr("os._exit", ended.append)
     monkeypatch.setattr("starpod.trainer.parallel._under_way", set())
     parallel, go_on = Parallel(), threading.Event()
-    work = asyncio.create_task(parallel.in_thread(go_on.wait, 20))
+    work = asyncio.create_task(parallel.in_thread(go_on.wait, 60))
     await asyncio.sleep(0)
     parallel.end(3)
     go_on.set()
@@ -171,7 +171,7 @@ def test_a_forked_process_has_threads_of_its_own():
         "if os.fork() == 0:\n    asyncio.run(Parallel().in_thread(int))\n    os._exit(7)\n"
         "sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))"
     )
-    assert subprocess.run([sys.executable, "-c", script], timeout=100).returncode == 7
+    assert subprocess.run([sys.executable, "-c", script], timeout=250).returncode == 7
 
 
 async def test_threads_compute_on_the_ranks_own_gpu(monkeypatch):

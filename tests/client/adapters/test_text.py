@@ -160,6 +160,6 @@ print(episode.session.address, flush=True)
 def test_a_process_that_ends_closes_what_it_left_open(walk: Setting, troubled: ServerProcess) -> None:
     before = live_sessions(walk)
     command = [sys.executable, "-c", LEAVES, troubled.address]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=True)
     assert ended.stdout.strip() == troubled.address and not ended.stderr
     assert live_sessions(walk) == before

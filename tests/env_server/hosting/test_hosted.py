@@ -26,7 +26,7 @@ class SlowEnd(Game):
         return "open"
 
     def close(self) -> None:
-        self.answer.wait(5)
+        self.answer.wait(60)
         self.closed.set()
 
 
@@ -106,4 +106,4 @@ def test_an_end_that_waits_does_not_hold_up_who_drops_the_session() -> None:
     del environment
     assert not SlowEnd.closed.is_set()
     SlowEnd.answer.set()
-    assert SlowEnd.closed.wait(30)
+    assert SlowEnd.closed.wait(60)

@@ -11,7 +11,7 @@ async def test_a_function_that_ends_at_its_limit_does_not_hang() -> None:
     tell = loop.call_soon_threadsafe
 
     def tell_late(*arguments: object) -> asyncio.Handle:
-        told.wait(20)
+        told.wait(60)
         return tell(*arguments)  # type: ignore[arg-type]
 
     loop.call_soon_threadsafe = tell_late  # type: ignore[method-assign, assignment]

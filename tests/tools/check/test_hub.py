@@ -119,7 +119,7 @@ def test_servers_take_turns_also_with_one_that_starts_late(monkeypatch: pytest.M
     def start(words: Sequence[str]) -> list[hub.Place]:
         (family,) = words
         if family == "late":
-            late.wait(10)
+            late.wait(60)
         return [("address", pb.EnvironmentSpec(id=f"{family}-{number}")) for number in range(6)]
 
     async def examine(address: str, spec: pb.EnvironmentSpec) -> Entry:

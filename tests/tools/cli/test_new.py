@@ -102,7 +102,7 @@ def dev(folder: Path) -> Iterator["queue.SimpleQueue[str]"]:
         try:
             yield lines
             process.send_signal(signal.SIGINT)
-            assert process.wait(30) == 0
+            assert process.wait(120) == 0
         finally:
             process.kill()
             reader.join()

@@ -134,7 +134,7 @@ def address_of(http: httpx.Client) -> str:
     return str(http.base_url).rstrip("/")
 
 
-def wait_until(holds: Callable[[], object], seconds: float = 30.0) -> None:
+def wait_until(holds: Callable[[], object], seconds: float = 120.0) -> None:
     """Fails the test if it does not come to hold."""
     until = time.monotonic() + seconds
     while not holds():

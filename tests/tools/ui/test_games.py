@@ -366,7 +366,7 @@ def test_play_in_the_browser_from_the_terminal(server: ServerProcess) -> None:
         page = process.stdout.readline().split()[-1]
         shown = httpx.get(page, timeout=60.0).text
         process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
     assert "/play/frozen_lake-v1?" in page and 'name="seed" value="3"' in shown
     assert 'name="option-success_rate" value="0.5"' in shown and '<option value="local" selected>' in shown
     done = CliRunner().invoke(starpod, [*words, "--option", 'map=["SG"]'])

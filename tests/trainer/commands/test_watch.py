@@ -123,7 +123,7 @@ def test_on_a_terminal_it_takes_its_time_and_colour(file: Path) -> None:
         shown = ""
         while "Solved" not in shown:
             shown += os.read(controller, 65536).decode(errors="replace")
-        assert process.wait(60) == 0
+        assert process.wait(120) == 0
     os.close(controller)
     assert "\x1b[" in shown
 

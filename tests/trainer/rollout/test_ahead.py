@@ -1,8 +1,10 @@
 """Groups that are admitted early: the order in which they are taken, what a checkpoint keeps of them, ends of waits."""
 
 import asyncio
+import contextlib
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -107,30 +109,60 @@ async def test_an_environment_that_answers_otherwise_is_played_from_there(fleet:
     assert group.episodes[0].end == "terminal" and not group.episodes[0].success
 
 
+DEADLINE = 1234.0
+
+
+@pytest.fixture
+def expire(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Ends the time of all episodes in play that have `DEADLINE`."""
+    limits: list[asyncio.Timeout] = []
+    timeout = asyncio.timeout
+
+    def remember(delay: float | None) -> asyncio.Timeout:
+        limit = timeout(delay)
+        if delay == DEADLINE:
+            limits.append(limit)
+        return limit
+
+    def end() -> None:
+        for limit in limits:
+            with contextlib.suppress(RuntimeError):  # the episode is over
+                limit.reschedule(0.0)
+
+    monkeypatch.setattr(asyncio, "timeout", remember)
+    return end
+
+
 @pytest.mark.parametrize("turns", [0, 1])
-async def test_an_episode_that_hangs_fails_and_tells_for_what_it_waited(fleet: Fleet, turns: int) -> None:
+async def test_an_episode_that_hangs_fails_and_tells_for_what_it_waited(
+    fleet: Fleet, expire: Callable[[], None], turns: int
+) -> None:
     engine = HeldEngine("train/0/1", turns=turns)
-    ahead = Ahead([(replace(collector(fleet, engine), deadline=0.5), 2)], Parallel())
+    ahead = Ahead([(replace(collector(fleet, engine), deadline=DEADLINE), 2)], Parallel())
     ahead.admit([Start(0, 1)])
+    await engine.reached.wait()
+    await eventually(lambda: engine.forgotten)  # the other episode is over
+    expire()
     collected = await ahead.take([Start(0, 1)], min_size=2)
     assert (collected.failed, collected.dropped, collected.groups) == (1, 1, [])
     assert collected.error == (
-        "an episode was not over after 0.5 seconds (collect.deadline), and waited for the policy's reply in turn "
+        "an episode was not over after 1234 seconds (collect.deadline), and waited for the policy's reply in turn "
         f"{turns + 1}"
     )
 
 
-async def test_an_environment_that_hangs_is_told(server: ServerProcess) -> None:
+async def test_an_environment_that_hangs_is_told(server: ServerProcess, expire: Callable[[], None]) -> None:
     async with Fleet(server.address, timeout=60) as fleet:
 
         def say(request: Request, context: str) -> str:
             if len(engine.requests) == 2:
                 os.killpg(server.pid, signal.SIGSTOP)
+                asyncio.get_running_loop().call_later(0.2, expire)
             return reply("Down")
 
         engine = ScriptedEngine(TEMPLATE, say)
         try:
-            collected = await replace(collector(fleet, engine), deadline=1.0).collect([Start(0, 1)], 1)
+            collected = await replace(collector(fleet, engine), deadline=DEADLINE).collect([Start(0, 1)], 1)
         finally:
             os.killpg(server.pid, signal.SIGCONT)
     assert collected.failed == 1
