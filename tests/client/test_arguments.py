@@ -154,10 +154,10 @@ async def test_a_blocking_session_shows_a_picture_where_one_is_drawn(
             session.close()
             return [shown, session._repr_html_()]
 
-    def refuse(request: pb.RenderRequest) -> pb.RenderResponse:
+    async def refuse(request: pb.RenderRequest) -> pb.RenderResponse:
         raise Refused("UNSUPPORTED", "draws no pictures", capability="render")
 
-    monkeypatch.setattr(fake, "_render", refuse)
+    monkeypatch.setattr(fake, "render", refuse)
     drawn, closed = await asyncio.to_thread(show, server.address, "frozen_lake")
     assert '<img src="data:image/png;base64,' in drawn and "<img" not in closed
     told, _ = await asyncio.to_thread(show, fake.address, "walk")

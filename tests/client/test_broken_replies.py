@@ -34,8 +34,8 @@ class BrokenServer(FakeServer):
     kind = ""
     change: Change = staticmethod(lambda response: None)
 
-    def handle(self, kind: str, request: Any) -> Any:
-        response = type(sent := super().handle(kind, request))()
+    async def call(self, kind: str, request: Any) -> Any:
+        response = type(sent := await super().call(kind, request))()
         response.CopyFrom(sent)
         if kind == self.kind:
             self.change(response)

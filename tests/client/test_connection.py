@@ -10,7 +10,6 @@ import pytest
 from starpod.client import BadArgument, Fleet, ServerBug, ToolCall, Transition
 from starpod.client.connection.calls import OPEN
 from starpod.v1 import environment_pb2 as pb
-from tests.client import fake_server
 from tests.client.fake_server import FakeServer, every_way
 from tests.client.test_fleet import seen, undisturbed
 from tests.waiting import eventually
@@ -84,14 +83,14 @@ async def test_a_token_file_may_be_away_for_a_while(fake: FakeServer, tmp_path: 
 async def test_a_reply_that_cannot_be_read_costs_its_own_call_only(fake: FakeServer) -> None:
     async with Fleet(fake.address) as fleet, asyncio.timeout(60):
         one, other = await fleet.open("walk-v1", seed=3, count=2)
-        reset = fake._reset
+        reset = fake.reset
 
-        def garble(request: pb.ResetRequest) -> pb.ResetResponse:
-            response = reset(request)
+        async def garble(request: pb.ResetRequest) -> pb.ResetResponse:
+            response = await reset(request)
             response.session.observation.parts.add(json="{no")
             return response
 
-        fake._reset = garble  # type: ignore[method-assign]
+        fake.reset = garble  # type: ignore[method-assign]
         results = await asyncio.gather(one.reset(seed=5), other.step("left"), return_exceptions=True)
         assert isinstance(results[0], ServerBug)
         assert isinstance(results[1], Transition)
@@ -99,23 +98,25 @@ async def test_a_reply_that_cannot_be_read_costs_its_own_call_only(fake: FakeSer
 
 
 @pytest.mark.parametrize("wrong", ["end_reasons", "texts"])
-async def test_rows_that_cannot_be_read_end_the_calls_that_wait_for_them(
-    wrong: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    add = fake_server._add_row
+async def test_rows_that_cannot_be_read_end_the_calls_that_wait_for_them(wrong: str) -> None:
+    rows = pb.StreamResponse()
 
-    def garble(columns: pb.TransitionColumns, call_id: int, transition: pb.Transition) -> None:
-        add(columns, call_id, transition)
-        if wrong == "texts" and len(columns.texts) == 3:
-            columns.texts.pop()
-        elif wrong == "end_reasons" and len(columns.call_ids) == 2:
-            columns.ended_rows.append(1)
-            columns.end_reasons.append(77)  # type: ignore[arg-type]
-            columns.end_successes.append(0)
+    def garble(reply: pb.Reply, columns: bool) -> pb.StreamResponse:
+        """Sends three rows at once, one of them wrong."""
+        rows.MergeFrom(FakeServer.pack(server, reply, columns))
+        if len(rows.transitions.call_ids) < 3:
+            return pb.StreamResponse()
+        if wrong == "texts":
+            rows.transitions.texts.pop()
+        else:
+            rows.transitions.ended_rows.append(1)
+            rows.transitions.end_reasons.append(77)  # type: ignore[arg-type]
+            rows.transitions.end_successes.append(0)
+        return rows
 
     async with FakeServer() as server, Fleet(server.address) as fleet, asyncio.timeout(60):
         sessions = await fleet.open("walk-v1", seed=3, count=3)
-        monkeypatch.setattr(fake_server, "_add_row", garble)
+        server.pack = garble  # type: ignore[method-assign]
         results = await fleet.step_many(sessions, ["left"] * 3, return_exceptions=True)
         assert [type(result) for result in results] == [ServerBug] * 3
 

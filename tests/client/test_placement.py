@@ -206,7 +206,7 @@ async def test_a_lost_session_is_brought_back_where_there_is_room() -> None:
         home, other = (one, two) if session.address == one.address else (two, one)
         home.sessions.clear()
         for _ in range(5):
-            other._open(pb.OpenRequest(seed=1))
+            await other.open(pb.OpenRequest(environment_id="walk-v1", seed=1))
         await fleet.describe()
         home.before = refuse(600.0)
         async with asyncio.timeout(60):

@@ -23,6 +23,7 @@ from starpod.cli.main import main
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.support import ROOT, ServerProcess, start_server
+from tests.tools.check.refused import TABLE
 
 Result = TypeVar("Result")
 VILLAIN, WITNESS = "villain-token-0123456789", "witness-token-0123456789"
@@ -37,24 +38,8 @@ HARMFUL = (*PLAIN, "hostile/villain", "hostile/deprived")
 GAMES = ("frozen_lake", "sokoban", "countdown", "sudoku")
 WALK = ("Left", "Right", "Right", "report", "Left")
 
-# docs/protocol.md, section 10: what a caller may be told, by reason. Without a reason, by gRPC itself.
-CODES = {
-    "BAD_ARGUMENT": "INVALID_ARGUMENT",
-    "UNKNOWN_ENVIRONMENT": "NOT_FOUND",
-    "UNKNOWN_VERSION": "NOT_FOUND",
-    "UNKNOWN_SESSION": "NOT_FOUND",
-    "OUT_OF_ORDER": "FAILED_PRECONDITION",
-    "EPISODE_OVER": "FAILED_PRECONDITION",
-    "KEY_REUSED": "FAILED_PRECONDITION",
-    "INCOMPATIBLE_SNAPSHOT": "FAILED_PRECONDITION",
-    "UNSUPPORTED": "UNIMPLEMENTED",
-    "OVERLOADED": "RESOURCE_EXHAUSTED",
-    "TOO_LARGE": "RESOURCE_EXHAUSTED",
-    "SESSION_LOST": "DATA_LOSS",
-    "ENVIRONMENT_BUG": "INTERNAL",
-    "UNAUTHENTICATED": "UNAUTHENTICATED",
-    "DEADLINE": "DEADLINE_EXCEEDED",
-}
+CODES = {reason: code for reason, (code, _) in TABLE.items()}
+"""What a caller may be told, by reason. Without a reason, by gRPC itself:"""
 WITHOUT_REASON = {"INTERNAL", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"}
 
 

@@ -125,9 +125,6 @@ class TellsTheTime(Correct, levels="CS"):
         transition.info.update({"seconds": time.perf_counter()})
         return transition
 
-    def pack(self, reply: pb.Reply, columns: bool) -> pb.StreamResponse:
-        return super().pack(reply, columns and not reply.step.transition.HasField("info"))
-
 
 class _OneKind(ReferenceService):
     """Takes one kind of action: another one is BAD_ARGUMENT.
@@ -207,8 +204,8 @@ class DrawsItsStart(
     spec.capabilities.deterministic = False
     spec.action_space.Clear()
 
-    def start(self, options: dict[str, Any], seed: int, dynamics_seed: int) -> Any:
-        walk = super().start(options, seed, dynamics_seed)
+    def begin(self, options: dict[str, Any], seed: int, dynamics_seed: int) -> Any:
+        walk = super().begin(options, seed, dynamics_seed)
         walk.position = secrets.randbelow(walk.length - 1)
         return walk
 

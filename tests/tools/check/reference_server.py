@@ -36,6 +36,11 @@ LIMITS = pb.ServerLimits(
 )
 
 
+IN_A_ROW = {"observation", "parts", "state_key", "reward", "outcomes"}
+IN_A_ROW |= {"end_reason", "terminated", "truncated", "success"}
+"""The fields of a transition that columns can say."""
+
+
 @dataclass
 class Seat:
     """A session. `last` is the latest Step with its reply, `last_reset` the latest Reset with its."""
@@ -74,6 +79,7 @@ class ReferenceService(pb_grpc.EnvironmentServiceServicer):
 
     spec = SPEC
     limits = LIMITS
+    world: Callable[..., Any] = Walk
     health = reflection = True
     channel_options: Sequence[tuple[str, int]] = (("grpc.http2.min_ping_interval_without_data_ms", 5),)
 
@@ -83,6 +89,13 @@ class ReferenceService(pb_grpc.EnvironmentServiceServicer):
         self.keys: dict[str, tuple[bytes, asyncio.Future[Any]]] = {}
 
     # --- the wire --------------------------------------------------------------------------------------------------
+
+    async def call(self, kind: str, request: Any) -> Any:
+        """The reply to a call, however it came."""
+        return await getattr(self, kind)(request)
+
+    async def unary(self, kind: str, request: Any, context: Any) -> Any:
+        return await self._unary(context, self.call(kind, request))
 
     async def _unary(self, context: Any, work: Awaitable[Any]) -> Any:
         try:
@@ -132,7 +145,7 @@ class ReferenceService(pb_grpc.EnvironmentServiceServicer):
         try:
             if not kind:
                 raise Refused("BAD_ARGUMENT", "the call has no request", "request")
-            work = asyncio.shield(asyncio.ensure_future(getattr(self, kind)(getattr(call, kind))))
+            work = asyncio.shield(asyncio.ensure_future(self.call(kind, getattr(call, kind))))
             limit = call.timeout_ms / 1000 if call.timeout_ms else None
             getattr(reply, kind).CopyFrom(await asyncio.wait_for(work, limit))
         except Refused as error:
@@ -161,8 +174,8 @@ class ReferenceService(pb_grpc.EnvironmentServiceServicer):
         """A row of columns for what fits into one, else a Reply."""
         transition = reply.step.transition
         observation = transition.observation
-        extra = observation.valid_actions or observation.HasField("expert_action") or observation.HasField("score")
-        if not columns or reply.WhichOneof("response") != "step" or extra or transition.reward_parts:
+        fields = {field.name for each in (transition, observation) for field, _ in each.ListFields()}
+        if not columns or fields - IN_A_ROW or [part.WhichOneof("kind") for part in observation.parts] != ["text"]:
             return pb.StreamResponse(replies=[reply])
         row = pb.TransitionColumns(
             call_ids=[reply.call_id], texts=[observation.parts[0].text], rewards=[transition.reward]
@@ -265,7 +278,7 @@ class ReferenceService(pb_grpc.EnvironmentServiceServicer):
         if name != self.spec.id:
             raise Refused("UNKNOWN_ENVIRONMENT", f"no {name!r}", nearest=self.spec.id)
 
-    def start(self, options: dict[str, Any], seed: int, dynamics_seed: int) -> Walk:
+    def begin(self, options: dict[str, Any], seed: int, dynamics_seed: int) -> Walk:
         return Walk(options["length"], options["slip"], mix("start", seed) % (options["length"] // 3), dynamics_seed)
 
     def derive(self, seed: int, member: int) -> int:
@@ -284,7 +297,7 @@ class ReferenceService(pb_grpc.EnvironmentServiceServicer):
         seats = []
         for member in self.members(request):
             luck = request.dynamics_seed if request.HasField("dynamics_seed") else self.derive(seed, member)
-            walk = self.start(options, seed, luck)
+            walk = self.begin(options, seed, luck)
             seats.append(Seat(self.new_id(), walk, options, limits, request.want, lease, seed, luck, member))
         return pb.OpenResponse(
             sessions=[self.seat(seat) for seat in seats], limits=limits, lease_seconds=lease, **self.told()
@@ -439,7 +452,7 @@ class ReferenceService(pb_grpc.EnvironmentServiceServicer):
             seat.seed = request.seed if request.HasField("seed") else secrets.randbits(64)
             given = request.HasField("dynamics_seed")
             seat.dynamics_seed = request.dynamics_seed if given else self.derive(seat.seed, seat.member)
-            seat.walk = self.start(options, seat.seed, seat.dynamics_seed)
+            seat.walk = self.begin(options, seat.seed, seat.dynamics_seed)
             if request.HasField("want"):
                 seat.want = request.want
             seat.limits = self.override(seat.limits, request.limits)
@@ -523,7 +536,9 @@ class ReferenceService(pb_grpc.EnvironmentServiceServicer):
             names = ("max_turns", "max_actions_per_turn", "max_actions")
             kept = pb.Limits(**dict(zip(names, limits, strict=True)))
             lease = self.grant_lease(request.lease_seconds)
-            source = Seat("", Walk(**walk), options, kept, request.want, lease, seed, luck, 0, 1, index, actions, over)
+            source = Seat(
+                "", self.world(**walk), options, kept, request.want, lease, seed, luck, 0, 1, index, actions, over
+            )
         except (ValueError, TypeError) as error:
             raise Refused("BAD_ARGUMENT", f"no state: {error}", "snapshot.state") from error
         twins = [self.twin(source, source.walk, member) for member in self.members(request)]
@@ -555,7 +570,7 @@ class ReferenceService(pb_grpc.EnvironmentServiceServicer):
 
 def _unary(name: str) -> Any:
     async def call(self: ReferenceService, request: Any, context: Any) -> Any:
-        return await self._unary(context, getattr(self, name.lower())(request))
+        return await self.unary(name.lower(), request, context)
 
     return call
 

@@ -33,8 +33,8 @@ class CountsSessions(Faulty, reported="C-79", perhaps="C-63"):
 
     opened = 0
 
-    def start(self, options: dict[str, Any], seed: int, dynamics_seed: int) -> Any:
-        walk = super().start(options, seed, dynamics_seed)
+    def begin(self, options: dict[str, Any], seed: int, dynamics_seed: int) -> Any:
+        walk = super().begin(options, seed, dynamics_seed)
         self.opened += 1
         walk.position = self.opened % (walk.length - 1)
         return walk
@@ -49,8 +49,8 @@ class SaltsByProcess(Faulty, reported="C-80"):
         super().__init__()
         self.salt = SaltsByProcess.processes = SaltsByProcess.processes + 1
 
-    def start(self, options: dict[str, Any], seed: int, dynamics_seed: int) -> Any:
-        walk = super().start(options, seed, dynamics_seed)
+    def begin(self, options: dict[str, Any], seed: int, dynamics_seed: int) -> Any:
+        walk = super().begin(options, seed, dynamics_seed)
         walk.position = self.salt % 3
         return walk
 
