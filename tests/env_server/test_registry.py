@@ -5,6 +5,7 @@ import importlib
 import importlib.metadata
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -169,6 +170,46 @@ def test_what_cannot_be_hosted_is_left_out_unless_it_was_asked_for(
     monkeypatch.setattr(Lacking, "data", True)
     assert registry.prepare(registry.ids).ids == ["lacking-v1", "walk-v1"]
     assert Lacking.prepared == 1
+
+
+BROKEN = """
+import random, sys
+from starpod.env_server import Environment, EnvironmentOptions, EnvironmentSpec, Outcome
+class Broken(Environment):
+    spec = EnvironmentSpec(id="broken-v1", version="1.0.0", title="Broken")
+    {member}
+    def reset(self, rng): self.kinds = 2
+    def step(self, action): return Outcome()
+    def render(self, mode="text"): return "one"
+"""
+
+
+@pytest.mark.parametrize(
+    ("member", "problem"),
+    [
+        ("def instructions(self): return f'{self.kinds} kinds'", r"AttributeError: .*'kinds' \(mine.py, line 6\)"),
+        ("def instructions(self): sys.exit(0)", r"SystemExit: 0 \(mine.py, line 6\)"),
+        ("def instructions(self): return 5", r"Broken.instructions returned int, not str \(mine.py, line 6\)"),
+        ("class Options(EnvironmentOptions): size: int", "ValidationError: 1 validation error for Options size Field"),
+        ("prepare = classmethod(lambda cls: 1 / 0)", r"ZeroDivisionError: .* \(mine.py, line 6\)"),
+    ],
+)
+def test_an_environment_that_cannot_describe_itself_is_not_served(
+    member: str, problem: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "mine.py").write_text(BROKEN.replace("{member}", member))
+    registry = Registry([Walk])
+    registry.add_module(str(tmp_path / "mine.py"))
+    with pytest.raises(RegistryError, match=rf"^broken-v1 cannot be served: .*{problem}"):
+        registry.prepare(["broken-v1"])
+    assert registry.prepare().ids == ["walk-v1"]
+    assert re.search(problem, caplog.text)
+
+
+def test_a_file_that_ends_the_program_is_named_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import sys\nsys.exit(0)\n")
+    with pytest.raises(RegistryError, match=r"^mine\.py, line 2: SystemExit: 0"):
+        Registry().add_module(str(tmp_path / "mine.py"))
 
 
 def test_a_missing_package_of_an_extra_is_nobodys_mistake_until_it_is_asked_for(

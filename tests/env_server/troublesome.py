@@ -322,7 +322,9 @@ class Altering(Environment):
 class Unruly(Environment):
     """Gives what no message can hold, raises the first time in mid-step, or would end the process."""
 
-    spec = specify("unruly", "Rude", actions=("info", "array", "text", "raise", "exit", "stop", "fine"))
+    spec = specify(
+        "unruly", "Rude", actions=("info", "array", "text", "raise", "exit", "stop", "leave", "fork", "fine")
+    )
 
     class Options(EnvironmentOptions):
         text: bool = False
@@ -339,6 +341,10 @@ class Unruly(Environment):
             raise RuntimeError("in mid-step on purpose")
         if action in ("exit", "stop"):
             raise SystemExit(3) if action == "exit" else StopIteration("no more")
+        if action == "leave":
+            raise GeneratorExit("left")
+        if action == "fork" and (child := os.fork()):
+            return Outcome(info={"status": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])})
         self.text = action == "text"
         if action == "array":
             return Outcome(info={"array": np.array([[0.5], [np.nan]])})

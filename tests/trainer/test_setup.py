@@ -25,8 +25,8 @@ from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.preflight import check, check_environment
-from starpod.trainer.rewards.reward import RewardError
 from starpod.trainer.rollout.environment import Facts, read_facts
+from starpod.trainer.user_file import UserCodeError
 from tests.support import ServerProcess
 from tests.trainer.models.tiny_policy import tiny_policy
 
@@ -106,7 +106,7 @@ async def test_rewards_are_tried_on_a_whole_episode_before_anything_is_imitated(
     config = Config.model_validate({"environment": "bandit", "rewards": {"shaping": shaping}})
     async with Fleet(server.address) as fleet:
         facts = await read_facts(fleet, "bandit-v1")
-        with pytest.raises(RewardError, match=r"'ending' failed on turn .* of bandit-v1.* \(.*mine\.py, line 2\)"):
+        with pytest.raises(UserCodeError, match=r"'ending' failed on turn .* of bandit-v1.* \(.*mine\.py, line 2\)"):
             await check_environment(config, config.tasks[0], fleet, facts)
 
 

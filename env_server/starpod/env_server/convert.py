@@ -12,7 +12,7 @@ import numpy as np
 from google.protobuf import struct_pb2
 
 from starpod.env_server.environment import BadResult, Concurrency, Environment, Limits, Outcome, TensorSpec
-from starpod.env_server.episode import UNKNOWN_NAME, Observation, Transition, Want
+from starpod.env_server.episode import UNKNOWN_NAME, Observation, Transition, Want, expect_text
 from starpod.env_server.errors import bad_argument
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.values import JSON, Action, Image, Part, ToolCall, action_to_proto, tensor_to_proto
@@ -336,7 +336,7 @@ def spec_to(environment: type[Environment]) -> pb.EnvironmentSpec:
         id=spec.id,
         version=spec.version,
         title=spec.title,
-        instructions=default.instructions(),
+        instructions=expect_text("instructions", default.instructions()),
         action_space=pb.ActionSpace(
             names=spec.actions,
             grammar=spec.grammar,

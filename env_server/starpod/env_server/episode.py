@@ -348,7 +348,7 @@ class Episode:
             instance.set_state(saved.state)
             if instance.options is not saved.options or any(_is_code(environment, name) for name in vars(instance)):
                 raise ValueError("the state has invalid contents")
-        except (Exception, SystemExit) as error:  # the environment's code runs on untrusted bytes here
+        except BaseException as error:  # the environment's code runs on untrusted bytes here
             raise StateError(f"not a saved episode of {environment.spec.id}: {error!r}") from error
         episode = cls(instance, saved.limits)
         episode.seed, episode.turns, episode.actions = saved.seed, saved.turns, saved.actions

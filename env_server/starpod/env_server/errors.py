@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
 import traceback
@@ -9,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+import pydantic
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
@@ -130,13 +132,19 @@ def release(error: BaseException) -> None:
         exception = next_exception
 
 
+_NOT_AUTHORS = (
+    *(f"{os.path.dirname(file)}{os.sep}" for file in (__file__, importlib.__file__, pydantic.__file__)),
+    "<",
+)
+"""Beginnings of the names of files that call an author's code."""
+
+
 def place_of(error: BaseException) -> str:
     """Return file and line of the author's code that raised, such as `vault.py, line 9`; empty if only our code did."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{os.path.basename(error.filename)}, line {error.lineno}"
-    our_folder = os.path.dirname(__file__) + os.sep
     calls = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
-    author_calls = [call for call in calls if not call[0].startswith((our_folder, "<"))]
+    author_calls = [call for call in calls if not call[0].startswith(_NOT_AUTHORS)]
     if not author_calls:
         return ""
     file = author_calls[0][0]  # not a file of functions that it called, such as the standard library's

@@ -20,8 +20,11 @@ from typing import Any
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
+from starpod.env_server import convert
 from starpod.env_server.environment import Concurrency, Environment, Unavailable
 from starpod.env_server.errors import CallError, bad_argument, place_of
+from starpod.env_server.processes.hosts import EnvironmentBug
+from starpod.v1.user_code import is_ctrl_c
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +81,9 @@ def _load_module(source: str) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
         problem = str(error.msg if isinstance(error, SyntaxError) else error)
         raise RegistryError(f"{place_of(error) or source}: {type(error).__name__}: {problem}") from error
     return module
@@ -184,7 +189,9 @@ class Registry:
         for entry in entries:
             try:
                 registry.add(entry.load())
-            except Exception as error:
+            except BaseException as error:
+                if is_ctrl_c(error):
+                    raise
                 package = (getattr(error, "name", None) or "").partition(".")[0]
                 if isinstance(error, ModuleNotFoundError) and entry.extras and package not in ("", "starpod"):
                     # Its extra is not installed, which matters only if the environment is requested.
@@ -210,7 +217,7 @@ class Registry:
             raise RegistryError(f"--store: none of {', '.join(self.ids)} uses stores{hints}")
 
     def prepare(self, names: Collection[str] = ()) -> Registry:
-        """Let every class load what it needs, and return a registry of those classes that can be hosted here.
+        """Let every class load what it needs and describe itself. Return a registry of the classes that can be hosted.
 
         Raises:
             RegistryError: a class whose id is in `names` cannot be hosted. Others are skipped.
@@ -219,8 +226,14 @@ class Registry:
         for environment in self:
             try:
                 environment.prepare()
-            except Unavailable as error:
+                convert.spec_to(environment)
+            except BaseException as error:
+                if is_ctrl_c(error):
+                    raise
                 reason = f"{environment.spec.id} cannot be served here: {error}"
+                if not isinstance(error, Unavailable):
+                    bug = EnvironmentBug.from_exception(environment, error, intact=True)
+                    reason = f"{environment.spec.id} cannot be served: {' '.join(str(bug).split())}"
                 if environment.spec.id in names:
                     raise RegistryError(reason) from error
                 logger.warning("%s", reason)

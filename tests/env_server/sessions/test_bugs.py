@@ -19,8 +19,9 @@ from tests.env_server.troublesome import Waiting, Walk
     [
         ("walk-v1", "bug", "walk-v1: Step raised RuntimeError: a bug on purpose"),
         ("walk-v1", "nan", "Walk.step returned a reward of nan; it must be finite"),
-        *((f"unruly{kind}-v1", "exit", "Step raised SystemExit: 3") for kind in ("", "_thread")),
+        *((f"unruly{kind}-v1", "exit", "Step raised SystemExit: 3") for kind in ("", "_thread", "_process")),
         *((f"unruly{kind}-v1", "stop", "Step raised StopIteration: no more") for kind in ("", "_thread")),
+        *((f"unruly{kind}-v1", "leave", "Step raised GeneratorExit: left") for kind in ("", "_thread", "_process")),
         *((f"unruly{kind}-v1", action, "") for kind in ("", "_thread", "_process") for action in ("info", "text")),
         ("unruly-v1", "array", "Unruly.step returned info with the number nan"),
         ("fragile-v1", "raise", "Step raised KeyError"),
@@ -46,6 +47,15 @@ async def test_a_step_that_fails_costs_its_own_session(
     missing = (await client.ask("Renew", session_ids=[by_call.session_id, good[0].session_id])).missing
     assert list(missing) == [by_call.session_id]
     assert await client.live() == 4
+
+
+@pytest.mark.parametrize("kind", ["", "_thread"])  # the sandbox of a process allows no fork
+async def test_a_process_that_a_step_forks_ends_with_the_step(client: Client, kind: str) -> None:
+    by_call, by_row = [await client.open(f"unruly{kind}-v1") for _ in range(2)]
+    stepped = await client.step(by_call, 0, "fork")
+    streamed, other = await Stream(client).ask((by_row, 0, "fork"), (await client.open("unruly-v1"), 0, "fine"))
+    assert stepped.info["status"] == 1
+    assert text_of(streamed) == text_of(other) == "played 1"
 
 
 @pytest.mark.parametrize(

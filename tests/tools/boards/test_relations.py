@@ -12,8 +12,9 @@ from starpod.boards.relations import Relation, describe_turn, description, read_
 from starpod.boards.scene import legend_of
 from starpod.client import EndReason, Transition
 from starpod.trainer.data.episode import Episode, Turn
-from starpod.trainer.rewards.reward import RewardConfig, RewardError, Rewards
+from starpod.trainer.rewards.reward import RewardConfig, Rewards
 from starpod.trainer.rewards.view import TurnView
+from starpod.trainer.user_file import UserCodeError
 
 LAKE, AFTER = "G___\nO__P\n____\n___O", "G__P\nO___\n____\n___O"
 ROOM = "######\n#S_X_#\n#√___#\n#____#\n######"
@@ -102,7 +103,7 @@ def test_a_description_is_of_the_state_before_the_turn_and_a_prediction_of_that_
     assert 0 < wrong["description"] < 0.5 and 0 < wrong["prediction"] < 0.25
     assert paid({}) == paid({"description": before, "prediction": after}, well_formed=False)
     assert paid({})["description"] == 0
-    with pytest.raises(RewardError, match=r"all things of the kind hole, .*options.observation to grid"):
+    with pytest.raises(UserCodeError, match=r"all things of the kind hole, .*options.observation to grid"):
         paid({"description": "goal Up -"}, "P 1 3 G 0 0 Up Left _ _ # _")
 
 

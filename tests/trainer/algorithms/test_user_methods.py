@@ -14,7 +14,7 @@ from starpod.trainer.commands.train import train
 from starpod.trainer.data.updates import UpdateRecord
 from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.section import ConfigError
-from starpod.trainer.user_file import load, read
+from starpod.trainer.user_file import UserCodeError, load
 from tests.trainer.algorithms.builders import a_rollout, doubles
 from tests.trainer.tiny_learner import VERSION, group_of, learner_of, make_trainer
 
@@ -91,11 +91,11 @@ constant = 3
 def test_a_file_runs_once_whatever_is_read_from_it(tmp_path: Path) -> None:
     path = tmp_path / "counts.py"
     path.write_text(f"open({str(tmp_path / 'runs')!r}, 'a').write('x')\ndef one(): ...\ndef other(): ...\n")
-    assert load("key", f"{path}:one") is read(str(path), "one") and load("key", f"{path}:other")
+    assert load("key", f"{path}:one") is load("key", f"{path}:one") and load("key", f"{path}:other")
     assert (tmp_path / "runs").read_text() == "x"
     path = tmp_path / "ends.py"
     path.write_text("def one(): ...\nraise SystemExit(0)\n")
-    with pytest.raises(ConfigError, match=r"cannot be loaded: RuntimeError: it ends the program, with sys\.exit\(0\)"):
+    with pytest.raises(ConfigError, match=r"cannot be loaded: it ends the program, with sys\.exit\(0\) \(.*line 2"):
         load("key", f"{path}:one")
 
 
@@ -113,7 +113,7 @@ def test_a_method_may_draw_random_numbers(tmp_path: Path) -> None:
         ("algorithm.loss=absent.py:sapo", "absent.py:sapo cannot be loaded: FileNotFoundError"),
         ("algorithm.loss=mine.py:constant", "is a int, not a function or a class"),
         ("algorithm.loss=mine.py:scalar", "must return a PolicyLoss"),
-        ("algorithm.loss=mine.py:failing", "two made-up episodes: KeyError: 'values' (mine.py, line 6)"),
+        ("algorithm.loss=mine.py:failing", "failed: KeyError: 'values' (mine.py, line 6)"),
         ("algorithm.loss=mine.py:nan", "must return finite losses with finite gradients"),
         ("algorithm.loss=mine.py:steep", "must return finite losses with finite gradients"),
         ("algorithm.loss=mine.py:centred", "depends on padding"),
@@ -155,3 +155,51 @@ def test_a_policy_is_updated_by_an_estimator_and_a_loss_of_a_file(tmp_path: Path
     metrics = learner_of(trainer).learn([group], version=VERSION, record=record)
     assert metrics["update/grad_norm"] > 0 and metrics["policy/ratio_max"] == pytest.approx(1.0)
     assert all(tokens.ratios == pytest.approx(1.0) for _, tokens in record.tokens())
+
+
+LATER = """
+import torch
+from starpod.trainer.algorithms.losses import PolicyLoss
+CALLS = [0]
+def is_early():
+    CALLS[0] += 1
+    return CALLS[0] <= 2  # the calls before the run
+def short(rollout, rewards_BT): return rewards_BT if is_early() else rewards_BT[:1]
+def nan(rollout, rewards_BT): return rewards_BT if is_early() else rewards_BT / 0
+def whole(rollout, rewards_BT): return rewards_BT if is_early() else rewards_BT.long()
+def writing(rollout, rewards_BT):
+    if not is_early(): rollout.mask_BT[0, 0] = False
+    return rewards_BT
+def of(p, mask_BT): return PolicyLoss(p, ~mask_BT, ~mask_BT, torch.ones_like(p))
+def detached(p, *_, mask_BT, **__): return of(p if is_early() else p.detach(), mask_BT)
+def steep(p, *_, mask_BT, **__): return of(p if is_early() else (p - p).sqrt(), mask_BT)
+def adding(p, old, advantages, *, mask_BT, **__):
+    if not is_early(): advantages += 1
+    return of(p, mask_BT)
+def leaving(p, *_, mask_BT, **__):
+    if not is_early(): raise SystemExit(0)
+    return of(p, mask_BT)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("advantage:short", r"must return a tensor of one finite advantage .* returned a tensor \[1, .*line 8\)"),
+        ("advantage:nan", r"must return finite advantages; .* NaN or infinite at .*line 9\)"),
+        ("advantage:whole", r"returned a tensor .* of torch\.int64.*line 10\)"),
+        ("advantage:writing", r"must not write into its argument mask_BT.*line 11\)"),
+        ("loss:detached", r"per_token_BT depends on logprobs_BT.*, detached.*line 15\)"),
+        ("loss:steep", r"its gradients are NaN or infinite.*line 16\)"),
+        ("loss:adding", r"must not write into its argument advantages_BT.*line 17\)"),
+        ("loss:leaving", r"failed: it ends the program, with sys\.exit\(0\) .*line 21\)"),
+    ],
+)
+def test_methods_are_checked_at_each_call(name: str, sentence: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(LATER)
+    key, _, function = name.partition(":")
+    config = AlgorithmConfig.model_validate({"preset": "dapo", key: f"{tmp_path}/mine.py:{function}"})
+    check_user_methods(config)
+    trainer = make_trainer(config)
+    with pytest.raises(UserCodeError, match=rf"algorithm\.{key} .*mine\.py:{function} .*{sentence}"):
+        learner_of(trainer).learn([group_of(trainer.policy, 0, (1.0, 0.0, 0.0))], version=VERSION)

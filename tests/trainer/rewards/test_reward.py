@@ -1,5 +1,6 @@
 """The named parts of a turn's reward, and shaping functions of installed packages."""
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,10 @@ from click.testing import CliRunner
 from starpod.client import EndReason, Transition
 from starpod.trainer.commands.train import train
 from starpod.trainer.data.episode import Episode, Turn
-from starpod.trainer.rewards.reward import RewardConfig, RewardError, Rewards
+from starpod.trainer.interrupts import Interrupts
+from starpod.trainer.rewards.reward import RewardConfig, Rewards
+from starpod.trainer.section import ConfigError
+from starpod.trainer.user_file import UserCodeError
 from tests.trainer.turns import a_turn
 
 EXECUTED, VALID, EFFECTIVE = 1, 2, 4
@@ -98,6 +102,8 @@ def test_senseless_settings_are_refused(config: dict[str, Any]) -> None:
 
 PLUGIN = '''
 """A package that somebody else wrote."""
+import os
+import sys
 
 def effort(turn, transition, view, *, per_token=1.0):
     return -per_token * len(turn.reply)
@@ -114,6 +120,18 @@ def endless(turn, transition, view):
 def narrow(turn):
     return 0.0
 
+def huge(turn, transition, view):
+    return 1e308
+
+def leaving(turn, transition, view):
+    sys.exit(0)
+
+def cancelled(turn, transition, view):
+    raise KeyboardInterrupt
+
+def forking(turn, transition, view):
+    return float(os.fork() == 0)
+
 constant = 3
 '''
 
@@ -125,7 +143,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "effort_rewards-1.0.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: effort-rewards\nVersion: 1.0\n")
-    names = ("effort", "last", "broken", "endless", "narrow", "constant", "absent")
+    names = ("effort", "last", "broken", "endless", "narrow", "constant", "absent", "huge", "leaving", "cancelled")
     lines = "".join(f"{name} = effort_rewards:{name}\n" for name in names)
     (folder / "entry_points.txt").write_text(f"[starpod.rewards]\n{lines}")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -152,7 +170,7 @@ def test_functions_of_a_file_need_no_package(tmp_path: Path, monkeypatch: pytest
         ("efort", "mine.py.*it defines no efort; did you mean effort"),
         ("narrow", "mine.py.*not take"),
     ):
-        with pytest.raises(RewardError, match=words):
+        with pytest.raises(ConfigError, match=words):
             Rewards(RewardConfig.model_validate({"shaping": {f"{tmp_path}/mine.py:{name}": 1.0}}))
 
 
@@ -174,7 +192,7 @@ def test_an_unknown_function_is_told_before_anything_is_started() -> None:
     ],
 )
 def test_what_cannot_be_used_is_refused_at_the_start(shaping: dict[str, Any], words: str) -> None:
-    with pytest.raises(RewardError, match=words):
+    with pytest.raises(ConfigError, match=words):
         Rewards(RewardConfig.model_validate({"shaping": shaping}))
 
 
@@ -188,12 +206,40 @@ def test_what_cannot_be_used_is_refused_at_the_start(shaping: dict[str, Any], wo
             "'broken'.*turn 1 of frozen_lake-v1, seed 7.*KeyError: 'goal' \\(.*py, line",
         ),
         ({"shaping": {"endless": 1.0}}, "lake-v9", "'endless'.*turn 1 of lake-v9, seed 7.*inf, which is not a finite"),
+        ({"shaping": {"huge": 1.0}}, "lake-v9", r"'huge'.*1e\+308, which is not .* to 1e\+12 \(.*rewards.py, line"),
+        (
+            {"shaping": {"leaving": 1.0}},
+            "lake-v9",
+            r"it ends the program, with sys.exit\(0\) \(.*rewards.py, line",
+        ),
+        ({"shaping": {"cancelled": 1.0}}, "lake-v9", r"with KeyboardInterrupt \(.*rewards.py, line"),
         (REASONING, "bandit-v1", r"reward function 'reasoning' failed on turn 1 of bandit-v1, .* not for bandit-v1"),
     ],
 )
 def test_a_part_that_fails_is_named_with_the_turn(config: dict[str, Any], environment: str, words: str) -> None:
-    with pytest.raises(RewardError, match=words):
+    # Python's own handler would make a KeyboardInterrupt of the function look like Ctrl-C.
+    with Interrupts(), pytest.raises(UserCodeError, match=words):
         score(config, UP, arrive(1.0, RAN), environment)
+
+
+def test_a_process_that_a_function_forks_ends_with_the_call(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(PLUGIN)
+    program = (
+        "from starpod.trainer.rewards.reward import *\n"
+        f"rewards = Rewards(RewardConfig.model_validate({{'shaping': {{'{tmp_path}/mine.py:forking': 1.0}}}}))\n"
+        "turn, episode = Turn(fresh=True), Episode(0, 0, 'lake')\n"
+        "episode.turns.append(turn)\n"
+        "print(rewards.score(turn, None, episode)['forking'], flush=True)\n"
+        "import os; os.wait()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "0.0\n" and "reward function 'forking' failed on turn 1" in done.stderr
+
+
+def test_a_configured_factor_cannot_lift_a_reward_above_the_bound() -> None:
+    turn = make_turn(["Up"])
+    with pytest.raises(ConfigError, match=r"the reward part 'effort' of a turn is -1e\+13"):
+        turn.pay({"effort": -1e13})
 
 
 def test_keeping_a_subgoal_costs_a_share_of_the_episode_and_changing_it_unsaid_costs_at_once() -> None:

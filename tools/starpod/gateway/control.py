@@ -13,12 +13,11 @@ from starlette.responses import JSONResponse, Response
 from starpod.gateway.app import Endpoint, Keys, key_of, read_json
 from starpod.gateway.records import Record, Records
 from starpod.gateway.requests import Refused, bad_request, field
+from starpod.v1.values import MAX_REWARD
 
 _TEXTS = ("environment", "version", "task", "instructions")
 _NUMBERS = ("group", "member", "seed")
 _MOST_NUMBER = 2**53 - 1
-_MOST_REWARD = 1e30
-"""Maximum magnitude of a reward, so that sums of rewards stay finite even in single precision."""
 
 
 def endpoints(records: Records, keys: Keys) -> dict[tuple[str, str], Endpoint]:
@@ -51,8 +50,8 @@ def endpoints(records: Records, keys: Keys) -> dict[tuple[str, str], Endpoint]:
         require_token(request)
         body = await read_json(request)
         value = field(body, "value", (int, float), math.nan)
-        if not abs(value) <= _MOST_REWARD:
-            raise bad_request(f"`value` must be a number from -{_MOST_REWARD:g} to {_MOST_REWARD:g}")
+        if not abs(value) <= MAX_REWARD:
+            raise bad_request(f"`value` must be a number from -{MAX_REWARD:g} to {MAX_REWARD:g}")
         record = records.record(request.path_params["name"])
         record.reward(float(value), field(body, "key", str, ""))
         return JSONResponse(_describe_record(record, keys))

@@ -17,6 +17,10 @@ class Interrupted(Exception):
     """A signal interrupted work that need not be finished."""
 
 
+class StoppedAtOnce(KeyboardInterrupt):
+    """A second signal. The type distinguishes it from a KeyboardInterrupt that a user's function raises."""
+
+
 class Interrupts:
     """Context in which a signal is remembered instead of ending the process.
 
@@ -27,7 +31,7 @@ class Interrupts:
         sys.exit(interrupts.status)
 
     The first signal sets `requested` and cancels the work in `unless_requested`. The second one raises
-    KeyboardInterrupt in the main thread, so that services are stopped but nothing is saved. The third one kills the
+    StoppedAtOnce in the main thread, so that services are stopped but nothing is saved. The third one kills the
     process. Outside the main thread signals cannot be caught, and this context does nothing.
 
     Args:
@@ -100,4 +104,4 @@ class Interrupts:
         for signal_number in self.SIGNALS:
             signal.signal(signal_number, signal.SIG_DFL)
         self._notify(f"{signal.Signals(number).name} again: stopping without saving")
-        raise KeyboardInterrupt
+        raise StoppedAtOnce

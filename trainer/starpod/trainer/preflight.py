@@ -16,7 +16,7 @@ from starpod.trainer.agents.program import load_programs
 from starpod.trainer.agents.scripted import ReferenceAgent, choose_expertly, choose_randomly, find_reference
 from starpod.trainer.config import Config, ConfigError
 from starpod.trainer.output.sinks import check_sinks
-from starpod.trainer.rewards.reward import RewardConfig, RewardError, Rewards
+from starpod.trainer.rewards.reward import RewardConfig, Rewards
 from starpod.trainer.rollout.config import EnvironmentConfig
 from starpod.trainer.rollout.environment import Facts, check_installed, make_task
 from starpod.trainer.rollout.play import play
@@ -52,10 +52,7 @@ def check(config: Config, *, world: int, local_world: int = 1) -> None:
 
             check_user_methods(stage.algorithm)
         for task in stage.tasks:
-            try:
-                Rewards(task.rewards)  # loads the functions
-            except RewardError as error:
-                raise ConfigError(str(error)) from error
+            Rewards(task.rewards)  # loads the functions
     _check_scorer(config)
     if world > 1:
         _check_ranks(config, local_world)
@@ -123,7 +120,7 @@ def check_model(config: Config) -> None:
 async def check_environment(config: Config, task: TaskConfig, fleet: Fleet, facts: Facts) -> None:
     """Refuse settings and options that an environment does not support, and shaping functions that raise.
 
-    Raises ConfigError, BadArgument for options, and RewardError.
+    Raises ConfigError, BadArgument for options, and UserCodeError.
     """
     for wrong, sentence in _missing_capabilities(config, task, facts):
         if wrong:

@@ -4,14 +4,66 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
+import inspect
+import os
 import runpy
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from starpod.client.spelling import nearest
 from starpod.trainer.section import ConfigError
+from starpod.v1.user_code import end_forked_copy, is_ctrl_c
+
+
+class UserCodeError(Exception):
+    """A user's function failed or returned something wrong. The message names it, with file and line."""
+
+
+def call(what: str, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+    """Call a function of a user's file or of another package. No other place calls one.
+
+    Args:
+        what: Subject and verb of the error message, such as `reward function 'f' failed`.
+        function: The function.
+        arguments: Its positional arguments.
+        keywords: Its keyword arguments.
+
+    Raises:
+        UserCodeError: The function raised an exception, or tried to end the program. Only Ctrl-C passes.
+    """
+    process_id = os.getpid()
+    try:
+        return function(*arguments, **keywords)
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
+        raise UserCodeError(f"{what}: {_describe(error)}") from error
+    finally:
+        end_forked_copy(process_id, what)
+
+
+@dataclass(frozen=True, slots=True)
+class UserFunction:
+    """A function of a user's file or of another package."""
+
+    name: str
+    """Name in messages, such as `reward function 'f'`."""
+    function: Callable[..., Any]
+
+    def __call__(self, where: str, /, *arguments: Any, **keywords: Any) -> Any:
+        """Call the function; see `call`. where: end of the message's first part, such as ` on turn 3`."""
+        return call(f"{self.name} failed{where}", self.function, *arguments, **keywords)
+
+    def refuse(self, problem: str) -> UserCodeError:
+        """Return the error for a value that the function returned, with the place where the function is defined."""
+        function = inspect.unwrap(getattr(self.function, "func", self.function))
+        code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+        place = f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""
+        return UserCodeError(f"{self.name} {problem}{place}")
 
 
 def names_file(text: str) -> bool:
@@ -38,62 +90,53 @@ def known_or_located(text: str, known: Sequence[str], what: str) -> str:
     return text
 
 
-_files: set[str] = set()
-"""Paths of the files that `read` ran, as tracebacks name them."""
 _run = functools.cache(runpy.run_path)
-
-
-def read(file: str, name: str) -> Any:
-    """Return the object that a file defines under a name. The file runs once in a process, whatever is read from it.
-
-    Raises LookupError, and any exception of the file.
-    """
-    _files.add(file)
-    try:
-        symbols = _run(file)
-    except SystemExit as error:
-        raise RuntimeError(f"it ends the program, with sys.exit({error.code!r})") from error
-    if name not in symbols:
-        raise LookupError(f"it defines no {name}{nearest(name, [key for key in symbols if callable(symbols[key])])}")
-    return symbols[name]
+_files: set[str] = set()
+"""Paths of the files that `load` ran, as tracebacks name them."""
+_LOADERS = (__file__, runpy.__file__, importlib.__file__.removesuffix("__init__.py"), "<")
+"""Beginnings of the files that tracebacks name before a user's file."""
 
 
 def load(key: str, place: str) -> Any:
-    """Return the function or class that FILE.py:NAME names; see `read`.
+    """Return the function or class that FILE.py:NAME names. The file runs once in a process, whatever is read from it.
 
     Raises:
-        ConfigError: if the file cannot be run, or does not define it. The message names the configuration's key.
+        ConfigError: The file cannot be run, or does not define it. The message begins with `key`.
     """
     file, _, name = place.rpartition(":")
+    problem = f"{key} {place} cannot be loaded"
+    _files.add(file)
     try:
-        value = read(file, name)
-    except Exception as error:
-        raise ConfigError(f"{key} {place} cannot be loaded: {with_place(error)}") from error
+        symbols = call(problem, _run, file)
+    except UserCodeError as error:
+        raise ConfigError(str(error)) from error
+    if name not in symbols:
+        functions = [key for key in symbols if callable(symbols[key])]
+        raise ConfigError(f"{problem}: it defines no {name}{nearest(name, functions)}")
+    return expect_callable(f"{key} {place}", symbols[name])
+
+
+def expect_callable(what: str, value: Any) -> Any:
+    """Return a function or class. Raises ConfigError for another value."""
     if not callable(value):
-        raise ConfigError(f"{key} {place} is a {type(value).__name__}, not a function or a class")
+        raise ConfigError(f"{what} is a {type(value).__name__}, not a function or a class")
     return value
 
 
-def with_place(error: Exception) -> str:
-    """Return an error's type and message, and its line if it was raised in a user's file or in a call from there."""
-    _, place = _trace(error)
-    return f"{type(error).__name__}: {error}{place and f' ({place})'}"
-
-
-def describe_failure(error: Exception) -> str:
-    """Return which function of a user's file failed, and how and where; "" if none did."""
-    function, _ = _trace(error)
-    return function and f"{function} failed: {with_place(error)}"
-
-
-def _trace(error: Exception) -> tuple[str, str]:
-    """Return the function of a user's file that raised an error, and its file and line; "" and "" if none did."""
-    stack = traceback.walk_tb(error.__traceback__)
-    frames = [(frame.f_code, line) for frame, line in stack if frame.f_code.co_filename in _files]
-    if not frames:
-        return "", ""
-    code, line = frames[-1]
-    return frames[0][0].co_qualname, f"{code.co_filename}, line {line}"
+def _describe(error: BaseException) -> str:
+    """Return the type and message of an error that `call` caught, and the line of the called file that raised it."""
+    text = f"{type(error).__name__}: {error}".removesuffix(": ")
+    if isinstance(error, SystemExit):
+        text = f"it ends the program, with sys.exit({error.code!r})"
+    elif not isinstance(error, Exception):
+        text = f"it ends the program, with {text}"
+    stack = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    calls = [entry for entry in stack if not entry[0].startswith(_LOADERS)]
+    if not calls:
+        return text
+    # The traceback may begin in a decorator of another package, and end in a function that the user's code called.
+    file = next((name for name, _ in calls if name in _files), calls[0][0])
+    return f"{text} ({file}, line {[line for name, line in calls if name == file][-1]})"
 
 
 def digests(values: Any) -> dict[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -25,6 +26,7 @@ from starpod.env_server.processes.threads import Hung, ThreadPool
 from starpod.env_server.state import StateError
 from starpod.env_server.timing import measured
 from starpod.v1 import environment_pb2 as pb
+from starpod.v1.user_code import end_forked_copy, is_ctrl_c
 from starpod.v1.values import Action
 
 R = TypeVar("R")
@@ -53,9 +55,7 @@ class EnvironmentBug(Exception):
         self.intact = intact
 
     @classmethod
-    def from_exception(
-        cls, environment: type[Environment], error: Exception | SystemExit, *, intact: bool
-    ) -> EnvironmentBug:
+    def from_exception(cls, environment: type[Environment], error: BaseException, *, intact: bool) -> EnvironmentBug:
         text, location = str(error), place_of(error)
         if isinstance(error, BadResult):  # its method has returned, so the traceback does not show it
             by_default = error.method == "observe" and environment.observe is Environment.observe
@@ -158,13 +158,13 @@ def expect_playable(episode: Episode) -> None:
         _rehearse(episode)
     except (Busy, Unavailable):
         return
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         environment = type(episode.environment)
         try:
             _rehearse(
                 start_episode(environment, ResetPlan(episode.environment.options, episode.limits, 0, 0, Want()))[0]
             )
-        except (Exception, SystemExit):  # a bug of the environment, which the step that meets it will report
+        except BaseException:  # a bug of the environment, which the step that meets it will report
             return
         raise StateError(f"not a saved episode of {environment.spec.id}: {error!r}") from error
 
@@ -293,13 +293,18 @@ class LocalHost:
         def work() -> R:
             # Catch exceptions here, not around `await`: StopIteration cannot leave a thread, and SystemExit would end
             # the server.
+            process_id = os.getpid()
             try:
                 return function()
             except (Busy, EpisodeOver, OptionsError, StateError, Unavailable):
                 raise
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
+                if is_ctrl_c(error):
+                    raise
                 is_intact = intact or isinstance(error, UselessReply)
                 raise EnvironmentBug.from_exception(self._environment, error, intact=is_intact) from error
+            finally:
+                end_forked_copy(process_id, self._environment.spec.id)
 
         measured_work = measured(work)
         if self._threaded:

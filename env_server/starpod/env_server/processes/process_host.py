@@ -49,6 +49,7 @@ from starpod.env_server.sandbox.sandbox import Report, Sandbox, close_inherited,
 from starpod.env_server.state import StateError, decode, encode
 from starpod.env_server.timing import environment_works
 from starpod.v1 import environment_pb2 as pb
+from starpod.v1.user_code import end_forked_copy
 from starpod.v1.values import MAX_REWARD, Action
 
 logger = logging.getLogger(__name__)
@@ -299,6 +300,7 @@ def _child_main(connection: socket.socket, reference: Reference, sandbox: Sandbo
     episode: Episode | None = None
     while header := stream.read(LENGTH.size):
         verb, *arguments = decode(stream.read(LENGTH.unpack(header)[0]))
+        process_id = os.getpid()
         try:
             episode, result = _answer(environment, episode, verb, arguments)
             reply = pack_result(result)
@@ -314,9 +316,11 @@ def _child_main(connection: socket.socket, reference: Reference, sandbox: Sandbo
             reply = pack_error("unavailable", str(missing))
         except TooLarge as error:
             reply = pack_error("large", str(error), type(error).__name__)
-        except Exception as error:
+        except BaseException as error:
             bug = EnvironmentBug.from_exception(environment, error, intact=False)
             reply = pack_error("bug", bug.message, bug.exception)
+        finally:
+            end_forked_copy(process_id, environment.spec.id)
         _send(stream, reply)
     # Skip all clean-up, because the environment may be in any state.
     os._exit(0)

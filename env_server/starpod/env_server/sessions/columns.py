@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Container, Sequence
 from itertools import chain, compress
@@ -16,6 +17,7 @@ from starpod.env_server.metrics import Metrics
 from starpod.env_server.sessions.session import SHORT_TEXT, Session, digest_actions
 from starpod.env_server.sessions.table import SessionTable
 from starpod.v1 import environment_pb2 as pb
+from starpod.v1.user_code import end_forked_copy, is_ctrl_c
 
 ROWS_AT_ONCE = 512
 """Rows after which a batch sends its replies and yields the event loop, after a few milliseconds of inline steps."""
@@ -196,7 +198,7 @@ class Broken(NamedTuple):
 
     row: int
     session: Session
-    error: Exception | SystemExit
+    error: BaseException
 
 
 def step_rows(
@@ -220,7 +222,7 @@ def step_rows(
     broken_rows: list[Broken] = []
     get, clock, now = table.get, time.perf_counter, time.monotonic()
     results: list[Transition] = []
-    deadline, has_long = clock() + SLICE_SECONDS, rows.long
+    deadline, has_long, process_id = clock() + SLICE_SECONDS, rows.long, os.getpid()
     environment: type[Environment] | None = None
     step_count = 0
     seconds: list[float] = []
@@ -255,7 +257,9 @@ def step_rows(
                     seconds.append(clock() - before)
             except Busy:
                 pass  # nothing has changed; the slow path retries and reports
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
+                if is_ctrl_c(error):
+                    raise
                 session.host.close()  # no later row may step the state that the exception left
                 broken_rows.append(Broken(start + len(results) + len(other_rows) + len(broken_rows), session, error))
                 continue
@@ -270,6 +274,7 @@ def step_rows(
                 results.append(transition)
                 continue
         other_rows.append(start + len(results) + len(other_rows) + len(broken_rows))
+    end_forked_copy(process_id, "an environment")
     if environment is not None:
         metrics.steps(environment.spec.id, step_count, seconds)
         transitions.environment_seconds += _scaled(seconds, step_count)

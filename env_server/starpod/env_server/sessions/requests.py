@@ -21,7 +21,9 @@ from starpod.env_server.config import ServerLimits
 from starpod.env_server.convert import INEXACT
 from starpod.env_server.environment import Environment, EnvironmentOptions
 from starpod.env_server.errors import MAX_VIOLATIONS, CallError, bad_argument
+from starpod.env_server.processes.hosts import EnvironmentBug
 from starpod.v1 import environment_pb2 as pb
+from starpod.v1.user_code import is_ctrl_c
 
 M = TypeVar("M", bound=Message)
 
@@ -192,6 +194,7 @@ def parse_options(environment: type[Environment], values: dict[str, Any]) -> Env
 
     Raises:
         CallError: BAD_ARGUMENT. It names each wrong option, and lists the environment's options if one is unknown.
+            ENVIRONMENT_BUG if a validator raises anything but ValueError or AssertionError.
     """
     if not values:
         return _default_options(environment)
@@ -212,6 +215,14 @@ def parse_options(environment: type[Environment], values: dict[str, Any]) -> Env
             if problem["type"] == "extra_forbidden":
                 text = f"is not an option of {environment.spec.id}; it has: {option_names}"
             violations.append((path, text))
+    except CallError:
+        raise
+    except BaseException as error:
+        if is_ctrl_c(error):
+            raise
+        bug = EnvironmentBug.from_exception(environment, error, intact=True)
+        metadata = {"session": "intact", "exception": bug.exception}
+        raise CallError("ENVIRONMENT_BUG", f"{environment.spec.id}: its Options raised {bug}", metadata) from error
     message = "; ".join(f"{path}: {text}" for path, text in violations)
     if extra_count > 0:
         message = f"{message}; and {extra_count} more"

@@ -189,7 +189,7 @@ class Worker:
         except EnvironmentBug as bug:
             raise self._bug(session, bug, verb) from bug
 
-    def break_off(self, session: Session, error: Exception | SystemExit) -> CallError:
+    def break_off(self, session: Session, error: BaseException) -> CallError:
         """Return ENVIRONMENT_BUG for a Step that failed or whose transition cannot be sent. The session is lost."""
         bug = EnvironmentBug.from_exception(session.environment, error, intact=False)
         bug.__cause__ = error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import entry_points
 
 from starpod.client import Observation, Session, Want
@@ -11,6 +12,7 @@ from starpod.client.spelling import nearest
 from starpod.trainer.agents.base import Agent, Agents, Move, Stop, Task
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.section import ConfigError
+from starpod.trainer.user_file import UserFunction
 
 Choose = Callable[[Observation, Sequence[str], random.Random], str | None]
 """Function that returns an action for an observation and the environment's action names; None if it knows no action."""
@@ -46,7 +48,7 @@ def find_reference(name: str) -> tuple[Choose, Want]:
     if name in REFERENCES:
         return REFERENCES[name]
     for entry in entry_points(group=GROUP, name=name):
-        return entry.load(), Want(valid_actions=True)
+        return partial(UserFunction(f"reference policy {name}", entry.load()), ""), Want(valid_actions=True)
     raise ConfigError(
         f"no reference policy {name!r}{nearest(name, reference_names())} (packages register theirs in the entry-point "
         f"group {GROUP})"

@@ -15,7 +15,6 @@ from starpod.trainer.algorithms.sections import GiGPOConfig
 from starpod.trainer.algorithms.terms import TERMS, CreditTerm
 from starpod.trainer.prompts.grammar import Block
 from starpod.trainer.section import Section
-from starpod.trainer.user_file import load
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -128,10 +127,11 @@ class UserEstimator(Estimator):
         return ()
 
     def estimate(self, settings: EstimatorSettings, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
+        from starpod.trainer.algorithms.method_calls import estimate_advantages
         from starpod.trainer.data.batch import Advantages
 
-        function = load("algorithm.advantage", settings.source)
-        return Advantages(function(rollout, rewards_BT, **self.advantage_parameters), None, rollout.mask_BT)
+        advantages_BT = estimate_advantages(settings.source, self.advantage_parameters, rollout, rewards_BT)
+        return Advantages(advantages_BT, None, rollout.mask_BT)
 
 
 class CriticEstimator(Estimator):

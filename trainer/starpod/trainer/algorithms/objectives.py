@@ -12,7 +12,6 @@ from pydantic import Field, model_validator
 
 from starpod.trainer.algorithms.sections import TurnClipConfig, fill_defaults
 from starpod.trainer.section import Section
-from starpod.trainer.user_file import load
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,6 +48,7 @@ class Objective(Section):
 
         Raises:
             ConfigError: A loss from a user's file cannot be loaded.
+            UserCodeError: It failed, or returned something wrong.
         """
         raise NotImplementedError
 
@@ -178,10 +178,9 @@ class UserObjective(Objective):
     loss_parameters: dict[str, Any] = Field(default={}, description="Keyword arguments of FILE.py:NAME.")
 
     def per_token(self, source: str, inputs: LossInputs) -> PolicyLoss:
-        function = load("algorithm.loss", source)
-        *tensors, mask_BT, turns_BT = inputs
-        loss: PolicyLoss = function(*tensors, mask_BT=mask_BT, turns_BT=turns_BT, **self.loss_parameters)
-        return loss
+        from starpod.trainer.algorithms.method_calls import compute_loss
+
+        return compute_loss(source, self.loss_parameters, inputs._asdict())
 
 
 OBJECTIVES: dict[str, type[Objective]] = {"ppo": PPO, "gspo": GSPO, "cispo": CISPO, "dppo": DPPO}

@@ -8,25 +8,24 @@
     ) -> PolicyLoss
 
 An estimator returns advantages [B, T]. Its rewards_BT are the rollout's, minus the KL penalty if `algorithm.kl.where`
-is reward. A loss gets the tensors of `LossInputs`. The parameters are `algorithm.advantage_parameters` and
-`loss_parameters`. examples/own_methods.py has one of each.
+is reward. A loss gets the tensors of `LossInputs`. Neither may write into its arguments. The parameters are
+`algorithm.advantage_parameters` and `loss_parameters`. examples/own_methods.py has one of each.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from starpod.trainer.algorithms.config import AlgorithmConfig
-from starpod.trainer.algorithms.losses import PolicyLoss
 from starpod.trainer.data.batch import Batch, RolloutBatch
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.section import ConfigError
-from starpod.trainer.user_file import names_file, with_place
+from starpod.trainer.user_file import UserCodeError, names_file
 
 
 def check_user_methods(config: AlgorithmConfig) -> None:
@@ -36,51 +35,25 @@ def check_user_methods(config: AlgorithmConfig) -> None:
         ConfigError: A method cannot be loaded, fails, or returns something wrong.
     """
     rollout = _two_episodes()
-    mask_BT, shape = rollout.mask_BT, rollout.mask_BT.shape
-    size = f"[{shape[0]}, {shape[1]}] for {shape[0]} episodes of at most {shape[1]} tokens"
-    if names_file(config.advantage):
-        setting = f"algorithm.advantage {config.advantage}"
 
-        def estimate(rollout: RolloutBatch) -> Tensor:
-            advantages = _call(
-                setting, config.estimator.estimate, config.estimator_settings, rollout, rollout.rewards_BT
-            )
-            return advantages.advantages_BT  # type: ignore[no-any-return]
+    def estimate(rollout: RolloutBatch) -> Tensor:
+        advantages = config.estimator.estimate(config.estimator_settings, rollout, rollout.rewards_BT)
+        return advantages.advantages_BT[rollout.mask_BT]
 
-        advantages_BT = estimate(rollout)
-        if not (_has_shape(advantages_BT, shape) and advantages_BT[mask_BT].isfinite().all()):
-            raise ConfigError(
-                f"{setting} must return a tensor of one finite advantage per token, {size}; it returned "
-                f"{advantages_BT!r}"
-            )
-        _check_padding(setting, advantages_BT[mask_BT], lambda example: estimate(example)[example.mask_BT], rollout)
-    if names_file(config.loss):
-        setting = f"algorithm.loss {config.loss}"
+    def lose(rollout: RolloutBatch) -> Tensor:
+        logprobs_BT = rollout.old_logprobs_BT.clone().requires_grad_()
+        advantages_BT = torch.where(rollout.mask_BT, torch.tensor([[1.0], [-1.0]]), 0.0)
+        tensors = logprobs_BT, rollout.old_logprobs_BT, advantages_BT
+        loss = config.policy_loss(*tensors, mask_BT=rollout.mask_BT, turns_BT=rollout.turns_BT)
+        return loss.per_token_BT[rollout.mask_BT]
 
-        def lose(rollout: RolloutBatch) -> tuple[Any, Tensor]:
-            logprobs_BT = rollout.old_logprobs_BT.clone().requires_grad_()
-            advantages_BT = torch.where(rollout.mask_BT, torch.tensor([[1.0], [-1.0]]), 0.0)
-            tensors = logprobs_BT, rollout.old_logprobs_BT, advantages_BT
-            masks = {"mask_BT": rollout.mask_BT, "turns_BT": rollout.turns_BT}
-            return _call(setting, config.policy_loss, *tensors, **masks), logprobs_BT
-
-        loss, logprobs_BT = lose(rollout)
-        tensors = [getattr(loss, item.name, None) for item in fields(PolicyLoss)]
-        gradient_BT = None
-        if all(_has_shape(tensor, shape) for tensor in tensors) and loss.per_token_BT.requires_grad:
-            losses = loss.per_token_BT[mask_BT]
-            (gradient_BT,) = _call(setting, torch.autograd.grad, losses.sum(), logprobs_BT, allow_unused=True)
-        if gradient_BT is None:
-            raise ConfigError(
-                f"{setting} must return a PolicyLoss of tensors {size}, whose per_token_BT depends on logprobs_BT; it "
-                f"returned {loss!r}"
-            )
-        if not (losses.isfinite().all() and gradient_BT[mask_BT].isfinite().all()):
-            raise ConfigError(
-                f"{setting} must return finite losses with finite gradients, on two made-up episodes whose old and new "
-                f"log-probabilities are equal; it returned {loss.per_token_BT!r} with the gradient {gradient_BT!r}"
-            )
-        _check_padding(setting, losses, lambda example: lose(example)[0].per_token_BT[example.mask_BT], rollout)
+    try:
+        if names_file(config.advantage):
+            _check_padding(f"algorithm.advantage {config.advantage}", estimate, rollout)
+        if names_file(config.loss):
+            _check_padding(f"algorithm.loss {config.loss}", lose, rollout)
+    except UserCodeError as error:
+        raise ConfigError(f"on two made-up episodes, {error}") from error
 
 
 _PADDING = {
@@ -98,32 +71,18 @@ def _pad(tensor_BT: Tensor, fill: float) -> Tensor:
     return torch.nn.functional.pad(tensor_BT, (0, 3), value=fill)
 
 
-def _has_shape(value: Any, shape: torch.Size) -> bool:
-    return isinstance(value, Tensor) and value.shape == shape
-
-
-def _check_padding(
-    setting: str, values: Tensor, method: Callable[[RolloutBatch], Tensor], rollout: RolloutBatch
-) -> None:
-    """Raise ConfigError if more padding, as beside a longer episode, changes `values`, the method's result.
+def _check_padding(setting: str, method: Callable[[RolloutBatch], Tensor], rollout: RolloutBatch) -> None:
+    """Raise ConfigError if more padding, as beside a longer episode, changes the method's result.
 
     A method that draws random numbers returns something else each time. It is not refused.
     """
+    values = method(rollout)
     padded: dict[str, Any] = {name: _pad(getattr(rollout, name), fill) for name, fill in _PADDING.items()}
     if not torch.allclose(values, method(replace(rollout, **padded))) and torch.allclose(values, method(rollout)):
         raise ConfigError(
             f"{setting} depends on padding: its result at the sampled tokens changed when both made-up episodes were "
             "padded further, as beside a longer episode; leave out positions where mask_BT is False, e.g. in means"
         )
-
-
-def _call(setting: str, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
-    try:
-        return function(*arguments, **keywords)
-    except ConfigError:  # it cannot be loaded
-        raise
-    except Exception as error:
-        raise ConfigError(f"{setting} fails on two made-up episodes: {with_place(error)}") from error
 
 
 def _two_episodes() -> RolloutBatch:

@@ -36,7 +36,7 @@ from starpod.trainer.rollout.config import EnvironmentConfig
 from starpod.trainer.rollout.environment import is_hostable, local_services, serve_words
 from starpod.trainer.section import ConfigError
 from starpod.trainer.seeds import SeedsConfig
-from starpod.trainer.user_file import describe_failure
+from starpod.trainer.user_file import UserCodeError
 from starpod.v1 import environment_pb2 as pb
 
 CHAT = "openai:"
@@ -180,12 +180,8 @@ def evaluate(
         ) from error
     except (BadArgument, UnknownVersion) as error:
         raise click.UsageError(str(error)) from error
-    except (StarpodError, AgentRefused) as error:
+    except (StarpodError, AgentRefused, UserCodeError) as error:
         raise click.ClickException(str(error)) from error
-    except Exception as error:
-        if message := describe_failure(error):
-            raise click.ClickException(message) from error
-        raise
     report = {
         "policy": {"kind": policy.kind, "name": policy.name, **policy.agents.facts()},
         "address": address,

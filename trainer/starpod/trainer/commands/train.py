@@ -167,13 +167,12 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
     from starpod.trainer.output.run_folder import RunFolder
     from starpod.trainer.output.screen import client_events
     from starpod.trainer.parallel import Parallel
-    from starpod.trainer.rewards.reward import RewardError
     from starpod.trainer.run.progress import StopReason
     from starpod.trainer.section import ConfigError
     from starpod.trainer.setup import open_run
-    from starpod.trainer.user_file import describe_failure
+    from starpod.trainer.user_file import UserCodeError
 
-    input_errors = (ConfigError, RewardError, BadArgument, UnknownEnvironment, UnknownVersion)
+    input_errors = (ConfigError, UserCodeError, BadArgument, UnknownEnvironment, UnknownVersion)
     torch.set_num_threads(config.threads)
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
@@ -194,10 +193,10 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
         except Exception as error:
             if isinstance(error, input_errors) and (run is None or not run.progress.step):
                 raise click.UsageError(str(error)) from error
-            message, folder = describe_failure(error), RunFolder(path)
-            if not (message or isinstance(error, CannotWrite) or (run is not None and folder.exists)):
+            message, folder = str(error) or type(error).__name__, RunFolder(path)
+            is_expected = isinstance(error, UserCodeError | CannotWrite)
+            if not (is_expected or (run is not None and folder.exists)):
                 raise
-            message = message or str(error) or type(error).__name__
             if saved := list_checkpoints(folder.checkpoints):
                 message += f"; the run is saved as of step {saved[0].step}"
             raise click.ClickException(f"{message}; {_next(path, config)}") from error

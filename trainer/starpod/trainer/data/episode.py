@@ -10,6 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
+from starpod.trainer.section import ConfigError
+from starpod.v1.values import MAX_REWARD
+
 if TYPE_CHECKING:
     from starpod.client import Session, Transition
 
@@ -132,7 +135,13 @@ class Turn:
         return self.parts.get("environment", self.reward)
 
     def pay(self, parts: Mapping[str, float]) -> None:
-        """Set parts of the reward."""
+        """Set parts of the reward. Raises ConfigError for a part that is too large, because of a factor of its own."""
+        for name, value in parts.items():
+            if not abs(value) <= MAX_REWARD:
+                raise ConfigError(
+                    f"the reward part {name!r} of a turn is {value:g}, but the largest reward is {MAX_REWARD:g}: lower "
+                    "its weight or penalty in the section rewards"
+                )
         self.parts.update(parts)
 
     def take(self, transition: Transition) -> None:

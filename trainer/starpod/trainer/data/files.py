@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 import os
+import sys
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from starpod.trainer.data.episode import Episode, Group
+from starpod.v1.values import MAX_REWARD
 
 LEVEL = 1
 """Compression level. Compared with level 9, it takes a ninth of the time, and files are a sixth larger."""
@@ -159,10 +161,10 @@ def _parse(line: str) -> Episode:
             minimum = -math.inf if name == "prompt" else 0  # images in a prompt have negative ids
             if wrong := [value for value in getattr(turn, name) if type(value) is not int or value < minimum]:
                 raise ValueError(f"turn {number}: {name} holds {wrong[0]!r}; whole numbers from 0 on are expected")
-        numbers = {"parts": turn.parts.values(), "logprobs": turn.logprobs}
-        for name, values in numbers.items():
-            if wrong := [value for value in values if type(value) not in (int, float) or not math.isfinite(value)]:
-                raise ValueError(f"turn {number}: {name} holds {wrong[0]!r}; finite numbers are expected")
+        bounded = (("parts", turn.parts.values(), MAX_REWARD), ("logprobs", turn.logprobs, sys.float_info.max))
+        for name, values, bound in bounded:
+            if wrong := [value for value in values if type(value) not in (int, float) or not abs(value) <= bound]:
+                raise ValueError(f"turn {number}: {name} holds {wrong[0]!r}; numbers of at most {bound:g} are expected")
     return episode
 
 

@@ -15,6 +15,7 @@ from starpod.trainer.data.episode import Episode
 from starpod.trainer.evaluation.statistics import clustered_interval, interval_of_mean, mean_interval, pass_at_k
 from starpod.trainer.rollout.collect import Collected, Collector, starts_from
 from starpod.trainer.section import ConfigError
+from starpod.trainer.user_file import UserCodeError
 
 
 def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
@@ -177,8 +178,9 @@ async def evaluate_reference(
     collector = Collector(fleet=fleet, agents=ReferenceAgents(name), task=task, watch=watch)
     try:
         collected = await collector.collect(starts_from(seeds), 1)
-    except ValueError as error:
-        raise ConfigError(f"remove {name} from evaluation.reference: {error}") from error
+    except UserCodeError as error:
+        refusal = error.__cause__ if isinstance(error.__cause__, ValueError) else error
+        raise ConfigError(f"remove {name} from evaluation.reference: {refusal}") from error
     if collected.failed:
         raise StarpodError(f"the reference policy {name} could not be played: {collected.error}")
     figures = held_out_figures(collected)

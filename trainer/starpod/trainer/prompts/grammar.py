@@ -6,11 +6,15 @@ The tags think and answer and their parsing are RAGEN's (arXiv 2504.20073). See 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import reprlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from starpod.client.answers import find_mark, split_actions, split_objects
+from starpod.trainer.user_file import UserFunction
+
+Result = TypeVar("Result")
 
 THINK, THINK_END = "<think>", "</think>"
 ANSWER, ANSWER_END = "<answer>", "</answer>"
@@ -180,6 +184,43 @@ class Grammar:
             if match[name] is not None
         ]
         return [*thought, *further, Inside("answer", match.end() - len(ANSWER), match.end(), end)]
+
+
+class UserGrammar(Grammar):
+    """A grammar of a user's file, whose methods are called through the border to users' code.
+
+    Args:
+        grammar: The user's grammar.
+        name: Its name in messages.
+    """
+
+    def __init__(self, grammar: Grammar, name: str) -> None:
+        super().__init__(grammar.thinking, grammar.actions, grammar.blocks)
+        self._grammar = grammar
+        self._name = name
+
+    @property
+    def opening(self) -> str:
+        return self._call(lambda: self._grammar.opening, str)
+
+    def parse(self, text: str, max_actions: int | None = None) -> Parsed:
+        return self._call(self._grammar.parse, Parsed, text, max_actions)
+
+    def cut(self, text: str) -> list[tuple[str, int]]:
+        return self._call(self._grammar.cut, list, text)
+
+    def compose(self, thought: str | None, actions: Iterable[str], blocks: Mapping[Further, str] | None = None) -> str:
+        return self._call(self._grammar.compose, str, thought, actions, blocks)
+
+    def describe(self, max_actions: int | None = None) -> str:
+        return self._call(self._grammar.describe, str, max_actions)
+
+    def _call(self, method: Callable[..., Any], kind: type[Result], *arguments: Any) -> Result:
+        function = UserFunction(self._name, method)
+        result = function("", *arguments)
+        if not isinstance(result, kind):
+            raise function.refuse(f"must return {kind.__name__}; it returned {reprlib.repr(result)}")
+        return result
 
 
 def _clean(text: str) -> str:

@@ -10,9 +10,9 @@ from pydantic import Field, field_validator, model_validator
 from starpod.client import Limits
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.data.images import MARK, NOT_A_MARK
-from starpod.trainer.prompts.grammar import Further, Grammar, Parsed
+from starpod.trainer.prompts.grammar import Further, Grammar, Parsed, UserGrammar
 from starpod.trainer.section import ConfigError, Section
-from starpod.trainer.user_file import known_or_located, load, names_file, with_place
+from starpod.trainer.user_file import UserCodeError, call, known_or_located, load, names_file
 
 Context = Literal["full", "window", "split", "single_turn"]
 """Context of a reply. full: the whole conversation. window: its latest turns, as a conversation. split: a conversation
@@ -124,14 +124,12 @@ class PromptConfig(Section):
 
     def make_grammar(self, actions: Sequence[str] = ()) -> Grammar:
         """Return the grammar of replies for these action names. Raises ConfigError if it cannot be loaded."""
-        kind = Grammar
-        if names_file(self.grammar):
-            kind = load("prompt.grammar", self.grammar)
-            if not (isinstance(kind, type) and issubclass(kind, Grammar)):
-                raise ConfigError(
-                    f"prompt.grammar {self.grammar} must be a subclass of starpod.trainer.prompts.grammar.Grammar"
-                )
-        return kind(self.thinking, actions, self.blocks)
+        if not names_file(self.grammar):
+            return Grammar(self.thinking, actions, self.blocks)
+        setting, kind = f"prompt.grammar {self.grammar}", load("prompt.grammar", self.grammar)
+        if not (isinstance(kind, type) and issubclass(kind, Grammar)):
+            raise ConfigError(f"{setting} must be a subclass of starpod.trainer.prompts.grammar.Grammar")
+        return UserGrammar(call(f"{setting} failed", kind, self.thinking, actions, self.blocks), setting)
 
     @property
     def opening(self) -> str:
@@ -143,15 +141,15 @@ class PromptConfig(Section):
         if not names_file(self.grammar):
             return
         setting = f"prompt.grammar {self.grammar}"
-        grammar = self.make_grammar()
         thought, blocks = "a thought" if self.thinking else None, dict.fromkeys(self.blocks, "a block")
         try:
+            grammar = self.make_grammar()
             text = grammar.compose(thought, ["one", "two"], blocks)
             parsed = grammar.parse(text)
             texts = (grammar.opening, grammar.describe())
-        except Exception as error:
-            raise ConfigError(f"{setting} fails on its own reply: {with_place(error)}") from error
-        if not all(isinstance(item, str) for item in texts) or not text.startswith(grammar.opening):
+        except UserCodeError as error:
+            raise ConfigError(f"on its own reply, {error}") from error
+        if not text.startswith(grammar.opening):
             raise ConfigError(f"{setting}: its replies, such as {text!r}, must begin with its opening, {texts[0]!r}")
         if (parsed.thought, parsed.actions, dict(parsed.blocks)) != (thought, ("one", "two"), blocks):
             raise ConfigError(

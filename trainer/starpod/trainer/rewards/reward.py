@@ -11,17 +11,17 @@ view: The turn and its history: `view.turns` are the attempt's turns up to this 
     speaker's previous turn in this attempt.
 parameters: The configured parameters.
 
-The function returns a finite number, which is multiplied by the configured weight. It must not change its arguments.
+The function returns a finite number of at most MAX_REWARD, which is multiplied by the configured weight. It must not
+change its arguments.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-import math
 import numbers
-import traceback
-from collections.abc import Callable, Mapping, Sequence
+import reprlib
+from collections.abc import Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -35,8 +35,9 @@ from starpod.trainer.rewards.subgoals import SubgoalsConfig, is_inconsistent, sc
 from starpod.trainer.rewards.tools import ToolsConfig, score_tools
 from starpod.trainer.rewards.truth import ReasoningConfig, RelationsConfig
 from starpod.trainer.rewards.view import TurnView
-from starpod.trainer.section import Section
-from starpod.trainer.user_file import located, read, with_place
+from starpod.trainer.section import ConfigError, Section
+from starpod.trainer.user_file import UserCodeError, UserFunction, call, expect_callable, load, located
+from starpod.v1.values import MAX_REWARD
 
 GROUP = "starpod.rewards"
 """Entry-point group of shaping functions."""
@@ -58,12 +59,6 @@ OWN_PARTS = (
     "attempt",
     "opponents",
 )
-
-Shaping = Callable[..., float]
-
-
-class RewardError(Exception):
-    """A reward could not be computed. The message names the reward part, and the package if it is a plugin."""
 
 
 class ShapingConfig(Section):
@@ -174,7 +169,7 @@ class RewardConfig(Section):
 class Rewards:
     """Computes the configured rewards of turns.
 
-    Raises RewardError if a shaping function is not registered, cannot be loaded or does not accept its parameters.
+    Raises ConfigError if a shaping function is not registered, cannot be loaded or does not accept its parameters.
     """
 
     def __init__(self, config: RewardConfig) -> None:
@@ -182,7 +177,7 @@ class Rewards:
         self._shaping = {name: (_load(name, shaping), shaping.weight) for name, shaping in config.shaped.items()}
 
     def score(self, turn: Turn, transition: Transition | None, episode: Episode) -> dict[str, float]:
-        """Return the parts of a turn's reward by name: "environment" and the configured parts. Raises RewardError."""
+        """Return the parts of a turn's reward by name: "environment" and the configured parts. Raises UserCodeError."""
         config, view = self.config, TurnView.of(turn, episode)
         parts = {"environment": transition.reward if transition is not None else 0.0}
         if config.format_penalty:
@@ -194,14 +189,14 @@ class Rewards:
         if config.subgoals.consistency_penalty:
             parts["consistency"] = config.subgoals.consistency_penalty if is_inconsistent(view) else 0.0
         for name, (function, weight) in self._shaping.items():
-            parts[name] = weight * _shape(name, function, transition, view)
+            parts[name] = _shape(function, weight, transition, view)
         return parts
 
     def judge(self, turn: Turn, transition: Transition | None, episode: Episode) -> dict[str, float]:
         """Return the reward parts of a verdict that sent another turn's actions.
 
         A verdict does not get the actions' reward, but its part "verdict" pays for a right decision. Raises
-        RewardError.
+        UserCodeError.
         """
         parts = self.score(turn, None, episode)
         if self.config.verdict and transition is not None:
@@ -277,38 +272,42 @@ def follows_format(turn: Turn, transition: Transition | None) -> bool:
     return turn.well_formed and (transition is None or all(outcome.valid for outcome in transition.outcomes))
 
 
-def _shape(name: str, function: Shaping, transition: Transition | None, view: TurnView) -> float:
-    failure = f"reward function {name!r} failed on turn {len(view.turns)} of {view.environment}, seed {view.seed}"
-    try:
-        value = function(view.turn, transition, view)
-    except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        location = f"{frame.filename}, line {frame.lineno}"
-        raise RewardError(f"{failure}: {type(error).__name__}: {error} ({location})") from error
-    if not isinstance(value, numbers.Real) or not math.isfinite(value):
-        raise RewardError(f"{failure}: it returned {value!r}, which is not a finite number")
-    return float(value)
+def _shape(function: UserFunction, weight: float, transition: Transition | None, view: TurnView) -> float:
+    where = f" on turn {len(view.turns)} of {view.environment}, seed {view.seed}"
+    value = function(where, view.turn, transition, view)
+    is_number = isinstance(value, numbers.Real)
+    if not (is_number and abs(value) <= MAX_REWARD):
+        raise function.refuse(
+            f"failed{where}: it returned {reprlib.repr(value)}, which is not a finite number from -{MAX_REWARD:g} to "
+            f"{MAX_REWARD:g}"
+        )
+    return weight * float(value)
 
 
-def _load(name: str, shaping: ShapingConfig) -> Shaping:
+def _load(name: str, shaping: ShapingConfig) -> UserFunction:
     entries = {entry.name: entry for entry in entry_points(group=GROUP)}
     if not shaping.file and name not in entries:
-        raise RewardError(
+        raise ConfigError(
             f"no reward function {name!r} is registered{nearest(name, sorted(entries))} "
             f"(name one of your own as FILE.py:{name}; packages register theirs in the entry-point group {GROUP})"
         )
-    label = f"reward function {name!r} of {shaping.file or _origin(entries[name])}"
-    try:
-        function = read(shaping.file, name) if shaping.file else entries[name].load()
-    except Exception as error:
-        raise RewardError(f"{label} cannot be loaded: {with_place(error)}") from error
-    if not callable(function):
-        raise RewardError(f"{label} is a {type(function).__name__}, not a function")
+    label = f"reward function {name!r}"
+    if shaping.file:
+        function = load(label, f"{shaping.file}:{name}")
+    else:
+        label += f" of {_origin(entries[name])}"
+        try:
+            function = expect_callable(label, call(f"{label} cannot be loaded", entries[name].load))
+        except UserCodeError as error:
+            raise ConfigError(str(error)) from error
     try:
         inspect.signature(function).bind(None, None, None, **shaping.parameters)
     except TypeError as error:
-        raise RewardError(f"{label} does not take (turn, transition, view) and its parameters: {error}") from error
-    return functools.partial(function, **shaping.parameters)
+        raise ConfigError(
+            f"reward function {name!r} of {shaping.file or _origin(entries[name])} does not take (turn, transition, "
+            f"view) and its parameters: {error}"
+        ) from error
+    return UserFunction(f"reward function {name!r}", functools.partial(function, **shaping.parameters))
 
 
 def _origin(entry: EntryPoint) -> str:

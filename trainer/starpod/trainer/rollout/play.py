@@ -51,8 +51,8 @@ async def play(
 ) -> Episode:
     """Play an episode from the session's current state to its end and return its record.
 
-    Failures of the infrastructure or of the agent's endpoint set the end to "failed". AgentRefused and RewardError are
-    raised.
+    Failures of the infrastructure or of the agent's endpoint set the end to "failed". AgentRefused and
+    UserCodeError are raised.
 
     Args:
         agent: Chooses the moves.

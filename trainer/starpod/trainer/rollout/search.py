@@ -47,7 +47,7 @@ class Search:
     async def find(self, brancher: Brancher, size: int) -> Group:
         """Return a group of `size` episodes, or fewer if some failed, and close all sessions.
 
-        Errors of `Fleet.open`, AgentRefused and RewardError are raised.
+        Errors of `Fleet.open`, AgentRefused and UserCodeError are raised.
         """
         try:
             match self.config:
