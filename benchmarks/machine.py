@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -24,6 +24,16 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 ALL_CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 CLIENT_CORE, SERVER_CORE = set(ALL_CORES[:1]), set(ALL_CORES[-1:])
 """One core for the client, and another one for the server."""
+
+
+@contextmanager
+def child_process(command: Sequence[str], **settings: Any) -> Iterator[subprocess.Popen[str]]:
+    """Run a program while the context lasts. A program that is still running at its end is killed."""
+    with subprocess.Popen(command, text=True, **settings) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def machine() -> dict[str, Any]:

@@ -93,7 +93,8 @@ class ServerProcess:
 
     def close(self) -> None:
         self.kill()
-        self.process.stdout.close() if self.process.stdout else None
+        for pipe in (self.process.stdin, self.process.stdout):
+            pipe.close() if pipe else None
         self._log.close()
         self._temporary.cleanup()
 
@@ -103,7 +104,7 @@ class ServerProcess:
             command,
             cwd=ROOT,
             env=self._environment,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
@@ -150,7 +151,7 @@ def start_server(
     `environment` adds environment variables, `prefix` words before the command, such as `ip netns exec NAME`. Raises
     ServerFailed with the server's log if it does not become ready.
     """
-    command = [*prefix, sys.executable, "-m", "starpod.cli.main", "serve", *arguments]
+    command = [*prefix, sys.executable, "-m", "starpod.cli.main", "serve", *arguments, "--end-with-stdin"]
     server = ServerProcess(command, environment, port)
     try:
         yield server

@@ -20,7 +20,7 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import origin
+from benchmarks.machine import child_process, origin
 from starpod.cli.polling import SETTING, VARIABLE
 from tests.support import ROOT
 
@@ -101,12 +101,11 @@ def main() -> None:
 def echo(setting: str, seconds: float) -> dict[str, dict[str, float]]:
     """Make one measurement with this value of `GRPC_EXPERIMENTS`."""
     environment = {**os.environ, VARIABLE: setting}
-    with subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True, env=environment) as server:
+    with child_process([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, env=environment) as server:
         assert server.stdout is not None
         port = server.stdout.readline().strip()
         client = [sys.executable, "-c", CLIENT, port, str(server.pid), str(seconds)]
         result = subprocess.run(client, capture_output=True, text=True, check=True, env=environment)
-        server.kill()
     figures: dict[str, dict[str, float]] = json.loads(result.stdout)
     return figures
 

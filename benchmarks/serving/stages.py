@@ -22,6 +22,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.machine import child_process
 from benchmarks.serving.lake import ENVIRONMENT, OPTIONS, WALK
 from starpod.env_server.config import ServerLimits
 from starpod.env_server.episode import Want
@@ -117,7 +118,7 @@ async def measure(rows: int, batches: int) -> dict[str, float]:
 
 async def echo(data: bytes, seconds: float) -> float:
     """Return the seconds per message of an echoing stream, with two messages in flight, as in the fleet."""
-    with subprocess.Popen([sys.executable, "-c", ECHO], stdout=subprocess.PIPE, text=True) as server:
+    with child_process([sys.executable, "-c", ECHO], stdout=subprocess.PIPE) as server:
         assert server.stdout is not None
         async with grpc.aio.insecure_channel(f"127.0.0.1:{server.stdout.readline().strip()}") as channel:
             stream = channel.stream_stream("/bench.Echo/Echo")()
@@ -129,7 +130,6 @@ async def echo(data: bytes, seconds: float) -> float:
                 await stream.write(data)
                 count += 1
             elapsed = perf_counter() - start
-        server.kill()
     return elapsed / count
 
 

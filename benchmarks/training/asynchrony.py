@@ -17,7 +17,6 @@ import json
 import shutil
 import signal
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -27,7 +26,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.machine import origin
+from benchmarks.machine import child_process, origin
 from starpod.trainer.output.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,10 +74,11 @@ def words(job: str, staleness: int) -> list[str]:
 def train(folder: Path, *arguments: str, until: int | None = None) -> None:
     """Train to the end, or until `until` iterations are done."""
     command = [sys.executable, "-m", "starpod.cli.main", "train", *arguments, "--run-dir", str(folder)]
-    with subprocess.Popen(command) as process:
+    with child_process(command) as process:
         while process.poll() is None and (until is None or len(RunFolder(folder).read_metrics()) < until):
             time.sleep(0.05)
         process.terminate()
+        process.wait()
     if process.returncode not in (0, 128 + signal.SIGTERM):
         raise SystemExit(f"{folder} failed with status {process.returncode}")
 

@@ -19,7 +19,6 @@ import asyncio
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -32,7 +31,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.machine import origin
+from benchmarks.machine import child_process, origin
 from benchmarks.training.experiment import starpod
 from starpod.client import SyncFleet
 from starpod.report.charts import Series, line_chart, standalone
@@ -141,8 +140,9 @@ def warm_started(work: Path) -> Path:
 
 def peak_gib(command: Sequence[str]) -> float:
     """Run a command. Returns the largest resident set of it and its children, in GiB."""
-    process = subprocess.Popen(command, cwd=ROOT)
-    _, status, usage = os.wait4(process.pid, 0)
+    with child_process(command, cwd=ROOT) as process:
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = status  # otherwise Popen would wait for it, too
     if status:
         raise SystemExit(f"{' '.join(command)} ended with {os.waitstatus_to_exitcode(status)}")
     return usage.ru_maxrss / 2**20

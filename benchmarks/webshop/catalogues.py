@@ -32,7 +32,7 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.machine import origin, peak_bytes
+from benchmarks.machine import child_process, origin, peak_bytes
 from benchmarks.webshop import episodes, wire
 from benchmarks.webshop.episodes import ShopEpisode, Waits
 from benchmarks.webshop.original import CLICKS
@@ -102,12 +102,11 @@ def build(products: int, out: Path) -> Build:
     command = [sys.executable, "-m", "starpod.cli.main", "webshop", "build", "--synthetic", str(products)]
     with tempfile.TemporaryFile(mode="w+") as log:
         start, peak = time.perf_counter(), 0
-        process = subprocess.Popen(
-            [*command, "--out", str(out), "--force"], stdin=subprocess.DEVNULL, stdout=log, stderr=log
-        )
-        while process.poll() is None:
-            peak = max(peak, peak_bytes(process.pid))
-            time.sleep(POLL_SECONDS)
+        command += ["--out", str(out), "--force"]
+        with child_process(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log) as process:
+            while process.poll() is None:
+                peak = max(peak, peak_bytes(process.pid))
+                time.sleep(POLL_SECONDS)
         if process.returncode:
             log.seek(0)
             raise RuntimeError(log.read())

@@ -18,7 +18,7 @@ import pytest
 from starpod.env_server import cli
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
-from tests.support import ROOT, children_of, gone, start_server
+from tests.support import children_of, gone, start_server
 
 TROUBLESOME = str(Path(__file__).with_name("troublesome.py"))
 
@@ -90,17 +90,25 @@ def test_workers_know_each_other_come_back_and_end_with_their_supervisor() -> No
         assert all(gone(worker) for worker in workers)
 
 
-def test_a_supervisor_may_end_with_its_standard_input() -> None:
-    """As its workers do, which end with it in the test above."""
-    command = [sys.executable, "-m", "starpod.env_server", "bandit-v1", "--port", "0", "--end-with-stdin"]
-    pipe = subprocess.PIPE
-    with subprocess.Popen([*command, "--workers", "1"], cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as process:
-        assert process.stdin is not None and process.stdout is not None
-        assert process.stdout.readline().startswith("Serving bandit-v1")
-        (child,) = children_of(process.pid)
-        process.stdin.close()
-        assert process.wait(120) == 0
-        assert gone(child)
+@pytest.mark.parametrize("lock", ["CDLL", "PyDLL"])  # PyDLL keeps the interpreter's lock during the step
+@pytest.mark.parametrize("workers", [(), ("--workers", "1")], ids=" ".join)
+def test_a_server_ends_with_its_standard_input_even_in_a_step_of_minutes(
+    tmp_path: Path, lock: str, workers: tuple[str, ...]
+) -> None:
+    file = environment_file(tmp_path, f"def step(self, action): ctypes.{lock}(None).sleep(600)", "import ctypes")
+    with (
+        start_server("--environment-module", file, *workers) as server,
+        grpc.insecure_channel(server.address) as channel,
+    ):
+        session = opened(server.address, "local-v1")
+        step = pb.StepRequest(session_id=session.session_id, epoch=1, actions=[pb.Action(text="go")])
+        with pytest.raises(grpc.RpcError, match="DEADLINE_EXCEEDED"):
+            EnvironmentServiceStub(channel).Step(step, timeout=0.5)
+        family = [server.pid, *children_of(server.pid)]
+        assert server.process.stdin is not None
+        server.process.stdin.close()
+        server.process.wait(120)
+        assert all(gone(member) for member in family)
 
 
 @pytest.mark.parametrize("workers", [(), ("--workers", "2")], ids=" ".join)

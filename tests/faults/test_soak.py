@@ -3,8 +3,10 @@
 import json
 import math
 import random
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.soak.trend import Tolerance, trend
-from tests.support import ROOT
+from tests.support import ROOT, children_of, gone
 
 TROUBLED = str(Path(__file__).with_name("troubled.py"))
 TOLERANCE = Tolerance(absolute=2.0, relative=0.03)
@@ -66,3 +68,14 @@ def test_an_environment_that_leaks_is_found(tmp_path: Path) -> None:
     assert trends["server memory"]["grows"]
     assert not trends["client memory"]["grows"]
     assert not trends["server descriptors"]["grows"]
+
+
+def test_a_benchmark_that_is_ended_ends_its_servers() -> None:
+    command = [sys.executable, "-m", "benchmarks.soak", "--peak-seconds", "600"]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as benchmark:
+        while len(children := children_of(benchmark.pid)) < 2:  # the client starts once the server is ready
+            assert benchmark.poll() is None
+            time.sleep(0.05)
+        benchmark.terminate()
+    assert benchmark.returncode == 128 + signal.SIGTERM
+    assert all(gone(child) for child in children)

@@ -71,7 +71,7 @@ def _expanded(argument: str) -> list[str]:
 @click.option(
     "--end-with-stdin",
     is_flag=True,
-    help="Stop, as on SIGTERM, when standard input closes, for example because the parent process ended.",
+    help="End at once, without a drain, when standard input closes, for example because the parent process ended.",
 )
 @click.option(
     "--log-format",

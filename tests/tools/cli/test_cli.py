@@ -350,3 +350,11 @@ def test_an_environment_is_played_to_its_end_by_its_hints(server: ServerProcess,
                 assert len(game.turns) <= 100
             assert game.transition is not None
             assert game.transition.HasField("success")
+
+
+def test_a_sigterm_while_process_1_still_imports_its_command_is_not_lost() -> None:
+    """The kernel drops it if there is no handler. Elsewhere the default action ends the process."""
+    program = (
+        "import os, signal; pid = os.getpid(); os.getpid = lambda: 1; import starpod.cli; os.kill(pid, signal.SIGTERM)"
+    )
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 128 + signal.SIGTERM

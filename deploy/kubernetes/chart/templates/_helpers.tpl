@@ -41,6 +41,7 @@ helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- define "starpod.pod" -}}
 automountServiceAccountToken: false
 enableServiceLinks: false
+shareProcessNamespace: true # Kubernetes' pause is process 1 then: it reaps, and a SIGTERM at the start is not lost
 securityContext:
   runAsNonRoot: true
   runAsUser: 1000
