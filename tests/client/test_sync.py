@@ -99,6 +99,16 @@ def test_calls_take_what_their_originals_take(blocking: type, waiting: type) -> 
         assert taken(blocking, name) == taken(waiting, name), name
 
 
+def test_the_facts_of_a_fleet(fleet: SyncFleet, server: ServerProcess) -> None:
+    """A property of Fleet is one of SyncFleet."""
+    facts = [name for name, value in vars(Fleet).items() if isinstance(value, property)]
+    assert {"replicas", "sessions", "recoveries"} <= set(facts)
+    (session,) = fleet.open("frozen_lake-v1", seed=1)
+    assert all(hasattr(fleet, name) for name in facts)
+    assert [replica.address for replica in fleet.replicas] == [server.address]
+    assert ([each.id for each in fleet.sessions], fleet.recoveries) == ([session.id], 0)
+
+
 def test_many_threads(fleet: SyncFleet) -> None:
     def play(seed: int) -> list[str]:
         (session,) = fleet.open("sokoban-v1", seed=seed, limits=LIMITS)

@@ -15,6 +15,7 @@ from weakref import WeakSet
 from starpod.client.errors import StarpodError
 from starpod.client.fleet import Fleet
 from starpod.client.observation import Observation, Transition, Want
+from starpod.client.pool.replica import Replica
 from starpod.client.session import Session
 from starpod.client.snapshot import Snapshot
 from starpod.client.transport import FORKED
@@ -87,6 +88,21 @@ class SyncFleet:
             if not self._closed and os.getpid() == self._process:  # a forked copy has no loop and nothing to close
                 self.run(self.fleet.close())
                 self._stop()
+
+    @property
+    def replicas(self) -> list[Replica]:
+        """The servers, with addresses, sessions, load and environments; see Fleet.replicas."""
+        return self.fleet.replicas
+
+    @property
+    def sessions(self) -> list[SyncSession]:
+        """The open sessions."""
+        return [SyncSession(self, session) for session in self.fleet.sessions]
+
+    @property
+    def recoveries(self) -> int:
+        """Number of sessions that were recovered so far."""
+        return self.fleet.recoveries
 
     def describe(self) -> list[pb.EnvironmentSpec]:
         """Return the spec of every hosted environment version."""

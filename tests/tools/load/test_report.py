@@ -10,7 +10,7 @@ from starpod.client.transport import Transport
 from starpod.load.measurements import Histogram, Interval, Log, ServerTime, StageResult, Summary
 from starpod.load.page import render_page
 from starpod.load.plan import Place, Plan, Stage
-from starpod.load.report import describe_paths, document, judge, stage_report
+from starpod.load.report import describe_paths, describe_servers, document, judge, stage_report
 from starpod.load.requirements import parse_requirement
 
 PLAN = Plan((Place("a:1"), Place("b:2")), Transport(), "stream", "lake-v1", "1.0.0")
@@ -80,6 +80,20 @@ def test_what_to_beware_of_is_told(given: dict[str, Any], told: str) -> None:
     assert a_stage()["warnings"] == []
     (warning,) = a_stage(**given)["warnings"]
     assert warning.startswith(told)
+
+
+def test_how_many_servers_sessions_need_is_told() -> None:
+    """Two servers sustained 800 steps/s; each is planned for two thirds of its half."""
+    report = a_document(a_stage())
+    assert re.match(
+        r"servers for sessions at one turn a second: 5 for 1,000, 20 for 5,000, 76 for 20,000 \(.*: N x R / 267,",
+        describe_servers(report),
+    )
+    assert "R / 0.333," in describe_servers({**report, "search": {"rate": 1.0}})
+    for changes in ({"loop": "open"}, {"steps_per_second": 0.0}):
+        assert not describe_servers({**report, "stages": [{**a_stage(), **changes}]})
+    assert not describe_servers({**report, "plan": {**report["plan"], "think": "lognormal:50ms,0.8"}})
+    assert not describe_servers({**report, "search": {"rate": None}})
 
 
 @pytest.mark.parametrize(

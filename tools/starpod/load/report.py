@@ -22,7 +22,7 @@ from starpod.load.measurements import (
     Totals,
     bucket_ceilings,
 )
-from starpod.load.plan import PATHS, Plan
+from starpod.load.plan import PATHS, Plan, Think
 from starpod.load.requirements import CALLS, CLASSES, Requirement
 
 FORMAT = "starpod-load"
@@ -32,6 +32,8 @@ IN_CURVES = ("p50_ms", "p95_ms", "p99_ms", "max_ms")
 
 BUSY = 0.85
 """A generator that uses more than this share of a core is itself the bottleneck."""
+PLANNED_SHARE = 2 / 3
+"""Share of the steps per second that a server sustained for which it is planned."""
 LATE_MS = 5.0
 """Milliseconds that timers may be late. Later ones make latencies look longer than they are."""
 
@@ -140,6 +142,28 @@ def judge(requirements: Sequence[Requirement], stages: Sequence[Mapping[str, Any
         for stage in stages
         for requirement in requirements
     ]
+
+
+def describe_servers(report: Mapping[str, Any]) -> str:
+    """Return how many servers sessions need, by the highest throughput of a run; "" if it measured none.
+
+    Stages with pauses or at a fixed rate say nothing about what the servers can do, unless the rate was searched.
+    """
+    search = report.get("search")
+    is_closed = report["plan"]["think"] == Think("0").text
+    rates = [stage["steps_per_second"] for stage in report["stages"] if stage["loop"] == "closed" and is_closed]
+    sustained = max([search["rate"] or 0.0] if search else rates, default=0.0) / len(report["server"]["replicas"])
+    planned = PLANNED_SHARE * sustained
+    if not planned:
+        return ""
+    sizes = ", ".join(
+        f"{math.ceil(sessions / planned - 1e-9) + 1:,} for {sessions:,}" for sessions in (1_000, 5_000, 20_000)
+    )
+    number = f"{planned:,.0f}" if planned >= 100 else f"{planned:.3g}"
+    return (
+        f"servers for sessions at one turn a second: {sizes} (N sessions at R turns a second: N x R / {number}, "
+        f"rounded up, and one spare; {number} steps/s is two thirds of what a server sustained here)"
+    )
 
 
 # --- parts ---------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from starpod.load.measurements import Point, StageResult
 from starpod.load.plan import Stage
-from starpod.load.report import Comparison, describe_paths
+from starpod.load.report import Comparison, describe_paths, describe_servers
 from starpod.load.requirements import CALLS, SearchResult
 from starpod.report.figures import milliseconds, show
 
@@ -75,8 +75,10 @@ class Screen:
         self.remarks(document)
 
     def remarks(self, document: Mapping[str, Any]) -> None:
-        """Print errors, warnings and the verdicts on requirements."""
+        """Print the number of servers that sessions need, errors, warnings and the verdicts on requirements."""
         say = self.console.print
+        if servers := describe_servers(document):
+            say(servers, highlight=False, soft_wrap=True)
         for stage in document["stages"]:
             for kind, entry in stage["errors"]["classes"].items():
                 calls = ", ".join(f"{count:,} {call}" for call, count in entry["calls"].items())
