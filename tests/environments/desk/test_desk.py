@@ -48,7 +48,7 @@ def test_finishing_at_once_is_no_success(kind: str) -> None:
     for seed in range(10):
         transition = call(start(seed, tasks=[kind]), "finish")
         assert (transition.reward, transition.success) == (0, False)
-        assert criteria(transition)["nothing_else_changed"]
+        assert not any(criteria(transition).values())
 
 
 def test_whatever_else_is_changed_is_noticed_and_can_be_mended() -> None:
@@ -57,6 +57,8 @@ def test_whatever_else_is_changed_is_noticed_and_can_be_mended() -> None:
     day = next(iter(office.events.values())).day
     addresses = set(office.contacts.values()) - episode.environment.start[1][0].recipients
     event = {"title": "x", "day": "Monday" if day != "Monday" else "Friday", "start": 16, "hours": 1, "attendee": "y"}
+    while not criteria(episode.turn([episode.environment.expert_action()], Want()))["nothing_else_changed"]:
+        assert not episode.end_reason
     added = call(episode, "add_event", **event)
     assert not criteria(added)["nothing_else_changed"]
     assert criteria(call(episode, "delete_event", id=7))["nothing_else_changed"]
@@ -89,8 +91,11 @@ def test_a_number_in_a_mail_is_the_whole_number() -> None:
 
 
 def test_share_pays_for_what_holds() -> None:
+    assert call(start(3, tasks=["schedule"], reward="share"), "finish").reward == 0
     episode = start(3, tasks=["schedule"], reward="share")
-    assert call(episode, "finish").reward == 0.25
+    while not criteria(episode.turn([episode.environment.expert_action()], Want()))["meeting_as_asked"]:
+        assert not episode.end_reason
+    assert call(episode, "finish").reward == 0.75
 
 
 def test_the_desk_has_an_end() -> None:

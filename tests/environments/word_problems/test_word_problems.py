@@ -61,7 +61,8 @@ def test_the_calculator_tells_values_and_a_wrong_answer_ends() -> None:
 
 
 def test_a_reply_of_steps_is_checked_equation_by_equation() -> None:
-    assert read_equations("So 2 + 3 = 5 apples.\nx = y\n4*5 = 21\n$7 / 2 = 3.5\n= 4\n1 + 1 =") == [(5, 5), (20, 21)]
+    equations = read_equations("So 2 + 3 = 5 apples.\nx = y\n4*5 = 21\n$7 / 2 = 3.5\n= 4\n1 + 1 =\n7 = 7")
+    assert [(equation.value, equation.claim) for equation in equations] == [(5, 5), (20, 21)]
     episode = start(4, mode="steps", min_steps=2)
     steps = episode.environment.steps
     reply = f"{steps[0][0]} = {steps[0][1]}\n1 + 1 = 3\n#### 7\n#### {steps[-1][1]}.00"
@@ -69,6 +70,21 @@ def test_a_reply_of_steps_is_checked_equation_by_equation() -> None:
     assert transition.details is not None and transition.details.criteria is not None
     told = transition.details.criteria
     assert transition.success and told["step_1"] and not told["equations_hold"]
+
+
+@pytest.mark.parametrize("trivial", ["{0}", "+{0}", "{0} * 1", "{0} + 0", "{1} + 1", "(40 - {0}) - (40 - 2 * {0})"])
+def test_a_result_that_is_not_calculated_from_the_story_counts_for_nothing(trivial: str) -> None:
+    lines = [trivial.format(number, number - 1) for number in range(1, 41)]
+    for seed in range(20):
+        episode = start(seed, mode="steps", max_number=10)
+        details = episode.turn(
+            ["\n".join(f"{line} = {n}" for n, line in enumerate(lines, 1)) + "\n#### -1"], Want()
+        ).details
+        assert details is not None and details.criteria is not None
+        assert not any(details.criteria.values()), (episode.environment.text, details.criteria)
+        episode = start(seed, max_number=10, max_steps=2)
+        episode.turn([f"calculate[{trivial.format(n := episode.environment.steps[0][1], n - 1)}]"], Want())
+        assert episode.environment.score() == 0
 
 
 def test_a_reply_without_an_answer_ends_without_success() -> None:

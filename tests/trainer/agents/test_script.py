@@ -299,6 +299,13 @@ OWN = {"name": "solver_verifier", "policies": ["solver", "verifier"]}
     [
         ({"script": "duo"}, "solver_verifier"),
         ({"rewards": {"zero_sum": True}}, "rewards.zero_sum belongs to self_play"),
+        *(
+            (
+                {"rewards": {"zero_sum": True}, "script": {"name": "self_play"}, "algorithm": {"advantage": advantage}},
+                f"advantage {advantage} adds up those of all agents",
+            )
+            for advantage in ("gae", "bilevel_gae", "grpo", "gigpo", "dr_mas", "reinforce_plus_plus")
+        ),
         ({"script": {"name": "attempts", "proposals": 3}}, "script.proposals belongs to solver_verifier"),
         ({"rewards": {"verdict": 1}}, "rewards.verdict belongs to solver_verifier"),
         ({"script": "solver_verifier", "rewards": {"improvement": 1}}, "rewards.improvement belongs to attempts"),

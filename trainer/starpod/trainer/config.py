@@ -225,6 +225,15 @@ class Config(Section):
         ):
             if name != script and any(getattr(task.rewards, key) for task in self.tasks):
                 raise ValueError(f"rewards.{key} belongs to {script}, and script.name is {name}: set it, or drop it")
+        terms = self.algorithm.credit_terms
+        over_all_agents = self.algorithm.needs_critic or any(term.score not in ("reward", "met") for term in terms)
+        if over_all_agents and any(task.rewards.zero_sum for task in self.tasks):
+            raise ValueError(
+                "rewards.zero_sum makes the rewards of an episode cancel, but algorithm.advantage "
+                f"{self.algorithm.advantage} adds up those of all agents, so that the winner's earlier moves earn "
+                "nothing: set algorithm.advantage to attempts, or to terms with score reward, such as "
+                "[{unit: agent, score: reward, key: [agent]}]"
+            )
         return self
 
     @model_validator(mode="after")

@@ -62,7 +62,7 @@ class Desk(Environment):
 
     spec = EnvironmentSpec(
         id="desk-v1",
-        version="1.0.0",
+        version="1.1.0",
         title="Desk: calendar, files and mail by tool calls",
         instructions=_INSTRUCTIONS,
         tools=TOOLS,
@@ -196,12 +196,14 @@ class Desk(Environment):
         return f"Sent to {mail.other}."
 
     def criteria(self) -> dict[str, bool]:
-        """Return the checklist of all tasks, with an item that says whether nothing else was changed."""
+        """Return the checklist of all tasks, with an item that says whether nothing else was changed.
+
+        That item is met together with the first item of a task, because doing nothing changes nothing.
+        """
         office, tasks = self.start
         now = self.current_changes
-        return {name: is_met for task in tasks for name, is_met in task.criteria(now).items()} | {
-            "nothing_else_changed": _is_tidy(office, tasks, now)
-        }
+        items = {name: is_met for task in tasks for name, is_met in task.criteria(now).items()}
+        return items | {"nothing_else_changed": any(items.values()) and _is_tidy(office, tasks, now)}
 
     def observe(self) -> str:
         return self.last

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from starpod.env_server import INVALID, Environment, EnvironmentOptions, EnvironmentSpec, Limits, Outcome, digest
-from starpod.environments.countdown.expression import Malformed, Number, describe, parse
+from starpod.environments.countdown.expression import Malformed, Parsed, describe, parse
 
 from .picture import draw
 from .stories import Problem, draw_problem
@@ -19,6 +19,8 @@ MAX_LENGTH = 4_000
 
 _MOVE = re.compile(r"\s*(calculate|answer)\s*\[(.*)\]\s*", re.IGNORECASE | re.DOTALL)
 _FINAL = re.compile(r"####\s*\$?(-?[0-9][0-9,]*(?:\.0+)?)(?![0-9.])")
+_TOLD = re.compile(r"[0-9]+|twice|three times")
+_WORDS = {"twice": 2, "three times": 3}
 _EQUATION_CHARACTERS = "0123456789+-*/() "
 _MOST_EQUATIONS = 40
 _SHOWN = 20
@@ -60,7 +62,7 @@ class WordProblems(Environment):
 
     spec = EnvironmentSpec(
         id="word_problems-v1",
-        version="1.0.0",
+        version="1.1.0",
         title="Word problems: grade-school arithmetic",
         grammar="calculate[expression] or answer[number]; with mode=steps lines of equations that end with #### number",
         render_modes=("text", "png"),
@@ -109,30 +111,40 @@ class WordProblems(Environment):
                 return self._refuse("the answer is a whole number")
             return self._end(f"answer {answer}", float(answer), {})
         try:
-            value = parse(move[2].strip()).value
+            calculation = parse(move[2].strip())
         except Malformed as problem:
             return self._refuse(str(problem))
-        result = describe(value)
+        result = describe(calculation.value)
         self._note(f"{move[2].strip()} = {result if len(result) <= 40 else f'a number of {len(result)} digits'}")
         before = self.found
-        self.found |= self._steps_with(value)
+        self.found |= self._steps_of(calculation)
         return Outcome(effective=self.found != before)
 
     def _read_reply(self, reply: str) -> Outcome:
         equations = read_equations(reply)
-        results = [right for left, right in equations if left is not None and abs(left - right) < 1e-9]
-        for right in results:
-            self.found |= self._steps_with(right)
+        true = [each for each in equations if each.value is not None and abs(each.value - (each.claim or 0)) < 1e-9]
+        for equation in true:
+            self.found |= self._steps_of(equation)
+        holds = len(true) == len(equations) and bool(self.found)
         self._note(*[line.strip() for line in reply.splitlines() if line.strip()])
         finals = _FINAL.findall(reply)
         answer = float(finals[-1].replace(",", "")) if finals else None
-        return self._end("", answer, {"equations_hold": len(results) == len(equations) > 0})
+        return self._end("", answer, {"equations_hold": holds})
 
     def _note(self, *lines: str) -> None:
         self.work = [*self.work, *lines][-_SHOWN:]
 
-    def _steps_with(self, value: Number | None) -> frozenset[int]:
-        return frozenset(number for number, (_, result) in enumerate(self.steps) if result == value)
+    def _steps_of(self, calculation: Parsed) -> frozenset[int]:
+        """Return the indices of the steps with this result.
+
+        There are none unless several numbers are combined, all of which are in the story or are results of earlier
+        steps. Otherwise a list of equations such as 1 = 1 and 1 + 1 = 2 would include the results of all steps.
+        """
+        known = {_WORDS.get(word) or int(word) for word in _TOLD.findall(self.text)}
+        known |= {self.steps[index][1] for index in self.found}
+        if len(calculation.numbers) < 2 or not known.issuperset(calculation.numbers):
+            return frozenset()
+        return frozenset(index for index, (_, result) in enumerate(self.steps) if result == calculation.value)
 
     def _refuse(self, problem: str) -> Outcome:
         if self.options.mode == "steps":
@@ -189,19 +201,21 @@ class WordProblems(Environment):
         return "\n".join([self.text, *self.work, *([self.verdict] if self.verdict else [])])
 
 
-def read_equations(reply: str) -> list[tuple[Number | None, int]]:
-    """Return the value of the expression and the integer, for each line that ends with `expression = integer`.
+def read_equations(reply: str) -> list[Parsed]:
+    """Return the calculation of each line that ends with `expression = integer`. A number alone is no calculation.
 
     The value is None if the expression has none, as in 1 / 0.
     """
-    equations: list[tuple[Number | None, int]] = []
+    equations: list[Parsed] = []
     for line in reply.splitlines():
         left, equals, right = line.rpartition("=")
         number = right.split()[0].strip("$.,") if right.split() else ""
         expression = left[len(left.rstrip(_EQUATION_CHARACTERS)) :].strip()
         if equals and re.fullmatch(r"[0-9]{1,20}", number) and expression and len(equations) < _MOST_EQUATIONS:
             try:
-                equations.append((parse(expression).value, int(number)))
+                equation = parse(f"{expression} = {number}")
             except Malformed:
-                equations.append((None, int(number)))
+                equation = Parsed((), None, int(number))
+            if len(equation.numbers) != 1:
+                equations.append(equation)
     return equations
