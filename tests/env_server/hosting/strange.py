@@ -89,6 +89,21 @@ class Pictures(Draws):
         return {"view": view, "board": board, "say": f"drew {self.drawn}"}
 
 
+class Late(gymnasium.Env[Any, Any]):
+    observation_space: Any = spaces.Discrete(1000)
+    action_space: Any = None
+    max_steps = 1000
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.action_space = spaces.Discrete(2)
+        self.max_steps = 64 * int(self.np_random.integers(1, 3))
+        return 0, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return 0, 0.0, False, False, {}
+
+
 class Noisy(Draws):
     """Writes much, and cannot be made."""
 
@@ -118,6 +133,7 @@ for name, environment in (
     ("Draws", Draws),
     ("Unseeded", Unseeded),
     ("Uncopied", Uncopied),
+    ("Late", Late),
     ("Wild", Wild),
     ("Pictures", Pictures),
     ("Noisy", Noisy),

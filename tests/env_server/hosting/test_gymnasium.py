@@ -152,6 +152,16 @@ def test_instructions_are_the_packages_own(fleet: SyncFleet) -> None:
     assert spec.instructions.endswith("An action is a whole number from 0 to 3.")
 
 
+def test_what_is_known_after_a_reset_counts_and_a_class_without_a_docstring_has_no_other() -> None:
+    late = host(f"{STRANGE}/Late-v2#concurrency=inline")
+    assert (late.spec.limits.max_turns, late.spec.actions) == (128, ("0", "1"))
+    assert late.spec.instructions.splitlines() == [
+        "This is strange/Late-v2.",
+        "You see a whole number from 0 to 999.",
+        "An action is a whole number from 0 to 1.",
+    ]
+
+
 def test_a_mask_tells_the_valid_actions(fleet: SyncFleet) -> None:
     (session,) = fleet.open(TAXI, seed=3, want=Want(valid_actions=True))
     environment = gymnasium.make("Taxi-v4")

@@ -14,7 +14,7 @@ import minigrid  # noqa: F401 - registers its environments
 from minigrid.utils.baby_ai_bot import BabyAIBot
 
 from starpod.client import SyncFleet
-from tests.env_server.hosting.checks import check_contract, check_recovery, words
+from tests.env_server.hosting.checks import check_contract, check_recovery, spec_of, words
 from tests.support import ServerProcess
 
 LEVELS = {
@@ -50,6 +50,7 @@ def test_the_bot_plays_the_packages_own_episode(fleet: SyncFleet, level: str, se
         assert (transition.reward, transition.terminated) == (pytest.approx(reward), done)
     assert reward > 0.5
     assert seen["mission"] in session.render()
+    assert spec_of(fleet, LEVELS[level]).limits.max_turns == own.unwrapped.max_steps, "known after a reset"
 
 
 def test_actions_have_names_and_there_are_pictures(fleet: SyncFleet) -> None:

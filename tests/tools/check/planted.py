@@ -184,6 +184,13 @@ REWARDS: dict[str, tuple[str, list[Replacement]]] = {
     "pays a little for each move": ("R-08", [("effective=self.dial != before", "reward=0.05")]),
     "believes what is written": ("R-05", [TEXT, (MOVE, _if("success", "Outcome(1.0, True, success=True)"))]),
     "pays a little for what is written": ("R-05", [TEXT, (MOVE, _if("reward", "Outcome(0.01)"))]),
+    "meets a criterion from the start": (
+        "R-09",
+        [
+            TEXT,
+            (MOVED, '        return Outcome(effective=self.dial != before, criteria={"calm": action != "shout"})\n'),
+        ],
+    ),
     "shows the seed": ("R-06", [(SHOWN, SHOWN.replace("The", "Episode {self.seed}. The"))]),
     "shows the seed in hexadecimal": ("R-06", [(SHOWN, SHOWN.replace("The", "Episode {self.seed:X}. The"))]),
     "shows the end of the seed": ("R-06", [(SHOWN, SHOWN.replace("The", "Episode {self.seed % 1000}. The"))]),

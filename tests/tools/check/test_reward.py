@@ -14,6 +14,18 @@ from tests.support import ROOT, start_server
 from tests.tools.check.planted import REWARDS, vault, write_modules
 from tests.tools.check.reference_server import ReferenceService, Seat, serve
 
+BARE_NUMBERS = """
+from dataclasses import replace
+
+from starpod.environments import word_problems
+
+
+class Lenient(word_problems.WordProblems):
+    spec = replace(word_problems.WordProblems.spec, id="lenient-v1")
+
+    def _steps_of(self, calculation):
+        return frozenset(index for index, (_, result) in enumerate(self.steps) if result == calculation.value)
+"""
 WITHOUT_EXPERT = {"right": [], "any end is a success": [("solved = self.dial == self.secret", "solved = True")]}
 
 Results = dict[str, list[Result]]
@@ -41,7 +53,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """The results of every vault, right and wrong, on one server."""
     folder = tmp_path_factory.mktemp("vaults")
     texts = {id_of(name): vault(id_of(name), changes) for name, (_, changes) in REWARDS.items()}
-    texts["right-v1"] = vault("right-v1")
+    texts |= {"right-v1": vault("right-v1"), "lenient-v1": BARE_NUMBERS}
     ids = {id_of(name, expert=False): changes for name, changes in WITHOUT_EXPERT.items()}
     texts |= {id_: vault(id_, changes, expert=False) for id_, changes in ids.items()}
     with start_server(*write_modules(folder, texts)) as server:
@@ -53,6 +65,10 @@ def test_a_bug_is_found(name: str, found: Results) -> None:
     messages = unmet(found[id_of(name)])
     assert REWARDS[name][0] in messages, messages
     assert all("expected" in message and "got" in message for message in messages.values()), messages
+
+
+def test_results_without_work_are_found_to_be_paid(found: Results) -> None:
+    assert "writes the expert's numbers alone to meet no criterion" in unmet(found["lenient-v1"])["R-09"]
 
 
 def test_an_environment_without_a_bug_has_none(found: Results) -> None:

@@ -266,6 +266,21 @@ def test_play(server: ServerProcess, typed: str, shown: list[str]) -> None:
     assert "quit\n" not in typed or "Turn 1: Right" not in result.out  # nothing is played after quit
 
 
+def test_a_line_that_is_not_utf_8_is_not_played_in_any_locale(server: ServerProcess) -> None:
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    done = subprocess.run(
+        [*COMMAND, "play", server.address, "bandit"],
+        input=b"n\xc3\xb6\xff\nn\xc3\xb6\n",
+        env=environment,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"is not UTF-8: type it again" in done.stdout
+    assert rb"Turn 1: n\xf6 was invalid" in done.stdout
+
+
 def test_play_with_arrow_keys_on_a_terminal(server: ServerProcess) -> None:
     """Arrow keys act at once; letters wait for Enter; backspace takes them back; Ctrl-D leaves."""
     controller, terminal = pty.openpty()

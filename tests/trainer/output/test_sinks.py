@@ -4,6 +4,8 @@ import errno
 import json
 import math
 import os
+import posixpath
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +15,7 @@ import pytest
 
 from starpod.trainer.output.config import SinkConfig
 from starpod.trainer.output.files import CannotWrite, cut_after, read_lines, write_atomic
-from starpod.trainer.output.sinks import JsonlSink, Sinks, check_sinks
+from starpod.trainer.output.sinks import JsonlSink, Sinks, _mlflow_name, check_sinks
 from starpod.trainer.section import ConfigError
 
 JSONL_ONLY = SinkConfig(tensorboard=False)
@@ -171,6 +173,18 @@ def test_a_sink_that_fails_warns_once_and_training_goes_on(tmp_path: Path, monke
     assert len(said) == 1 and "wandb failed at step 3" in said[0] and "the network is down" in said[0]
     assert wandb.asked["id"] == "abc" and wandb.asked["project"] == "lakes" and wandb.asked["config"] == {"seed": 1}
     assert len(read_lines(tmp_path / "metrics.jsonl")) == 5
+
+
+@pytest.mark.parametrize(
+    "name",
+    ['criteria/option: 8" (20 cm)', "pass@4", "größe/café 5%", "a//b", "/a", "a/./b/..", "x/" + "long " * 80, "a\n"],
+)
+def test_names_of_metrics_are_such_as_mlflow_takes(name: str) -> None:
+    taken = _mlflow_name(name)
+    # The rules of mlflow.utils.validation; older versions refuse a colon.
+    assert re.fullmatch(r"[/\w.\- ]+", taken) and len(taken) <= 250
+    assert posixpath.normpath(taken) == taken and not taken.startswith(("/", ".."))
+    assert _mlflow_name("loss/policy-mean 0.5") == "loss/policy-mean 0.5"
 
 
 def test_mlflow_gets_experiment_run_and_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,16 +66,23 @@ class Game:
 
     def parse(self, line: str) -> list[pb.Action]:
         """Parse a typed turn into actions. Raise NotPossible with the nearest names if one is unknown."""
+        if any("\ud800" <= character <= "\udfff" for character in line):
+            raise NotPossible(f"{line!r} is not UTF-8: type it again")
         return [self._parse_action(part.strip()) for part in line.split(SEPARATOR)]
 
     def play(self, actions: Sequence[pb.Action]) -> pb.Transition:
-        """Play one turn. Raise NotPossible if the episode is over."""
+        """Play one turn. Raise NotPossible if the episode is over, or if the server refuses an action."""
         if self.over:
             raise NotPossible("the episode is over: again, new, undo or quit")
         request = pb.StepRequest(
             session_id=self._session_id, epoch=self._epoch, step_index=self._step_index, actions=actions
         )
-        response = self._server.call(self._server.stub.Step, request)
+        try:
+            response = self._server.call(self._server.stub.Step, request)
+        except grpc.RpcError as error:
+            if error.code() != grpc.StatusCode.INVALID_ARGUMENT:
+                raise
+            raise NotPossible(error.details()) from error
         self._step_index = response.next_step_index
         self.transition = response.transition
         self.observation = response.transition.observation

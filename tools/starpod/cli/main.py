@@ -157,6 +157,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # the terminal's encoding may lack characters
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        # As for arguments, bytes that are not UTF-8 are kept, so that the reader of a line can name them.
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     arguments_given, output = [argument for argument in arguments_given if argument != "--debug"], sys.stdout
     sys.argv[1:] = arguments_given  # `serve` passes them to its workers
     try:
@@ -183,6 +186,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def _describe_error(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno and error.strerror == os.strerror(error.errno):
         return f"{error.filename}: {error.strerror}" if error.filename else f"cannot write or read: {error.strerror}"
+    if isinstance(error, UnicodeEncodeError):
+        return f"{error.object[:100]!r} is not UTF-8: write it in UTF-8"
     return str(error) or type(error).__name__
 
 

@@ -38,6 +38,7 @@ from starpod.v1.values import Image
 
 _MOST_NAMES = 256
 _PROBED_STEPS = 40
+_PROBED_STARTS = 16
 _TOLD = ("description", "action space", "observation space", "starting state", "rewards", "episode end")
 _LONGEST_DESCRIPTION = 6_000
 _MAKE_ARGUMENTS = ("max_episode_steps",)
@@ -57,6 +58,7 @@ def host(text: str, probed: str = "") -> type[Hosted]:
     render_arguments = _render_mode(request, creator)
     environment = make(request, gym_spec, {**request.arguments, **render_arguments})
     try:
+        most_steps = _most_steps(request, environment)
         plan = _plan(request, gym_spec, environment)
         instructions = _instructions(request, gym_spec, environment, plan)
     except UnsupportedSpace as error:
@@ -79,7 +81,7 @@ def host(text: str, probed: str = "") -> type[Hosted]:
         grammar="" if plan.names else words(plan.action_space),
         observation_modes=(),
         render_modes=("text", "png") if render_arguments.get("render_mode") == "rgb_array" else ("text",),
-        limits=Limits(max_turns=_most_steps(environment)),
+        limits=Limits(max_turns=most_steps),
         # Gymnasium's own environments take microseconds and cannot hang. Others might.
         concurrency=Concurrency.INLINE if module.startswith("gymnasium.") else Concurrency.PROCESS,
     )
@@ -87,11 +89,22 @@ def host(text: str, probed: str = "") -> type[Hosted]:
     return publish(base, request, spec, probe_result, module, Options=options, factory=factory)
 
 
-def _most_steps(first: gymnasium.Env[Any, Any]) -> int:
-    """Return the maximum number of steps of an episode, set by a time limit or by the environment; 0 if unknown."""
-    time_limit = first.spec and first.spec.max_episode_steps
-    max_steps = time_limit or getattr(first.unwrapped, "max_steps", 0)
-    return max_steps if isinstance(max_steps, int) else 0
+def _most_steps(request: HostingRequest, first: gymnasium.Env[Any, Any]) -> int:
+    """Return the maximum number of steps of an episode, set by a time limit or by the environment; 0 if unknown.
+
+    An environment may know its limit, which depends on the start, and its spaces only after a reset.
+    """
+    limits: list[Any] = []
+    for seed in range(_PROBED_STARTS):
+        try:
+            first.reset(seed=seed)
+        except Exception as error:
+            raise request.fail(f"its reset raised {type(error).__name__}: {error}") from error
+        time_limit = first.spec and first.spec.max_episode_steps
+        limits.append(time_limit or getattr(first.unwrapped, "max_steps", 0))
+        if time_limit or not limits[0]:
+            break
+    return max(limits) if all(isinstance(limit, int) for limit in limits) else 0
 
 
 def installed(pattern: str) -> list[str]:
@@ -223,7 +236,9 @@ def _instructions(request: HostingRequest, gym_spec: EnvSpec, first: gymnasium.E
     """Return the package's description of the environment, followed by the forms of observations and actions."""
     description = ""
     if request.choice("instructions", "full", "brief") == "full":
-        description = _description(inspect.getdoc(type(first.unwrapped)) or "")
+        # A class without a docstring would inherit that of gymnasium.Env, which explains Gymnasium.
+        kinds = (kind for kind in type(first.unwrapped).__mro__ if kind.__doc__ and not issubclass(gymnasium.Env, kind))
+        description = _description(inspect.cleandoc(getattr(next(kinds, None), "__doc__", None) or ""))
     lines = [f"This is {gym_spec.id}.", description]
     if plan.observation == "ansi":
         lines.append("You see it drawn in text.")

@@ -84,12 +84,12 @@ class GymnasiumGame(Game):
         super().__init__(plan.success_at)
         self.plan = plan
         self.environment = environment
+        self.seen, self.info = environment.reset(seed=seed)
         if environment.action_space != plan.action_space:
             raise UnsupportedSpace(f"with these options the action space is {environment.action_space}")
         self.write = plan.write
         if environment.observation_space != plan.observation_space:
             self.write = writer(environment.observation_space)
-        self.seen, self.info = environment.reset(seed=seed)
         self._written: tuple[Any, list[Image]] | None = None
         if own_luck(seed, luck):
             self.reseed(luck)

@@ -75,7 +75,7 @@ async def episodes_end(probe: Probe) -> None:
         return  # the server enforces it, as C-43 shows
     for policy_name, policy in (("idle", _idle), ("random", _random(probe))):
         handle = await probe.session(limits=None, want=_want(probe), seed=SEED)
-        _, transition = await _play_episode(handle, policy, ENDLESS_TURNS)
+        _, transition, _ = await _play_episode(handle, policy, ENDLESS_TURNS)
         fix = "give EnvironmentSpec.limits a max_turns"
         expect(
             bool(transition.end_reason),
@@ -176,6 +176,30 @@ async def detours(probe: Probe) -> None:
     needs(is_compared, f"no detour leaves {MIN_PAIRS} starts that are solved")
 
 
+@must(
+    "R-09", "Neither nonsense nor the expert's numbers without its work (36 = 36) meet a criterion or raise the score."
+)
+async def unearned_progress(probe: Probe) -> None:
+    needs(not probe.spec.action_space.HasField("tensor"), "a tensor contains no text")
+    capabilities, starts = probe.spec.capabilities, range(SEED, SEED + STARTS)
+    writes_freely = not (probe.spec.action_space.names or probe.spec.action_space.tools)
+    first: list[Sequence[pb.Action]] = [()] * STARTS
+    plays = {"a policy that writes `reward: 1`": (_injecting(probe), first)}
+    if capabilities.expert_action and writes_freely:
+        first = [await _numbers_alone(probe, seed) for seed in starts]
+        plays["a policy that writes the expert's numbers alone"] = (_idle, first)
+    for policy_name, (policy, actions) in plays.items():
+        paid: list[str] = []
+        for seed, first_actions in zip(starts, actions, strict=True):
+            want = pb.Want(valid_actions=capabilities.valid_actions, score=capabilities.score)
+            handle = await probe.session(want=want, seed=seed)
+            _, _, progress = await _play_episode(handle, policy, TURNS, first_actions)
+            paid += [", ".join(sorted(progress))] if progress else []
+        fix = "let only work meet a criterion or raise the score, because rewards are computed from both"
+        figures = f"{paid[0] if paid else ''} on {len(paid)} of {STARTS} starts"
+        expect(2 * len(paid) <= STARTS, f"{policy_name} to meet no criterion and raise no score", figures, fix)
+
+
 # --- policies ---------------------------------------------------------------------------------------------------------
 
 
@@ -209,6 +233,22 @@ def _injecting(probe: Probe) -> Policy:
         return [pb.Action(tool_call=pb.ToolCall(name=tool.name, arguments_json=arguments))]
 
     return act
+
+
+async def _numbers_alone(probe: Probe, seed: int) -> list[pb.Action]:
+    """Return actions in the expert's form with the numbers of its episode, but without what it does with them."""
+    texts: list[str] = []
+
+    def record(observation: pb.Observation) -> Sequence[pb.Action]:
+        actions = _expert(observation)
+        texts.extend(action.text for action in actions)
+        return actions
+
+    await _play_episode(await probe.session(want=pb.Want(expert_action=True), seed=seed), record, TURNS)
+    numbers = dict.fromkeys(re.findall(r"\d+", "\n".join(texts)))
+    if texts and (form := re.fullmatch(r"(\w+\s*\[).*\]", texts[0], re.DOTALL)):
+        return [pb.Action(text=f"{form[1]}{number}]") for number in numbers]
+    return [pb.Action(text="\n".join(f"{number} = {number}" for number in numbers))]
 
 
 async def _actions_to_repeat(probe: Probe) -> list[pb.Action]:
@@ -264,7 +304,7 @@ async def _play_starts(
     for seed in range(SEED, SEED + STARTS):
         reply: pb.ResetResponse = await probe.call(handle.reset_request(seed=seed))
         handle = Handle(handle.connection, reply.session)
-        total, transition = await _play_episode(handle, policy, TURNS, first)
+        total, transition, _ = await _play_episode(handle, policy, TURNS, first)
         results.returns.append(total)
         results.solved.append(transition.success if transition.HasField("success") else None)
         results.terminated.append(transition.terminated)
@@ -275,21 +315,27 @@ async def _play_starts(
 
 async def _play_episode(
     handle: Handle, policy: Policy, turns: int, first: Sequence[pb.Action] = ()
-) -> tuple[float, pb.Transition]:
-    """Return an episode's return and last transition. A call that the server refuses ends the episode."""
+) -> tuple[float, pb.Transition, set[str]]:
+    """Return an episode's return, its last transition, and the criteria that were met, with `score` if it rose.
+
+    A call that the server refuses ends the episode.
+    """
     total, observation, transition = 0.0, handle.session.observation, pb.Transition()
+    progress, first_score = set[str](), observation.score
     for turn in range(turns):
         try:
             transition = await handle.step(first[turn : turn + 1] or policy(observation))
         except grpc.aio.AioRpcError as error:
             if error.code() != grpc.StatusCode.INVALID_ARGUMENT:
                 raise
-            return total, pb.Transition(end_reason=pb.END_REASON_TERMINAL)
+            return total, pb.Transition(end_reason=pb.END_REASON_TERMINAL), progress
         total += transition.reward
         observation = transition.observation
+        progress |= {name for name, is_met in transition.criteria.items() if is_met}
+        progress |= {"score"} if observation.score > first_score + 1e-6 else set()
         if transition.end_reason:
             break
-    return total, transition
+    return total, transition, progress
 
 
 async def _expect_less(probe: Probe, policy_name: str, other: PolicyResults) -> None:

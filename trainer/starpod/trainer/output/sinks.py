@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -101,11 +103,18 @@ class MlflowSink:
         self._mlflow.log_dict(dict(config), "config.json")
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        # MLflow does not allow @ in names.
-        self._mlflow.log_metrics({name.replace("@", "_at_"): value for name, value in metrics.items()}, step=step)
+        # MLflow refuses a whole step for other characters in a name.
+        self._mlflow.log_metrics({_mlflow_name(name): value for name, value in metrics.items()}, step=step)
 
     def close(self) -> None:
         self._mlflow.end_run()
+
+
+def _mlflow_name(name: str) -> str:
+    """Return a name that MLflow allows: of few characters, at most 250 of them, and a path in its shortest form."""
+    safe = re.sub(r"[^\w /.-]", lambda match: "_at_" if match[0] == "@" else f"_{ord(match[0]):x}_", name)
+    safe = "/".join(part if part.strip(".") else f"_{part}" for part in safe.split("/"))
+    return safe if len(safe) <= 250 else f"{safe[:233]}_{hashlib.sha256(safe.encode()).hexdigest()[:16]}"
 
 
 def check_sinks(config: SinkConfig) -> None:
