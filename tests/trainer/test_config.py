@@ -7,6 +7,9 @@ import yaml
 
 from starpod.trainer.algorithms.config import PRESETS, AlgorithmConfig
 from starpod.trainer.config import ConfigError, load_config, parse_config
+from starpod.trainer.data.replay import ReplayConfig
+from starpod.trainer.engines.config import EngineConfig
+from starpod.trainer.rollout.config import EnvironmentConfig
 from starpod.trainer.section import packaged_configs
 
 
@@ -33,6 +36,33 @@ def test_words_and_files_mean_the_same(tmp_path: Path) -> None:
     )
     assert load_config(str(file)) == load_config("frozen_lake", words)
     assert load_config(str(file)).environment.options["observation"] == "local"
+
+
+def test_paths_are_absolute_wherever_they_are_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run's config.yaml is read in other folders. What only looks like a path stays as it is."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("model", "tiny", "org/folder"):
+        Path(name).mkdir(parents=True)
+    Path("lake.py").touch()
+    sections = {
+        EnvironmentConfig: ("token_file", "starts", "ca"),
+        EngineConfig: ("api_key_file", "handover_folder"),
+        ReplayConfig: ("offline",),
+    }
+    for section, names in sections.items():
+        assert {getattr(section.model_validate({name: "here"}), name) for name in names} == {str(tmp_path / "here")}
+    for name, saved in {"./model": "model", "model": "model", "org/folder": "org/folder"}.items():
+        assert parse_config({"model": name}).model.name == str(tmp_path / saved)
+    for name in ("tiny", "smollm2", "org/name"):
+        assert parse_config({"model": name}).model.name == name
+    words = ("--environment-module", "lake.py", "--store=a=org/folder", "bandit", "model")
+    lake, folder = str(tmp_path / "lake.py"), f"--store=a={tmp_path / 'org/folder'}"
+    assert parse_config({"environment": {"serve": words}}).environment.serve == (words[0], lake, folder, *words[3:])
+    own = {"lake": {"id": "frozen_lake-v1", "warm_start": {"demonstrations": "mine", "episodes": 1}}}
+    saved = parse_config({"environments": own, "warm_start": {"steps": 1}}).to_dict()["environments"]["lake"][
+        "warm_start"
+    ]
+    assert saved == {"demonstrations": str(tmp_path / "mine"), "episodes": 1}
 
 
 def test_words_are_read_as_they_are_meant() -> None:

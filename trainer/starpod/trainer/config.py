@@ -393,6 +393,10 @@ class Config(Section):
         The settings of a stage are written in full, including derived ones.
         """
         values = super().to_dict()
+        for task in self.tasks if self.environments else ():
+            differing = values["environments"][task.name]
+            for name in ("prompt", "rewards", "warm_start"):
+                differing[name] = _validated(differing[name], getattr(task, name).to_dict())
         del values["environment" if self.environments else "environments"]
         stages = values.pop("stages")
         if stages:
@@ -401,6 +405,15 @@ class Config(Section):
                 for section, stage in zip(stages, self._in_stages, strict=True)
             ]
         return values
+
+
+def _validated(given: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the given keys with their values in a validated section, whose paths are absolute."""
+    found = {key: section.get(key, value) for key, value in given.items()}
+    return {
+        key: _validated(given[key], value) if isinstance(given[key], Mapping) and isinstance(value, Mapping) else value
+        for key, value in found.items()
+    }
 
 
 def _stage(config: Config, values: Mapping[str, Any], number: int) -> Config:

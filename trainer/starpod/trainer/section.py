@@ -5,12 +5,14 @@ This module does not import torch, so that the command line starts quickly.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, ClassVar, get_args
+from typing import Annotated, Any, ClassVar, get_args
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     ModelWrapValidatorHandler,
@@ -25,6 +27,27 @@ def packaged_configs() -> dict[str, Path]:
     """Return the configurations that come with the package, by name."""
     folder = Path(str(resources.files("starpod.trainer"))) / "configs"
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def absolute_path(path: str) -> str:
+    """Return an absolute path, with ~ expanded; "" stays ""."""
+    return path and os.path.abspath(os.path.expanduser(path))
+
+
+def _absolute_words(words: tuple[str, ...]) -> tuple[str, ...]:
+    def absolute(word: str) -> str:
+        option, equals_sign, path = word.rpartition("=")
+        is_path = (os.sep in path or path.endswith(".py")) and os.path.exists(path)
+        return f"{option}{equals_sign}{absolute_path(path)}" if is_path else word
+
+    return tuple(map(absolute, words))
+
+
+# Paths are absolute in a run's config.yaml, so that the run can be resumed, exported and evaluated from another folder.
+FilePath = Annotated[str, AfterValidator(absolute_path)]
+"""Path of a file or folder; "" if there is none."""
+CommandWords = Annotated[tuple[str, ...], AfterValidator(_absolute_words)]
+"""Words of a command line. Those that name an existing file, with a separator or the suffix .py, are paths."""
 
 
 def _takes_bool(annotation: Any) -> bool:

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from starpod.trainer.section import Section
+from starpod.trainer.section import CommandWords, Section
 
 SOLVER, VERIFIER = "solver", "verifier"
 ATTEMPT = "attempt"
@@ -131,7 +131,7 @@ class SamplingConfig(Section):
 class ProgramConfig(Section):
     """A program that plays with the policy as its model. It is off if `command` is empty."""
 
-    command: tuple[str, ...] = Field(
+    command: CommandWords = Field(
         default=(),
         description="Program and its arguments. It runs once per episode, with the policy at OPENAI_BASE_URL; see "
         "docs/gateway.md#training. Empty: the trainer's own prompts.",

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from starpod.trainer.data.episode import Group
-from starpod.trainer.section import Section
+from starpod.trainer.section import FilePath, Section
 
 
 class ReplayConfig(Section):
@@ -22,7 +22,7 @@ class ReplayConfig(Section):
     capacity: int = Field(default=0, ge=0, description="Groups in the buffer; 0: no buffer.")
     groups: int = Field(default=0, ge=0, description="Groups from the buffer in each update.")
     max_staleness: int = Field(default=8, ge=1, description="Age in policy versions after which a group is dropped.")
-    offline: str = Field(default="", description="File or folder of episodes to train on instead of collecting.")
+    offline: FilePath = Field(default="", description="File or folder of episodes to train on instead of collecting.")
 
     @model_validator(mode="after")
     def _buffer(self) -> ReplayConfig:

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from starpod.trainer.section import Section
+from starpod.trainer.section import FilePath, Section
 
 Handover = Literal["auto", "ipc", "disk", "nccl"]
 
@@ -52,7 +52,7 @@ class EngineConfig(Section):
         description="vllm: GPUs that share one copy of the model; under torchrun, the GPUs of so many processes.",
     )
     urls: tuple[str, ...] = Field(default=(), description="vllm_remote: servers (http://host:port) of the same model.")
-    api_key_file: str = Field(default="", description="vllm_remote: file with the servers' API key.")
+    api_key_file: FilePath = Field(default="", description="vllm_remote: file with the servers' API key.")
     timeout: float = Field(
         default=600.0,
         gt=0,
@@ -76,7 +76,7 @@ class EngineConfig(Section):
         description="Transport of weights: GPU memory (ipc, vllm on one GPU), a folder (disk), or GPU to GPU (nccl, "
         "vllm_remote); auto: ipc if possible, else disk.",
     )
-    handover_folder: str = Field(
+    handover_folder: FilePath = Field(
         default="",
         description="disk: folder that trainer and servers share; empty: a temporary one.",
     )

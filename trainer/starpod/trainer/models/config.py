@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from starpod.trainer.data.images import ImageConfig
-from starpod.trainer.section import Section
+from starpod.trainer.section import Section, absolute_path
 
 
 class ModelError(Exception):
@@ -137,6 +138,13 @@ class ModelConfig(Section):
             return self
         changes = {} if dtype == "bfloat16" else {"base_dtype": "float32", "float32_logits": False}
         return self.model_copy(update={"dtype": dtype, **changes})
+
+    @field_validator("name")
+    @classmethod
+    def _locate_folder(cls, name: str) -> str:
+        # A name of Hugging Face's may have the form of a relative path. transformers prefers a folder, too.
+        is_path = name.startswith((".", "~")) or (name not in (TINY, *PACKAGED) and os.path.isdir(name))
+        return absolute_path(name) if is_path else name
 
     @field_validator("chat_template")
     @classmethod

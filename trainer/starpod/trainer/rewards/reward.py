@@ -35,7 +35,7 @@ from starpod.trainer.rewards.subgoals import SubgoalsConfig, is_inconsistent, sc
 from starpod.trainer.rewards.tools import ToolsConfig, score_tools
 from starpod.trainer.rewards.truth import ReasoningConfig, RelationsConfig
 from starpod.trainer.rewards.view import TurnView
-from starpod.trainer.section import ConfigError, Section
+from starpod.trainer.section import ConfigError, FilePath, Section
 from starpod.trainer.user_file import UserCodeError, UserFunction, call, expect_callable, load, located
 from starpod.v1.values import MAX_REWARD
 
@@ -64,7 +64,7 @@ OWN_PARTS = (
 class ShapingConfig(Section):
     """A shaping function. A number instead of a section sets its weight. A key FILE.py:NAME means NAME in that file."""
 
-    file: str = Field(default="", description="File of the function; empty: an installed package registers it.")
+    file: FilePath = Field(default="", description="File of the function; empty: an installed package registers it.")
     weight: float = Field(default=1.0, allow_inf_nan=False, description="Factor of the function's value.")
     parameters: dict[str, Any] = Field(default={}, description="Keyword arguments of the function.")
 

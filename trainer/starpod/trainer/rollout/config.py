@@ -9,7 +9,7 @@ from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from starpod.client.transport import as_addresses
 from starpod.trainer.agents.config import ProgramConfig
-from starpod.trainer.section import Kinds, Section
+from starpod.trainer.section import CommandWords, FilePath, Kinds, Section
 
 Strategy = Literal["none", "best_of", "beam", "lookahead", "pivots", "values", "tree"]
 
@@ -48,7 +48,7 @@ class EnvironmentConfig(Section):
         ge=1,
         description="Begins episodes this many moves of the environment's expert before success; null: at the start.",
     )
-    starts: str = Field(
+    starts: FilePath = Field(
         default="", description="File of start states saved by the live site. Groups begin in them in turn."
     )
     starts_share: float = Field(
@@ -58,11 +58,11 @@ class EnvironmentConfig(Section):
         default=(), description="Servers (host:port, dns:///name:port); empty: start some here."
     )
     workers: int = Field(default=1, ge=1, description="Server processes to start.")
-    serve: tuple[str, ...] = Field(default=(), description="More arguments for `starpod serve`.")
-    token_file: str = Field(default="", description="File with the servers' bearer token.")
-    ca: str = Field(default="", description="PEM file of the servers' certificate authority; turns TLS on.")
-    certificate: str = Field(default="", description="PEM file of the client's certificate (mTLS).")
-    key: str = Field(default="", description="PEM file of the client's key (mTLS).")
+    serve: CommandWords = Field(default=(), description="More arguments for `starpod serve`.")
+    token_file: FilePath = Field(default="", description="File with the servers' bearer token.")
+    ca: FilePath = Field(default="", description="PEM file of the servers' certificate authority; turns TLS on.")
+    certificate: FilePath = Field(default="", description="PEM file of the client's certificate (mTLS).")
+    key: FilePath = Field(default="", description="PEM file of the client's key (mTLS).")
     curriculum: CurriculumConfig = CurriculumConfig()
     timeout: float = Field(
         default=30.0,

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from starpod.trainer.models.config import TINY, ModelConfig
 from starpod.trainer.prompts.grammar import Further
-from starpod.trainer.section import Section
+from starpod.trainer.section import FilePath, Section
 
 
 class WarmStartConfig(Section):
@@ -18,7 +18,7 @@ class WarmStartConfig(Section):
     episodes: int = Field(
         default=1000, ge=0, description="Demonstrations to play; a fresh tokenizer is trained on them."
     )
-    demonstrations: str = Field(
+    demonstrations: FilePath = Field(
         default="", description="File or folder of further episodes to imitate, as the live site saves them."
     )
     batch_size: int = Field(default=64, ge=1, description="Episodes per step.")
