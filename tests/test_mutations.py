@@ -127,8 +127,8 @@ MUTATIONS: dict[str, tuple[str, Callable[..., Any], str]] = {
         "tests/trainer/test_learner.py::test_the_turns_of_one_agent",
     ),
     "several environments: one whitening for all": (
-        f"{TRAINER}.update:advantages_by_kind",
-        lambda right, *items: sys.modules[f"{TRAINER}.update"].compute_advantages(*items),
+        f"{TRAINER}.algorithms.advantages:advantages_by_kind",
+        lambda right, *items: sys.modules[f"{TRAINER}.algorithms.advantages"].compute_advantages(*items[:2]),
         "tests/trainer/test_mixture.py::test_the_rewards_of_one_environment_do_not_change_the_advantages_of_another",
     ),
     "token mask: prompts are trained on": (

@@ -204,9 +204,8 @@ def generate_plainly(policy: Policy, work: Workload) -> None:
 def update(policy: Policy, batch: Batch, micro_batch_tokens: int) -> None:
     """Score as the trainer does: rows are sorted by length, and the output layer sees only sampled positions."""
     policy.zero_grad(set_to_none=True)
-    for block in batch.micro_batches(range(len(batch)), micro_batch_tokens):
-        inputs = batch.pack(block)
-        scores = policy.score(inputs.tokens_SL, inputs.lengths_S, inputs.sampled_SL)
+    for indices in batch.micro_batches(range(len(batch)), micro_batch_tokens):
+        scores = policy.score(*batch.block(indices).inputs)
         scores.logprobs_N.sum().backward()  # type: ignore[no-untyped-call]
 
 

@@ -2,18 +2,18 @@
 
 import copy
 from collections.abc import Sequence
+from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor
 
+from starpod.trainer.algorithms.advantages import advantages_by_kind
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.credit import credit
 from starpod.trainer.algorithms.terms import CreditTerm
 from starpod.trainer.data.batch import Batch, samples_of
 from starpod.trainer.data.episode import Episode, Group, branches_of
-from starpod.trainer.data.updates import UpdateRecord
-from starpod.trainer.learner import batch_steps
 from starpod.trainer.rollout.config import PivotsConfig
 from starpod.trainer.update import PolicyTrainer
 from tests.trainer.tiny_learner import VERSION, built, learner_of, make_trainer, say, turn
@@ -138,7 +138,7 @@ def test_what_was_earned_before_a_branch_is_part_of_its_return() -> None:
     parent = an_episode(0, [[1, 2], [3]], [0.75, 0.0])
     branch = branched(parent, 1, 1, [[4, 5]], [0.5])
     trainer = make_trainer(AlgorithmConfig.model_validate(DR_GRPO))
-    rollout = trainer.unscored(Batch([say(built("none"), parent), branch]))
+    rollout = trainer.tabulate(Batch([say(built("none"), parent), branch]))
     assert rollout.returns_B.tolist() == [0.75, 1.25]
     assert rollout.turns_BT.tolist() == [[0, 0, 1], [1, 1, -1]]
     (first, *_), (second, *_) = credit((CreditTerm(),), rollout, rollout.rewards_BT).tolist()
@@ -157,15 +157,16 @@ def test_golden_siblings() -> None:
     kept = branches_of([Group(0, [parent], branches=[*siblings, *others, *alike])])
     assert [id(each) for each in kept] == [id(each) for each in (*siblings, *others)]
     trainer = make_trainer(AlgorithmConfig.model_validate(DR_GRPO))
-    step = next(batch_steps({"": trainer}, [Group(0, main_group().episodes, branches=kept)], VERSION, UpdateRecord()))
-    _, (stream, _) = step.parts
-    expected = [0.75, *[-0.25] * 6, 0.75, -1.0, 1.0]
-    assert stream.advantages.advantages_BT[:, 0].tolist() == expected
-    trainer.branches = PivotsConfig(scale="std")
-    step = next(batch_steps({"": trainer}, [Group(0, main_group().episodes, branches=kept)], VERSION, UpdateRecord()))
-    _, (stream, _) = step.parts
+    main = main_group().episodes
+    table = trainer.tabulate(Batch([*main, *kept]), branches=len(kept))
+
+    def advantages(scale: Literal["none", "std"]) -> list[float]:
+        found: list[float] = advantages_by_kind(trainer.algorithm, table, scale).advantages_BT[len(main) :, 0].tolist()
+        return found
+
+    assert advantages("none") == [0.75, *[-0.25] * 6, 0.75, -1.0, 1.0]
     scaled = [1.620182, *[-0.540061] * 6, 1.620182, -0.707106, 0.707106]
-    assert stream.advantages.advantages_BT[:, 0].tolist() == pytest.approx(scaled, abs=1e-6)
+    assert advantages("std") == pytest.approx(scaled, abs=1e-6)
 
 
 def test_records_of_branches_survive_json() -> None:
@@ -182,12 +183,12 @@ def test_golden_gains() -> None:
     for each, value in zip(episode.turns, (0.25, 0.5, 0.75), strict=True):
         each.value = value
     trainer = make_trainer(AlgorithmConfig.model_validate({**DR_GRPO, "advantage": "vineppo"}))
-    rollout = trainer.unscored(Batch([say(built("none"), episode)]))
+    rollout = trainer.tabulate(Batch([say(built("none"), episode)]))
     terms = trainer.algorithm.credit_terms
     assert credit(terms, rollout, rollout.rewards_BT).tolist() == [[0.25] * 4]
     episode.turns[1].value = None
     with pytest.raises(ValueError, match="needs the value of every state"):
-        credit(terms, trainer.unscored(Batch([episode])), rollout.rewards_BT)
+        credit(terms, trainer.tabulate(Batch([episode])), rollout.rewards_BT)
 
 
 def test_trees_are_compared_within_and_with_each_other() -> None:
@@ -196,7 +197,7 @@ def test_trees_are_compared_within_and_with_each_other() -> None:
     again = branched(low, 1, 4, [[5]], [0.0])
     again.parent = (2, 1)
     trainer = make_trainer(AlgorithmConfig.model_validate({**DR_GRPO, "advantage": "tree_grpo"}))
-    rollout = trainer.unscored(Batch([*(say(built("none"), root) for root in roots), low, high, again]))
+    rollout = trainer.tabulate(Batch([*(say(built("none"), root) for root in roots), low, high, again]))
     found = credit(trainer.algorithm.credit_terms, rollout, rollout.rewards_BT)[:, 0]
     between = torch.tensor([0.8, -0.2, -0.2, -0.2, -0.2]) / 0.447214
     within = torch.tensor([2 / 3, 0, -1 / 3, 0, -1 / 3]) / 0.577350

@@ -11,7 +11,7 @@ from torch import Tensor
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.checkpoints.state import join_parts
 from starpod.trainer.data.episode import Episode, Group, turns_of
-from starpod.trainer.data.updates import UpdateRecord
+from starpod.trainer.data.updates import token_records
 from starpod.trainer.learner import Learner
 from starpod.trainer.models.policies import Policies
 from starpod.trainer.models.policy import Policy
@@ -155,9 +155,9 @@ def test_metrics_are_each_agents_and_their_mean() -> None:
 def test_the_record_of_an_update_is_of_whole_episodes() -> None:
     records = []
     for learner in (make_one(DR_MAS), make_several()):
-        record = UpdateRecord()
-        learner.learn([team_of(), team_of(1)], version=VERSION, record=record)
-        records.append(list(record.tokens()))
+        learner.learn([team_of(), team_of(1)], version=VERSION)
+        assert learner.table is not None
+        records.append(list(token_records(learner.table)))
     for (episode, one), (same, other) in zip(*records, strict=True):
         assert (episode.group, episode.member) == (same.group, same.member)
         assert one.advantages.tolist() == other.advantages.tolist() and any(one.advantages)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.trainer.agents.base import Task
-from starpod.trainer.algorithms.advantages import compute_advantages
+from starpod.trainer.algorithms.advantages import advantages_by_kind, compute_advantages
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.filters import filter_groups
 from starpod.trainer.algorithms.sections import FilterConfig
@@ -22,7 +22,6 @@ from starpod.trainer.evaluation.statistics import interval_of_mean, wilson_inter
 from starpod.trainer.mixture import Mixture
 from starpod.trainer.rollout.collect import Start
 from starpod.trainer.seeds import SeedCursor
-from starpod.trainer.update import advantages_by_kind
 from tests.trainer.algorithms.builders import a_rollout
 from tests.trainer.test_run import ScriptedCollector, make_run
 from tests.trainer.turns import a_turn

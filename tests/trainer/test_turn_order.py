@@ -1,5 +1,6 @@
 """Updates turn by turn: SeeUPO's advantages and carry, and a step for each turn on exactly its tokens."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,12 +11,12 @@ from pydantic import ValidationError
 
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.credit import group_statistics
-from starpod.trainer.data.batch import Advantages, Batch, samples_of
+from starpod.trainer.data.batch import Advantages, Batch, RolloutBatch, samples_of
 from starpod.trainer.data.episode import Group
-from starpod.trainer.data.updates import UpdateRecord
+from starpod.trainer.data.updates import token_records
 from starpod.trainer.turn_order import next_carry, normalise_turn, turn_as_episode, turn_steps
-from starpod.trainer.update import PolicyTrainer, Stream
-from tests.trainer.tiny_learner import VERSION, built, group_of, learner_of, make_trainer
+from starpod.trainer.update import PolicyTrainer
+from tests.trainer.tiny_learner import VERSION, built, group_of, learner_of, make_trainer, scored_table
 
 
 def centred(*groups: list[float]) -> torch.Tensor:
@@ -79,13 +80,12 @@ def test_with_one_turn_it_is_gspo_on_normalised_advantages() -> None:
     groups = groups_of(turns=1)
     trainer, other = turnwise(), turnwise()
     learner_of(trainer).learn(groups, version=VERSION)
-    batch = Batch([episode for group in groups for episode in group.episodes])
-    rollout, _ = other.prepare(batch, VERSION)
+    batch, table = scored_table(other, [episode for group in groups for episode in group.episodes])
     advantages_B = normalise_turn(centred(*(group.returns for group in groups)))
     advantages_BT = torch.where(batch.mask_BT, advantages_B.unsqueeze(1), 0.0).float()
     other.optimizer.zero_grad()
-    stream = Stream(batch, rollout, Advantages(advantages_BT, None, batch.mask_BT))
-    other.accumulate(stream, range(len(batch)), scale=1.0)
+    table.advantages = Advantages(advantages_BT, None, batch.mask_BT)
+    other.accumulate(batch, table, range(len(batch)))
     other._step()
     for one, two in zip(trainer.policy.parameters(), other.policy.parameters(), strict=True):
         torch.testing.assert_close(one, two)
@@ -97,26 +97,34 @@ def test_each_turn_has_a_step_in_its_order_with_the_carry_of_those_before(order:
     del groups[0].episodes[0].turns[1:]  # a short episode is in no later turn's statistics
     seen: list[dict[tuple[int, int], float]] = []
     carry: dict[tuple[int, int], float] = {}
-    record = UpdateRecord()
-    for step in turn_steps({"": trainer}, groups, VERSION, record):
-        ((stream, rows),) = step.parts
-        batch, old_BT = stream.batch, stream.rollout.old_logprobs_BT
-        assert list(rows) == list(range(len(batch)))
+    take_step = trainer.take_step
+
+    def followed(batch: Batch, table: RolloutBatch, rows: Sequence[int], **options: Any) -> dict[str, float]:
+        assert list(rows) == list(range(len(batch))) and table.advantages is not None
         places = [(episode.group, episode.member) for episode in batch.episodes]
         carry_B = torch.tensor([carry.get(place, 1.0) for place in places])
-        first_B = stream.advantages.advantages_BT[:, 0]
+        first_B = table.advantages.advantages_BT[:, 0]
         seen.append(dict(zip(places, first_B.tolist(), strict=True)))
         # Without the carry, the advantages of a step have the mean 0.
         assert first_B.abs().max() > 0.5 and (first_B / carry_B).mean().item() == pytest.approx(0, abs=1e-6)
-        metrics = trainer.take(step, version=VERSION, scale=1.0)
-        assert metrics["update/turns"] == 3
-        assert metrics["update/carry_mean"] == pytest.approx(carry_B.mean().item())
-        moved_B = (trainer.score(batch).logprobs_BT - old_BT).sum(1) / batch.mask_BT.sum(1)
-        carry |= dict(zip(places, next_carry(carry_B, moved_B).tolist(), strict=True))
+        metrics = take_step(batch, table, rows, **options)
+        moved_B = (trainer.logprobs(batch) - table.old_logprobs_BT).sum(1) / batch.mask_BT.sum(1)
+        carry_means.append(carry_B.mean().item())
+        carry.update(zip(places, next_carry(carry_B, moved_B).tolist(), strict=True))
         assert carry[1, 0] > 1 > carry[1, 1]
+        return metrics
+
+    carry_means: list[float] = []
+    trainer.take_step = followed  # type: ignore[method-assign]
+    whole = Batch([episode for group in groups for episode in group.episodes])
+    table = trainer.tabulate(whole)
+    steps = list(turn_steps(trainer, whole, table, version=VERSION, scale=1.0))
+    for (_, metrics), carry_mean in zip(steps, carry_means, strict=True):
+        assert metrics["update/turns"] == 3
+        assert metrics["update/carry_mean"] == pytest.approx(carry_mean)
     assert [len(each) for each in seen] == ([3, 3, 4] if order == "reverse_turns" else [4, 3, 3])
     # What is recorded of each token is of the step that its turn had.
-    for episode, tokens in record.tokens():
+    for episode, tokens in token_records(table):
         own = [step[episode.group, episode.member] for step in seen if (episode.group, episode.member) in step]
         own = own[::-1] if order == "reverse_turns" else own
         expected = [value for value, turn in zip(own, episode.turns, strict=True) for _ in turn.reply]

@@ -13,21 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from starpod.trainer.algorithms.advantages import compute_advantages
 from starpod.trainer.algorithms.config import PRESETS, AlgorithmConfig
 from starpod.trainer.algorithms.credit import agent_units, credit
 from starpod.trainer.algorithms.filters import filter_groups
 from starpod.trainer.algorithms.sections import FilterConfig
 from starpod.trainer.algorithms.terms import CreditTerm
 from starpod.trainer.config import ConfigError, parse_config
-from starpod.trainer.data.batch import Advantages, Batch
+from starpod.trainer.data.batch import Advantages
 from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.diagnostics.gradients import OWN, POOLED, gradient_norm
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.optimizer import OptimizerConfig
 from starpod.trainer.parallel import Parallel
-from starpod.trainer.update import LogprobGap, PolicyTrainer, Stream, check_logprob_gaps
-from tests.trainer.tiny_learner import VERSION, built, group_of, learner_of, make_trainer, say, turn
+from starpod.trainer.update import LogprobGap, PolicyTrainer, check_logprob_gaps
+from tests.trainer.tiny_learner import VERSION, built, group_of, learner_of, make_trainer, say, scored_table, turn
 
 
 def gradient(of: PolicyTrainer, groups: list[Group], drift: float = 0.0) -> tuple[Tensor, dict[str, float]]:
@@ -35,17 +34,15 @@ def gradient(of: PolicyTrainer, groups: list[Group], drift: float = 0.0) -> tupl
 
     drift: by how much, times their own size, all weights have moved since the update began.
     """
-    batch = Batch([episode for group in groups for episode in group.episodes])
-    rollout, _ = of.prepare(batch, VERSION)
+    batch, table = scored_table(of, [episode for group in groups for episode in group.episodes])
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in of.policy.parameters():
             parameter += drift * parameter * torch.randn(parameter.shape, generator=generator)
     of.optimizer.zero_grad()
-    stream = Stream(batch, rollout, compute_advantages(of.algorithm, rollout))
-    done = of.accumulate(stream, range(len(batch)), scale=1.0)
+    metrics, _ = of.accumulate(batch, table, range(len(batch)))
     parts = [p.grad.flatten() for p in of.policy.parameters() if p.grad is not None]
-    return torch.cat(parts), done.metrics
+    return torch.cat(parts), metrics
 
 
 def chance(policy: Policy, episode: Episode) -> float:
@@ -309,11 +306,9 @@ def test_replies_that_were_cut_can_be_left_out_of_the_policys_loss(preset: str) 
         cut.finish = "length"
 
     def policy_gradient(of: PolicyTrainer, rows: list[int]) -> Tensor:
-        batch = Batch(group.episodes)
-        rollout, _ = of.prepare(batch, VERSION)
-        stream = Stream(batch, rollout, compute_advantages(of.algorithm, rollout))
+        batch, table = scored_table(of, group.episodes)
         of.policy.zero_grad()
-        of.accumulate(stream, rows, scale=1.0, components=("task", "entropy", "kl"))
+        of.accumulate(batch, table, rows, components=("task", "entropy", "kl"))
         return torch.cat([p.grad.flatten() for p in of.policy.trained_parameters() if p.grad is not None])
 
     found = policy_gradient(masked, [0, 1, 2])
@@ -394,13 +389,13 @@ def test_a_truncated_episode_is_worth_what_the_critic_says_of_the_next_context(f
     # Had it gone on, the next reply would have had this context.
     longer = copy.deepcopy(episode)
     longer.turns.append(turn(tail, [5], 0.0, fresh=fresh))
-    value = of.score(Batch([longer])).values_BT
+    value = scored_table(of, [longer])[1].values_BT
     assert value is not None
-    found = of.score(Batch([episode])).bootstrap_B
+    found = scored_table(of, [episode])[1].bootstrap_B
     assert found.item() == pytest.approx(value[0, longer.sampled_tokens - 1].item(), abs=1e-6)
     assert found.item() != 0
     episode.end = "terminal"
-    assert of.score(Batch([episode])).bootstrap_B.item() == 0
+    assert scored_table(of, [episode])[1].bootstrap_B.item() == 0
 
 
 def test_truncated_episodes_are_valued_alike_alone_and_together() -> None:
@@ -408,8 +403,8 @@ def test_truncated_episodes_are_valued_alike_alone_and_together() -> None:
     episodes = group_of(of.policy, 1, (0.5, 0.0, 1.0, 0.2)).episodes
     for episode, tail in zip(episodes, ([7, 8, 9], [4] * 20, [], [5]), strict=True):
         episode.end, episode.tail = "max_turns", tail
-    together = of.score(Batch(episodes)).bootstrap_B
-    alone = [of.score(Batch([episode])).bootstrap_B.item() for episode in episodes]
+    together = scored_table(of, episodes)[1].bootstrap_B
+    alone = [scored_table(of, [episode])[1].bootstrap_B.item() for episode in episodes]
     assert together.tolist() == pytest.approx(alone, abs=1e-6)
     assert len(set(alone)) == 4
     assert alone[2] == 0
@@ -457,19 +452,18 @@ def test_growth_of_squared_gradients_is_that_of_the_episodes_by_themselves() -> 
     of = make_trainer(AlgorithmConfig(preset="dapo"))
     groups = by_two_agents([group_of(of.policy, number, (1.0, 0.0, 1.0, 0.0, 0.5)) for number in range(6)])
     found = learner_of(of).gradients(groups, version=VERSION, buckets=1)
-    batch = Batch([episode for group in groups for episode in group.episodes])
-    rollout, _ = of.prepare(batch, VERSION)
-    units, agents = agent_units(rollout)
+    batch, table = scored_table(of, [episode for group in groups for episode in group.episodes])
+    units, agents = agent_units(table)
 
     def moment(agent: str, term: CreditTerm) -> float:
         """Sum of the squared norms of each episode's gradient."""
-        advantages_BT = credit((term,), rollout, rollout.rewards_BT).float()
+        advantages_BT = credit((term,), table, table.rewards_BT).float()
         total = 0.0
         for row in range(len(batch)):
             inside_BT = units.mask_BT & (units.index_BT == agents.index(agent))
             inside_BT[[other for other in range(len(batch)) if other != row]] = False
-            alone = Advantages(torch.where(inside_BT, advantages_BT, 0.0), None, batch.mask_BT)
-            add = functools.partial(of.accumulate, Stream(batch, rollout, alone), range(len(batch)), scale=1.0)
+            table.advantages = Advantages(torch.where(inside_BT, advantages_BT, 0.0), None, batch.mask_BT)
+            add = functools.partial(of.accumulate, batch, table, range(len(batch)))
             total += gradient_norm(of.policy, functools.partial(add, components=("task",))) ** 2
         return total
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from starpod.client import Fleet, Limits, Observation, Session, Transition, Want
 from starpod.trainer.agents.base import Agent, Agents, Move, Stop, Task, Tokens
+from starpod.trainer.algorithms.advantages import advantages_by_kind
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.terms import TERMS, CreditTerm
 from starpod.trainer.config import ConfigError, load_config
@@ -32,7 +33,6 @@ from starpod.trainer.rollout.search import Search
 from starpod.trainer.scorers.base import pay
 from starpod.trainer.scorers.config import QConfig
 from starpod.trainer.scorers.q import QScorer, turn_targets
-from starpod.trainer.update import advantages_by_kind
 from starpod.v1 import environment_pb2 as pb
 from tests.trainer.tiny_learner import make_trainer
 from tests.trainer.turns import NOT_DONE, a_turn
@@ -322,7 +322,7 @@ def trained(episodes: Sequence[Episode], term: CreditTerm) -> list[dict[int, flo
     """The advantage of each turn that was sampled, by a trainer's own way."""
     algorithm = AlgorithmConfig(preset="dapo", advantage="terms", terms=(term,))
     TRAINER.configure(algorithm, TRAINER.config, {"": WEIGHTS})
-    rollout = TRAINER.unscored(Batch(episodes))
+    rollout = TRAINER.tabulate(Batch(episodes))
     found_BT = advantages_by_kind(algorithm, rollout).advantages_BT.tolist()
     return [dict(zip(turns, row, strict=False)) for turns, row in zip(rollout.turns_BT.tolist(), found_BT, strict=True)]
 

@@ -2,11 +2,13 @@
 
 import copy
 import functools
+from collections.abc import Sequence
 
 import torch
 
+from starpod.trainer.algorithms.advantages import compute_advantages
 from starpod.trainer.algorithms.config import AlgorithmConfig
-from starpod.trainer.data.batch import Batch
+from starpod.trainer.data.batch import Batch, RolloutBatch
 from starpod.trainer.data.episode import Episode, Group, Turn
 from starpod.trainer.learner import Learner
 from starpod.trainer.models.config import ModelConfig, TinyConfig
@@ -60,6 +62,15 @@ def make_trainer(
     return trainer
 
 
+def scored_table(trainer: PolicyTrainer, episodes: Sequence[Episode]) -> tuple[Batch, RolloutBatch]:
+    """A batch and its table, with the policy's scores and advantages."""
+    batch = Batch(episodes)
+    table = trainer.tabulate(batch)
+    trainer.score(batch, table)
+    table.advantages = compute_advantages(trainer.algorithm, table)
+    return batch, table
+
+
 def learner_of(trainer: PolicyTrainer) -> Learner:
     """The learner of one policy for all agents."""
     return Learner({"": trainer})
@@ -69,9 +80,8 @@ def say(policy: Policy, episode: Episode) -> Episode:
     """The episode with the log-probabilities that this policy gives its replies."""
     batch = Batch([episode])
     (block,) = batch.micro_batches([0], 10**6)
-    packed = batch.pack(block)
     with torch.no_grad():
-        told = policy.score(packed.tokens_SL, packed.lengths_S, packed.sampled_SL).logprobs_N.tolist()
+        told = policy.score(*batch.block(block).inputs).logprobs_N.tolist()
     for turn in episode.turns:
         turn.logprobs, told = told[: len(turn.reply)], told[len(turn.reply) :]
     return episode

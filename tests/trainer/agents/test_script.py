@@ -234,7 +234,7 @@ def test_each_attempt_is_compared_with_its_own_kind() -> None:
 
     trainer = make_trainer(AlgorithmConfig(preset="score", kl={"where": "off"}))  # type: ignore[arg-type]
     batch = Batch([episode(0, 0, 11), episode(1, 1, 1), episode(2, 0, 0)])
-    found = compute_advantages(trainer.algorithm, trainer.unscored(batch)).advantages_BT
+    found = compute_advantages(trainer.algorithm, trainer.tabulate(batch)).advantages_BT
     assert found[:, 0].tolist() == pytest.approx([-1 / 3, 2 / 3, -1 / 3])
     assert found[:, 1].tolist() == pytest.approx([7, -3, -4])
 

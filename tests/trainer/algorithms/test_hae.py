@@ -20,7 +20,7 @@ from starpod.trainer.data.batch import Batch
 from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.prompts.grammar import BLOCKS
 from tests.trainer.algorithms.builders import doubles, random_doubles, random_layout
-from tests.trainer.tiny_learner import VERSION, built, learner_of, make_trainer, say
+from tests.trainer.tiny_learner import VERSION, built, learner_of, make_trainer, say, scored_table
 from tests.trainer.turns import a_turn
 
 REWARDS = doubles([0.0, 0.2, 0.0, 1.0])
@@ -137,7 +137,7 @@ def on_tokens(whiten: bool = False) -> tuple[list[float], list[float], list[bool
     turns.append(a_turn([3, 4], reward=1.0, spans=[("", 2)], fresh=False))
     batch = Batch([Episode(0, 0, "lake", turns=turns)])
     trainer = make_trainer(AlgorithmConfig(preset="hiper", kl={"where": "off"}, whiten=whiten))
-    rollout = trainer.unscored(batch)
+    rollout = trainer.tabulate(batch)
     columns = torch.arange(14.0).unsqueeze(0) / 10
     advantages = compute_advantages(trainer.algorithm, replace(rollout, values_BT=columns))
     assert advantages.returns_BT is not None
@@ -167,10 +167,9 @@ def test_a_token_is_valued_by_the_head_of_its_stage() -> None:
     with torch.no_grad():
         head: Any = trainer.policy.critic
         head.head.bias.copy_(torch.tensor([0.1, 0.2, 0.3]))
-    batch = Batch([Episode(0, 0, "lake", turns=[planned(1.0, "SWITCH")], end="terminal")])
-    scored = trainer.score(batch)
-    assert scored.values_BT is not None
-    close(scored.values_BT, 0.1, 0.1, 0.2, 0.2, 0.3, 0.3)
+    _, table = scored_table(trainer, [Episode(0, 0, "lake", turns=[planned(1.0, "SWITCH")], end="terminal")])
+    assert table.values_BT is not None
+    close(table.values_BT, 0.1, 0.1, 0.2, 0.2, 0.3, 0.3)
 
 
 def test_an_update_teaches_all_three_heads() -> None:

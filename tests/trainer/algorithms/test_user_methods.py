@@ -11,7 +11,7 @@ from starpod.trainer.algorithms.advantages import compute_advantages
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.user_methods import check_user_methods
 from starpod.trainer.commands.train import train
-from starpod.trainer.data.updates import UpdateRecord
+from starpod.trainer.data.updates import token_records
 from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.section import ConfigError
 from starpod.trainer.user_file import UserCodeError, load
@@ -150,11 +150,13 @@ def test_a_policy_is_updated_by_an_estimator_and_a_loss_of_a_file(tmp_path: Path
     )
     config = AlgorithmConfig(preset="dapo", advantage=f"{EXAMPLE}:median", loss=f"{file}:plain")
     check_user_methods(config)
-    trainer, record = make_trainer(config), UpdateRecord()
+    trainer = make_trainer(config)
+    learner = learner_of(trainer)
     group = group_of(trainer.policy, 0, (1.0, 0.0, 0.0))
-    metrics = learner_of(trainer).learn([group], version=VERSION, record=record)
+    metrics = learner.learn([group], version=VERSION)
     assert metrics["update/grad_norm"] > 0 and metrics["policy/ratio_max"] == pytest.approx(1.0)
-    assert all(tokens.ratios == pytest.approx(1.0) for _, tokens in record.tokens())
+    assert learner.table is not None
+    assert all(tokens.ratios == pytest.approx(1.0) for _, tokens in token_records(learner.table))
 
 
 LATER = """

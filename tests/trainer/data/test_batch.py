@@ -57,12 +57,12 @@ def test_any_cut_into_micro_batches_gives_every_token_once_in_order_and_its_rewa
         assert rewards_BT[index, : len(sampled)].tolist() == pytest.approx(rewards)
     assert turns_BT[~batch.mask_BT].eq(-1).all() and not rewards_BT[~batch.mask_BT].any()
     rebuilt, seen = (torch.zeros(batch.mask_BT.shape, dtype=torch.int64) for _ in range(2))
-    for block in batch.micro_batches(range(len(batch)), budget):
-        packed, unpacked = batch.pack(block), batch.unpack(block)
-        assert packed.tokens_SL.numel() <= budget or len(block) == 1
+    for indices in batch.micro_batches(range(len(batch)), budget):
+        block = batch.block(indices)
+        assert block.tokens_SL.numel() <= budget or len(indices) == 1
         # What a model would give: here, the sampled ids themselves.
-        rebuilt[unpacked.rows] += unpacked.in_rows(packed.tokens_SL[packed.sampled_SL])
-        seen[unpacked.rows] += unpacked.inside_RT
+        rebuilt[block.rows] += block.in_rows(block.tokens_SL[block.sampled_SL])
+        seen[block.rows] += block.inside_RT
     assert torch.equal(seen.bool(), batch.mask_BT) and seen.max() == 1
     assert torch.equal(rebuilt.float(), -logprobs_BT)
 
@@ -106,7 +106,7 @@ def test_gradients_flow_back_to_their_tokens() -> None:
     batch = Batch([Episode(0, 0, "lake", turns=[a_turn([1, 2])]), Episode(0, 1, "lake", turns=[a_turn([3])])])
     flat = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
     weights = torch.tensor([[10.0, 20.0], [30.0, 40.0]])
-    (batch.unpack([0, 1]).in_rows(flat) * weights).sum().backward()
+    (batch.block([0, 1]).in_rows(flat) * weights).sum().backward()
     assert flat.grad is not None
     assert flat.grad.tolist() == [10.0, 20.0, 30.0]
 

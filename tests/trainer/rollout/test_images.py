@@ -31,7 +31,7 @@ from starpod.trainer.rollout.environment import make_task
 from starpod.trainer.update import PolicyTrainer
 from tests.trainer.lake import ACTIONS
 from tests.trainer.models.tiny_vlm import tiny_vlm
-from tests.trainer.tiny_learner import learner_of
+from tests.trainer.tiny_learner import learner_of, scored_table
 from tests.trainer.turns import a_turn
 
 LAKE = EnvironmentConfig(
@@ -114,7 +114,7 @@ async def test_a_cut_episode_is_bootstrapped_from_its_last_picture(fleet: Fleet,
     torch.nn.init.normal_(next(policy.critic.parameters()))
     algorithm = AlgorithmConfig.model_validate({"preset": "starpo-s", "bootstrap_truncated": True})
     trainer = PolicyTrainer(policy, algorithm, EXACT, Parallel())
-    assert trainer.score(Batch([episode])).bootstrap_B.item() != 0
+    assert scored_table(trainer, [episode])[1].bootstrap_B.item() != 0
 
 
 def test_samples_of_branches_know_the_pictures_of_their_parents() -> None:
@@ -126,7 +126,7 @@ def test_samples_of_branches_know_the_pictures_of_their_parents() -> None:
     branch = replace(Episode(0, 1, "lake"), turns=turns, parent=(0, 1))
     (sample,) = samples_of(branch)
     assert sorted(sample.images.values()) == sorted(images)
-    packed = Batch([branch]).pack([0])
+    packed = Batch([branch]).block([0])
     assert packed.images == sample.images
     assert packed.tokens_SL.tolist() == [sample.tokens]
 

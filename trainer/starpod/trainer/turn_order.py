@@ -6,17 +6,17 @@ for earlier steps: each later step weights an episode by how much likelier its a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from starpod.trainer.algorithms.advantages import advantages_by_kind
 from starpod.trainer.algorithms.turns import Units
-from starpod.trainer.data.batch import Advantages, Batch
-from starpod.trainer.data.episode import Episode, Group, episodes_of, part_sums
-from starpod.trainer.data.updates import UpdateRecord
-from starpod.trainer.update import PolicyTrainer, Step, Stream, advantages_by_kind
+from starpod.trainer.data.batch import Advantages, Batch, RolloutBatch
+from starpod.trainer.data.episode import Episode, part_sums
+from starpod.trainer.update import PolicyTrainer
 
 LARGEST = 3.0
 """Maximum absolute value of a normalised advantage."""
@@ -55,14 +55,19 @@ def turn_as_episode(episode: Episode, turn: int) -> Episode:
 
 
 def turn_steps(
-    trainers: Mapping[str, PolicyTrainer], groups: Sequence[Group], version: int, record: UpdateRecord
-) -> Iterator[Step]:
-    """Yield the policy's step on each turn, in the order of `algorithm.order`."""
-    ((agent, trainer),) = trainers.items()
-    episodes = episodes_of(groups)
-    full_batch = Batch(episodes, trainer.parallel.device)
-    record.begin(full_batch, torch.zeros(full_batch.mask_BT.shape, device=full_batch.device))
-    turns_BT = full_batch.turns_BT()
+    trainer: PolicyTrainer, batch: Batch, table: RolloutBatch, *, version: int, scale: float
+) -> Iterator[tuple[str, dict[str, float]]]:
+    """Take the policy's step on each turn, in the order of `algorithm.order`, and yield the metrics of each.
+
+    Args:
+        trainer: Trainer of the policy of all agents.
+        batch: Whole episodes.
+        table: Their table, which receives advantages, ratios and marks.
+        version: See `Learner.learn`.
+        scale: Factor of the loss.
+    """
+    table.advantages = Advantages(torch.zeros_like(table.old_logprobs_BT), None, table.mask_BT)
+    turns_BT, episodes = table.turns_BT, batch.episodes
     max_turns = max(len(episode.turns) for episode in episodes)
     # A turn that fewer than two episodes reached has nothing to be compared with.
     turns = [turn for turn in range(max_turns) if int((turns_BT == turn).any(1).sum()) > 1]
@@ -71,23 +76,34 @@ def turn_steps(
     carry: dict[tuple[int, int], float] = {}
     for turn in turns:
         members = [episode for episode in episodes if len(episode.turns) > turn and episode.turns[turn].reply]
-        batch = Batch([turn_as_episode(episode, turn) for episode in members], full_batch.device)
+        turn_batch = Batch([turn_as_episode(episode, turn) for episode in members], batch.device)
+        turn_table = trainer.tabulate(turn_batch)
+        trainer.score(turn_batch, turn_table)
+        mask_BT, old_BT = turn_table.mask_BT, turn_table.old_logprobs_BT
         # Only the first step starts from the policy that sampled.
-        rollout, metrics = trainer.prepare(batch, version if turn == turns[0] else -1)
+        fresh_version = version if turn == turns[0] else -1
+        metrics = trainer.check_sampler(turn_batch, turn_table, old_BT, fresh_version, mask_BT)
         # Use the exact returns of the whole episodes, because summing parts in another order changes the last digit.
         returns = [[0.0] * (len(episode.turns[turn].reply) - 1) + [episode.total_reward] for episode in members]
-        rollout = replace(rollout, rewards_BT=batch.rows(returns, dtype=torch.float64))
+        turn_table.rewards_BT = turn_batch.rows(returns, dtype=torch.float64)
         keys = [(episode.group, episode.member) for episode in members]
         carry_B = torch.tensor([carry.get(key, 1.0) for key in keys], device=batch.device)
-        advantages_BT = advantages_by_kind(trainer.algorithm, rollout).advantages_BT
+        advantages_BT = advantages_by_kind(trainer.algorithm, turn_table).advantages_BT
         advantages_B = normalise_turn(advantages_BT[:, 0]) * carry_B
-        advantages_BT = torch.where(batch.mask_BT, advantages_B.unsqueeze(1), 0.0)
-        part = UpdateRecord()
-        part.begin(batch, advantages_BT)
-        stream = Stream(batch, rollout, Advantages(advantages_BT, None, batch.mask_BT), record=part)
+        advantages_BT = torch.where(mask_BT, advantages_B.unsqueeze(1), 0.0)
+        turn_table.advantages = Advantages(advantages_BT, None, mask_BT)
         metrics |= {"update/turns": float(len(turns)), "update/carry_mean": float(carry_B.mean())}
-        yield Step(agent, [(stream, range(len(batch)))], metrics)
-        change_BT = trainer.score(batch).logprobs_BT - rollout.old_logprobs_BT
-        change_B = Units.of(batch.mask_BT, torch.zeros_like(rollout.turns_BT)).mean(change_BT)[:, 0]
+        rows = range(len(turn_batch))
+        yield "", metrics | trainer.take_step(turn_batch, turn_table, rows, version=fresh_version, scale=scale)
+        change_B = Units.of(mask_BT, torch.zeros_like(turn_table.turns_BT)).mean(trainer.logprobs(turn_batch) - old_BT)[
+            :, 0
+        ]
         carry |= dict(zip(keys, next_carry(carry_B, change_B).tolist(), strict=True))
-        record.copy_part(part, turns_BT == turn)
+        in_turn_BT = turns_BT == turn
+        for whole_BT, part_BT in (
+            (table.advantages.advantages_BT, advantages_BT),
+            (table.ratios_BT, turn_table.ratios_BT),
+            (table.marks_BT, turn_table.marks_BT),
+        ):
+            assert whole_BT is not None and part_BT is not None
+            whole_BT[in_turn_BT] = part_BT[mask_BT]

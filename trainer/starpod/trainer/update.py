@@ -1,42 +1,24 @@
-"""One policy update from collected groups: score, advantages, losses, optimiser steps.
-
-Every mean is taken over the whole batch of an optimiser step, before it is split into micro-batches and among ranks.
-Each token carries its weight, and a loss is a weighted sum. The gradient therefore does not depend on the packing.
-"""
+"""Scoring and optimiser steps of one policy on a table of tokens. loss.py has the loss of a step."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from starpod.trainer.algorithms.advantages import compute_advantages
 from starpod.trainer.algorithms.config import AlgorithmConfig
-from starpod.trainer.algorithms.hae import stages
-from starpod.trainer.algorithms.losses import (
-    correction_weights,
-    kl_coefficients,
-    kl_divergence,
-    proximal_logprobs,
-    token_weights,
-    value_loss,
-)
 from starpod.trainer.checkpoints.state import flatten_optimizer, unflatten_optimizer
-from starpod.trainer.data.batch import Advantages, Batch, RolloutBatch, Sample, Unpacked
+from starpod.trainer.data.batch import Batch, Block, RolloutBatch, Sample
 from starpod.trainer.data.images import Images, by_key
-from starpod.trainer.data.updates import UpdateRecord
+from starpod.trainer.loss import LOSS_TERMS, StepLoss, in_rows, values_in_rows
 from starpod.trainer.models.first_adapters import FirstAdapters
 from starpod.trainer.models.policy import CriticKind, Policy
 from starpod.trainer.optimizer import OptimizerConfig
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.rollout.config import PivotsConfig
-
-LOSS_TERMS = ("task", "entropy", "kl", "critic")
-"""Components of the loss."""
 
 CRITIC_LR: dict[CriticKind, float] = {"shared": 1e-3, "separate": 1e-5}
 """Default learning rates of critics. A head alone starts at zero and would not learn at the rate of a whole model."""
@@ -44,51 +26,6 @@ CRITIC_LR: dict[CriticKind, float] = {"shared": 1e-3, "separate": 1e-5}
 
 class LogprobGap(Exception):
     """The log-probabilities of sampler and trainer differ, so updates from these samples would be wrong."""
-
-
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """Scores of a batch under the models before the update; see RolloutBatch."""
-
-    logprobs_BT: Tensor
-    values_BT: Tensor | None
-    ref_logprobs_BT: Tensor | None
-    bootstrap_B: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Accumulated:
-    """Result of accumulating the gradient of one optimiser step."""
-
-    metrics: dict[str, float]
-    logprobs_BT: Tensor | None
-    """The policy's log-probabilities if `finds` was set, else None. They are 0 in rows outside this step."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """Episodes whose loss is a separate mean."""
-
-    batch: Batch
-    rollout: RolloutBatch
-    advantages: Advantages
-    weight: float = 1.0
-    """Weight of the loss."""
-    record: UpdateRecord | None = None
-    """Receives each token's ratio and clipping."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One optimiser step of an agent's policy."""
-
-    agent: str
-    parts: Sequence[tuple[Stream, Sequence[int]]]
-    """Streams whose losses are added up, each with its rows in this step. The first one provides the step's metrics."""
-    metrics: dict[str, float]
-    """Further metrics, such as those of scoring."""
-    finds: bool = False
-    """Whether this is the first step of an update without scores; see `PolicyTrainer.accumulate`."""
 
 
 class PolicyTrainer:
@@ -156,44 +93,34 @@ class PolicyTrainer:
         for parameters, rate in zip(self.optimizer.param_groups, self._rates(optimizer), strict=False):
             parameters["rate"] = rate
 
-    # --- the batch ----------------------------------------------------------------------------------------------------
+    # --- the table of tokens ------------------------------------------------------------------------------------------
 
-    def prepare(self, batch: Batch, version: int) -> tuple[RolloutBatch, dict[str, float]]:
-        """Return a batch scored with the current policy, and metrics of the scoring. Raises LogprobGap."""
-        scores, raw_rollout = self.score(batch), self.unscored(batch)
-        metrics = self._check_sampler(batch, raw_rollout.sampler_logprobs_BT, scores.logprobs_BT, version)
-        rollout = replace(
-            raw_rollout,
-            old_logprobs_BT=scores.logprobs_BT,
-            bootstrap_B=scores.bootstrap_B,
-            values_BT=scores.values_BT,
-            ref_logprobs_BT=scores.ref_logprobs_BT,
-        )
-        return rollout, metrics
+    def tabulate(self, batch: Batch, *, branches: int = 0) -> RolloutBatch:
+        """Return the table of a batch with only the engine's log-probabilities.
 
-    def unscored(self, batch: Batch) -> RolloutBatch:
-        """Return a batch with only the engine's log-probabilities."""
-        return RolloutBatch.of(batch, self.criteria_weights, blocks=bool(self.algorithm.blocks))
+        branches: number of episodes at the end of the batch that are branches.
+        """
+        blocks = bool(self.algorithm.blocks)
+        return RolloutBatch.of(batch, self.criteria_weights, blocks=blocks, branches=branches)
 
-    def _check_sampler(
-        self,
-        batch: Batch,
-        sampler_BT: Tensor,
-        logprobs_BT: Tensor,
-        version: int,
-        rows: Sequence[int] | None = None,
+    def check_sampler(
+        self, batch: Batch, table: RolloutBatch, logprobs_BT: Tensor, version: int, mask_BT: Tensor
     ) -> dict[str, float]:
-        """Compare the engine's log-probabilities of this version's tokens with the policy's. Raises LogprobGap.
+        """Compare the engine's log-probabilities of this version's tokens with the policy's, and return metrics.
 
-        rows: rows to compare; None means all.
+        Args:
+            batch: The episodes.
+            table: Their table.
+            logprobs_BT: Log-probabilities under this policy.
+            version: Version of this policy. Tokens of other versions are not compared.
+            mask_BT: Mask of the tokens to compare (bool).
+
+        Raises:
+            LogprobGap: They differ too much.
         """
         versions = [[v for turn in episode.own_turns for v in turn.versions] for episode in batch.episodes]
-        fresh_BT = batch.rows(versions, -1, torch.int64).eq(version) & batch.mask_BT
-        if rows is not None:
-            rows_B1 = torch.zeros(len(batch), 1, dtype=torch.bool, device=batch.device)
-            rows_B1[list(rows)] = True
-            fresh_BT = fresh_BT & rows_B1
-        gaps = (logprobs_BT - sampler_BT).abs()[fresh_BT]
+        fresh_BT = batch.rows(versions, -1, torch.int64).eq(version) & mask_BT
+        gaps = (logprobs_BT - table.sampler_logprobs_BT).abs()[fresh_BT]
         return check_logprob_gaps(self.config, gaps) if gaps.numel() else {}
 
     def freeze_reference(self, state: Mapping[str, Tensor] | None) -> None:
@@ -256,41 +183,60 @@ class PolicyTrainer:
         images: the images that ids below 0 refer to.
         """
         samples = [Sample.of(*pair, images) for pair in zip(prompts, continuations, strict=True)]
-        batch = Batch.from_samples(samples, self.parallel.device)
-        sums = torch.zeros(len(batch), device=batch.device)
-        for block, counts in self._share(batch, range(len(batch))):
-            scores = self.policy.score(*batch.pack(block), temperature=self.temperature)
-            if counts:
-                unpacked = batch.unpack(block)
-                sums[unpacked.rows] += unpacked.in_rows(scores.logprobs_N).sum(1)
-        return self.parallel.sum(sums).tolist()
+        return self.logprobs(Batch.from_samples(samples, self.parallel.device)).sum(1).tolist()
 
-    # --- scoring ------------------------------------------------------------------------------------------------------
+    # --- scoring: ranks share the work --------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def score(self, batch: Batch) -> Scored:
-        """Return log-probabilities and values of all sampled tokens under the current policy. Ranks share the work."""
-        critic = self.algorithm.needs_critic
-        logprobs = torch.zeros(batch.mask_BT.shape, device=batch.device)
-        values = torch.zeros_like(logprobs) if critic else None
-        needs_reference = self.reference is not None and self.algorithm.needs_reference
-        reference = torch.zeros_like(logprobs) if needs_reference else None
-        blocks = batch.blocks_BT() if self.algorithm.value_heads > 1 else None
-        for block, counts in self._share(batch, range(len(batch))):
-            packed, unpacked = batch.pack(block), batch.unpack(block)
-            scores = self.policy.score(*packed, temperature=self.temperature, values=critic)
+    def score(self, batch: Batch, table: RolloutBatch, mask_BT: Tensor | None = None) -> None:
+        """Fill in the table's log-probabilities and values under the policies before the update.
+
+        mask_BT: Mask of the tokens that belong to this policy's agent (bool). By default, all do.
+        """
+        mask_BT = table.mask_BT if mask_BT is None else mask_BT
+        logprobs_BT = self.logprobs(batch, mask_BT=mask_BT, table=table if self.algorithm.needs_critic else None)
+        table.old_logprobs_BT = torch.where(mask_BT, logprobs_BT, table.old_logprobs_BT)
+        if self.reference is not None and self.algorithm.needs_reference:
+            reference_BT = self.logprobs(batch, mask_BT=mask_BT, model=self.reference)
+            others_BT = torch.zeros_like(reference_BT) if table.ref_logprobs_BT is None else table.ref_logprobs_BT
+            table.ref_logprobs_BT = torch.where(mask_BT, reference_BT, others_BT)
+        table.bootstrap_B = self._bootstrap(batch)
+
+    @torch.no_grad()
+    def logprobs(
+        self,
+        batch: Batch,
+        rows: Sequence[int] | None = None,
+        *,
+        mask_BT: Tensor | None = None,
+        model: Policy | FirstAdapters | None = None,
+        table: RolloutBatch | None = None,
+    ) -> Tensor:
+        """Return the log-probabilities [B, T] of sampled tokens under the current policy; 0 elsewhere.
+
+        Args:
+            batch: Samples to read.
+            rows: Rows of the batch to read; by default all.
+            mask_BT: Samples without a token in this mask (bool) are not read.
+            model: Another policy, such as the reference policy.
+            table: Receives the critic's values, which the same pass computes.
+        """
+        logprobs_BT = torch.zeros(batch.mask_BT.shape, device=batch.device)
+        values_BT = None if table is None else torch.zeros_like(logprobs_BT)
+        for block, counts in self._share(batch, range(len(batch)) if rows is None else rows, mask_BT):
+            if values_BT is None:
+                scores = (model or self.policy).score(*block.inputs, temperature=self.temperature)
+            else:
+                scores = self.policy.score(*block.inputs, temperature=self.temperature, values=True)
             if counts:
-                logprobs[unpacked.rows] += unpacked.in_rows(scores.logprobs_N.float())
-                if values is not None and scores.values_N is not None:
-                    values[unpacked.rows] += _values_in_rows(unpacked, scores.values_N.float(), blocks)
-            if reference is not None and self.reference is not None:
-                scores = self.reference.score(*packed, temperature=self.temperature)
-                if counts:
-                    reference[unpacked.rows] += unpacked.in_rows(scores.logprobs_N.float())
-        for tensor in (logprobs, values, reference):
-            if tensor is not None:
-                self.parallel.sum(tensor)
-        return Scored(logprobs, values, reference, self._bootstrap(batch))
+                logprobs_BT[block.rows] += block.in_rows(scores.logprobs_N.float())
+                if table is not None and values_BT is not None:
+                    assert scores.values_N is not None
+                    heads = self.algorithm.value_heads
+                    values_BT[block.rows] += values_in_rows(block, scores.values_N, table, heads=heads)
+        if table is not None and values_BT is not None:
+            table.values_BT = self.parallel.sum(values_BT)
+        return self.parallel.sum(logprobs_BT)
 
     def _bootstrap(self, batch: Batch) -> Tensor:
         """Return the critic's value of the state in which an episode was truncated; 0 for other episodes."""
@@ -307,16 +253,18 @@ class PolicyTrainer:
             batch.device,
         )
         for block, counts in self._share(tail_batch, range(len(tail_batch))):
-            scores = self.policy.score(*tail_batch.pack(block), temperature=self.temperature, values=True)
+            scores = self.policy.score(*block.inputs, temperature=self.temperature, values=True)
             assert scores.values_N is not None
             if counts:
-                first_N = scores.values_N.float().view(len(block), -1)[:, 0]  # the head of a turn's beginning
-                values[[rows[row] for row in tail_batch.unpack(block).rows]] = first_N
+                first_N = scores.values_N.float().view(len(block.rows), -1)[:, 0]  # the head of a turn's beginning
+                values[[rows[row] for row in block.rows]] = first_N
         return self.parallel.sum(values)
 
-    def _share(self, batch: Batch, rows: Sequence[int]) -> Iterator[tuple[list[int], bool]]:
+    def _share(self, batch: Batch, rows: Sequence[int], mask_BT: Tensor | None = None) -> Iterator[tuple[Block, bool]]:
         """Yield this rank's micro-batches of these rows, and whether each one counts; see `Parallel.share`."""
-        return self.parallel.share(batch.micro_batches(rows, self.config.micro_batch_tokens, self.policy.tokens_read))
+        budget, tokens_read = self.config.micro_batch_tokens, self.policy.tokens_read
+        for indices, counts in self.parallel.share(batch.micro_batches(rows, budget, tokens_read, mask_BT)):
+            yield batch.block(indices), counts
 
     # --- one optimiser step -------------------------------------------------------------------------------------------
 
@@ -326,21 +274,36 @@ class PolicyTrainer:
             parameters["lr"] = parameters["rate"] * factor
         return float(self.optimizer.param_groups[0]["lr"])
 
-    def take(self, step: Step, *, version: int, scale: float) -> dict[str, float]:
-        """Take an optimiser step, and return metrics. Arguments and exceptions are those of `Learner.learn`."""
+    def take_step(
+        self,
+        batch: Batch,
+        table: RolloutBatch,
+        rows: Sequence[int],
+        *,
+        mask_BT: Tensor | None = None,
+        version: int,
+        scale: float,
+        finds: bool = False,
+    ) -> dict[str, float]:
+        """Take an optimiser step on these rows, and return metrics.
+
+        Args:
+            batch: The episodes.
+            table: Their table, with advantages.
+            rows: Rows of this step.
+            mask_BT: See `accumulate`.
+            version: See `Learner.learn`.
+            scale: Factor of the loss.
+            finds: See `accumulate`. The log-probabilities that it finds are compared with the sampler's.
+
+        Raises:
+            LogprobGap: They differ too much.
+        """
         self.optimizer.zero_grad(set_to_none=True)
-        result, *branch_results = [
-            self.accumulate(stream, rows, scale=scale * stream.weight, finds=step.finds)
-            for stream, rows in step.parts
-            if rows
-        ]
-        metrics = step.metrics | result.metrics
-        if result.logprobs_BT is not None:
-            stream, rows = step.parts[0]
-            sampler_BT = stream.rollout.sampler_logprobs_BT
-            metrics |= self._check_sampler(stream.batch, sampler_BT, result.logprobs_BT, version, rows)
-        for branch_result in branch_results:
-            metrics["update/branch_loss"] = branch_result.metrics["update/loss"]
+        metrics, logprobs_BT = self.accumulate(batch, table, rows, mask_BT=mask_BT, scale=scale, finds=finds)
+        if logprobs_BT is not None:
+            rows_BT = in_rows(rows, table.mask_BT if mask_BT is None else mask_BT)
+            metrics |= self.check_sampler(batch, table, logprobs_BT, version, rows_BT)
         return metrics | self._step()
 
     def _step(self) -> dict[str, float]:
@@ -358,169 +321,66 @@ class PolicyTrainer:
 
     def accumulate(
         self,
-        stream: Stream,
+        batch: Batch,
+        table: RolloutBatch,
         rows: Sequence[int],
         *,
-        scale: float,
+        mask_BT: Tensor | None = None,
+        scale: float = 1.0,
         components: Container[str] = LOSS_TERMS,
         finds: bool = False,
-    ) -> Accumulated:
+    ) -> tuple[dict[str, float], Tensor | None]:
         """Add the gradient of one optimiser step's loss over these rows, or of some of its components.
 
         Args:
-            stream: The whole batch, with its rollout data and advantages.
+            batch: The episodes.
+            table: Their table, with advantages. It receives each token's ratio and marks.
             rows: Rows of this step.
+            mask_BT: Mask of the tokens that belong to this policy's agent (bool). By default, all do.
             scale: Factor of the loss.
             components: Components of the loss to include.
             finds: Whether this is the first step of an update without scores. Then this pass itself computes the
-                log-probabilities before the update. Ratios and corrections refer to them, except in mode `bypass`.
+                log-probabilities before the update.
+
+        Returns:
+            Metrics, and these log-probabilities [B, T], 0 in other rows; None unless `finds` is set.
         """
-        batch, rollout, advantages, record = stream.batch, stream.rollout, stream.advantages, stream.record
-        algorithm = self.algorithm
-        mask_BT = trained_BT = batch.mask_BT[list(rows)]
-        if algorithm.mask_truncated:
-            trained_BT = mask_BT & ~batch.truncated_BT()[list(rows)]
-        weights_BT = torch.zeros_like(rollout.old_logprobs_BT)
-        weights_BT[list(rows)] = scale * token_weights(trained_BT, algorithm.loss_average, max_length=self.max_length)
-        value_weights_BT = torch.zeros_like(weights_BT)
-        value_weights_BT[list(rows)] = scale * token_weights(
-            advantages.value_mask_BT[list(rows)], "token-mean", max_length=1
+        mask_BT = table.mask_BT if mask_BT is None else mask_BT
+        step_loss = StepLoss(
+            self.algorithm,
+            batch,
+            table,
+            rows,
+            mask_BT=mask_BT,
+            scale=scale,
+            branch_weight=self.branches.weight,
+            max_length=self.max_length,
+            components=components,
+            finds=finds,
+            device=self.parallel.device,
         )
-        turn_weights_BT, returns_BT = batch.weights_BT, advantages.returns_BT
-        sampler_BT = rollout.sampler_logprobs_BT
-        correction_BT = correction_weights(algorithm.correction, rollout.old_logprobs_BT, sampler_BT, rollout.mask_BT)
-        proximal_BT = proximal_logprobs(algorithm.correction, rollout)
-        step_logprobs_BT = torch.zeros_like(weights_BT) if finds else None
-        # Sequence-level ratios need all turns of an episode. Turns packed into other blocks contribute these
-        # precomputed log-probabilities.
-        default_logprobs_BT = (
-            self._current_logprobs(batch, rows, proximal_BT) if algorithm.objective.couples_turns else proximal_BT
-        )
-        sums, kl = Sums(self.parallel.device), kl_coefficients(algorithm.kl, rollout)
-        if record is not None:
-            record.forget(rows)
-        for block, counts in self._share(batch, rows):
+        if self.algorithm.objective.couples_turns:
+            step_loss.default_BT = self._current_logprobs(batch, rows, mask_BT, step_loss.default_BT)
+        table.clear_marks(rows, mask_BT)
+        for block, counts in self._share(batch, rows, mask_BT):
             scores = self.policy.score(
-                *batch.pack(block), temperature=self.temperature, entropy=True, values=algorithm.needs_critic
+                *block.inputs, temperature=self.temperature, entropy=True, values=self.algorithm.needs_critic
             )
-            unpacked = batch.unpack(block)
-            indices, inside_RT = unpacked.rows, unpacked.inside_RT
-            logprobs_RT = unpacked.in_rows(scores.logprobs_N.float(), fill=default_logprobs_BT[indices])
-            assert scores.entropy_N is not None
-            entropy_RT = unpacked.in_rows(scores.entropy_N.float())
-            old_RT, correction_RT = proximal_BT[indices], correction_BT[indices]
-            if step_logprobs_BT is not None:
-                current_RT, mask_RT = logprobs_RT.detach(), rollout.mask_BT[indices]
-                step_logprobs_BT[indices] += torch.where(inside_RT, current_RT, 0.0) * float(counts)
-                correction_RT = correction_weights(algorithm.correction, current_RT, sampler_BT[indices], mask_RT)
-                old_RT = old_RT if algorithm.correction.mode == "bypass" else current_RT
-            result = algorithm.policy_loss(
-                logprobs_RT,
-                old_RT,
-                advantages.advantages_BT[indices],
-                mask_BT=rollout.mask_BT[indices],
-                turns_BT=rollout.turns_BT[indices],
-            )
-            if record is not None and counts:
-                record.add(indices, inside_RT, result, weights_BT[indices] * correction_RT != 0)
-            per_token_RT = result.per_token_BT * correction_RT * float("task" in components)
-            if turn_weights_BT is not None:
-                per_token_RT = per_token_RT * turn_weights_BT[indices]
-            if "kl" in components and algorithm.kl.where == "loss" and rollout.ref_logprobs_BT is not None:
-                divergence_RT = kl_divergence(algorithm.kl.estimator, logprobs_RT, rollout.ref_logprobs_BT[indices])
-                per_token_RT = per_token_RT + (kl[indices] if isinstance(kl, Tensor) else kl) * divergence_RT
-            if "entropy" in components and algorithm.entropy_coefficient:
-                per_token_RT = per_token_RT - algorithm.entropy_coefficient * entropy_RT
-            loss = (weights_BT[indices] * per_token_RT)[inside_RT].sum()
-            sums.add("update/loss", loss, counts)
-            critic = algorithm.critic
-            if "critic" in components and critic and returns_BT is not None and rollout.values_BT is not None:
-                assert scores.values_N is not None
-                has_stages = self.algorithm.value_heads > 1
-                values_RT = _values_in_rows(
-                    unpacked, scores.values_N.float(), rollout.blocks_BT if has_stages else None
-                )
-                error_RT = value_loss(values_RT, rollout.values_BT[indices], returns_BT[indices], critic.value_clip)
-                critic_loss = (value_weights_BT[indices] * error_RT)[inside_RT].sum()
-                sums.add("critic/loss", critic_loss, counts)
-                loss = loss + critic.value_coefficient * critic_loss
-            (loss * float(counts)).backward()  # type: ignore[no-untyped-call]
-            with torch.no_grad():
-                mean_weights_RT = inside_RT / mask_BT.sum()
-                sums.add("policy/entropy", (entropy_RT * mean_weights_RT).sum(), counts)
-                sums.add("policy/kl", (kl_divergence("k3", old_RT, logprobs_RT) * mean_weights_RT).sum(), counts)
-                sums.add("policy/clip_fraction_low", (result.clipped_low_BT * mean_weights_RT).sum(), counts)
-                sums.add("policy/clip_fraction_high", (result.clipped_high_BT * mean_weights_RT).sum(), counts)
-                sums.add("policy/ratio_max", result.ratio_BT[inside_RT].max(), counts)
-        metrics = sums.reduce(self.parallel)
-        return Accumulated(metrics, None if step_logprobs_BT is None else self.parallel.sum(step_logprobs_BT))
+            step_loss.of_block(block, scores, counts).backward()  # type: ignore[no-untyped-call]
+        found_BT = step_loss.found_BT
+        return step_loss.sums.reduce(self.parallel), None if found_BT is None else self.parallel.sum(found_BT)
 
     @torch.no_grad()
-    def _current_logprobs(self, batch: Batch, rows: Sequence[int], default_BT: Tensor) -> Tensor:
+    def _current_logprobs(self, batch: Batch, rows: Sequence[int], mask_BT: Tensor, default_BT: Tensor) -> Tensor:
         """Return log-probabilities [B, T] of these rows under the current policy, and `default_BT` for other rows.
 
         A row with a single sample is never split among blocks. It keeps `default_BT` as well and is not scored.
         """
-        split_rows = [row for row in rows if len(batch.samples[row]) > 1]
-        if not split_rows:
+        samples = batch.samples_in(mask_BT)
+        if not (split_rows := [row for row in rows if samples[row] > 1]):
             return default_BT
-        logprobs_BT = torch.zeros_like(default_BT)
-        for block, counts in self._share(batch, split_rows):
-            scores = self.policy.score(*batch.pack(block), temperature=self.temperature)
-            if counts:
-                unpacked = batch.unpack(block)
-                logprobs_BT[unpacked.rows] += unpacked.in_rows(scores.logprobs_N.float())
-        self.parallel.sum(logprobs_BT)
-        mask_B1 = torch.zeros(len(batch), 1, dtype=torch.bool, device=batch.device)
-        mask_B1[split_rows] = True
-        return torch.where(mask_B1, logprobs_BT, default_BT)
-
-
-def advantages_by_kind(config: AlgorithmConfig, rollout: RolloutBatch) -> Advantages:
-    """Return the advantages of a batch, computed separately per kind of episode so as not to mix environments."""
-    rows: dict[str, list[int]] = {}
-    for row, episode in enumerate(rollout.episodes):
-        rows.setdefault(episode.kind, []).append(row)
-    if len(rows) == 1:
-        return compute_advantages(config, rollout)
-    parts = [compute_advantages(config, rollout.rows(kind_rows)) for kind_rows in rows.values()]
-    order = torch.tensor([row for kind_rows in rows.values() for row in kind_rows]).argsort().to(rollout.mask_BT.device)
-    returns = [part.returns_BT for part in parts if part.returns_BT is not None]
-    return Advantages(
-        torch.cat([part.advantages_BT for part in parts])[order],
-        torch.cat(returns)[order] if returns else None,
-        torch.cat([part.value_mask_BT for part in parts])[order],
-    )
-
-
-def _values_in_rows(unpacked: Unpacked, values: Tensor, blocks_BT: Tensor | None) -> Tensor:
-    """Return a block's values as rows [R, T]. blocks_BT: selects each token's head if the critic has several."""
-    if blocks_BT is None:
-        return unpacked.in_rows(values)
-    values_RTH = torch.stack([unpacked.in_rows(values_N) for values_N in values.unbind(1)], dim=2)
-    return values_RTH.gather(2, stages(blocks_BT[unpacked.rows]).unsqueeze(2)).squeeze(2)
-
-
-class Sums:
-    """Metrics of one optimiser step, summed over micro-batches and ranks. Metrics named `..._max` are maxima."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.values: dict[str, Tensor] = {}
-
-    def add(self, name: str, value: Tensor, counts: bool) -> None:
-        value = value.detach() * float(counts)
-        old = self.values.get(name)
-        if old is None:
-            self.values[name] = value
-        else:
-            self.values[name] = torch.maximum(old, value) if name.endswith("_max") else old + value
-
-    def reduce(self, parallel: Parallel) -> dict[str, float]:
-        """Return the metrics over all ranks."""
-        values = dict(zip(self.values, torch.stack(list(self.values.values())).tolist(), strict=True))
-        parts = parallel.gather_objects(values)
-        return {name: (max if name.endswith("_max") else sum)(part[name] for part in parts) for name in values}
+        logprobs_BT = self.logprobs(batch, split_rows, mask_BT=mask_BT)
+        return torch.where(in_rows(split_rows, torch.ones_like(mask_BT)), logprobs_BT, default_BT)
 
 
 def check_logprob_gaps(config: OptimizerConfig, gaps_N: Tensor) -> dict[str, float]:

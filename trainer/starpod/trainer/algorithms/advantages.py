@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -51,24 +50,56 @@ def compute_advantages(config: AlgorithmConfig, rollout: RolloutBatch) -> Advant
     )
 
 
-def sibling_advantages(
-    config: AlgorithmConfig,
-    rollout: RolloutBatch,
-    parents: Sequence[tuple[int, int] | None],
-    scale: Literal["none", "std"],
+def advantages_by_kind(
+    config: AlgorithmConfig, rollout: RolloutBatch, branch_scale: Literal["none", "std"] = "none"
 ) -> Advantages:
+    """Return the advantages of a batch, computed separately per kind of episode so as not to mix environments.
+
+    Branches are compared with their siblings, whatever the estimator, and the critic does not learn from them.
+
+    Args:
+        config: The algorithm.
+        rollout: Scored episodes of any kinds.
+        branch_scale: See `CreditTerm.scale`; for branches.
+
+    Raises:
+        ValueError: A reward is not on a sampled token, or the estimator lacks something.
+    """
+    main, branches = rollout.main_and_branches(range(len(rollout.mask_BT)))
+    rows: dict[str, list[int]] = {}
+    for row in main:
+        rows.setdefault(rollout.episodes[row].kind, []).append(row)
+    if len(rows) == 1 and not branches:
+        return compute_advantages(config, rollout)
+    parts = [compute_advantages(config, rollout.rows(kind_rows)) for kind_rows in rows.values()]
+    if branches:
+        parts.append(sibling_advantages(config, rollout.rows(branches), branch_scale))
+    order = torch.tensor([*(row for kind_rows in rows.values() for row in kind_rows), *branches]).argsort()
+    order = order.to(rollout.mask_BT.device)
+    returns_BT = None
+    if any(part.returns_BT is not None for part in parts):
+        returns_BT = torch.cat([part.advantages_BT if part.returns_BT is None else part.returns_BT for part in parts])
+    return Advantages(
+        torch.cat([part.advantages_BT for part in parts])[order],
+        None if returns_BT is None else returns_BT[order],
+        torch.cat([part.value_mask_BT for part in parts])[order],
+    )
+
+
+def sibling_advantages(config: AlgorithmConfig, rollout: RolloutBatch, scale: Literal["none", "std"]) -> Advantages:
     """Return the advantages of branches (DEEP-GRPO, arXiv 2602.14169), whatever the estimator.
 
-    An advantage is the branch's return minus the mean return of all branches from the same state. parents: see
-    `Episode`. scale: see `CreditTerm`.
+    An advantage is the branch's return minus the mean return of all branches from the same state. scale: see
+    `CreditTerm`.
     """
     rewards_BT = penalised_rewards(config, rollout) if config.kl.where == "reward" else rollout.rewards_BT
     state_ids: dict[object, int] = {}
-    states = zip(rollout.groups_B.tolist(), parents, strict=True)
+    states = [(episode.group, episode.parent) for episode in rollout.episodes]
     siblings_B = torch.tensor([state_ids.setdefault(state, len(state_ids)) for state in states])
     siblings_B = siblings_B.to(rollout.groups_B.device)
     advantages_BT = credit((CreditTerm(scale=scale),), replace(rollout, groups_B=siblings_B), rewards_BT)
-    return Advantages(advantages_BT.to(rollout.old_logprobs_BT.dtype), None, rollout.mask_BT)
+    advantages_BT = advantages_BT.to(rollout.old_logprobs_BT.dtype)
+    return Advantages(advantages_BT, None, torch.zeros_like(rollout.mask_BT))
 
 
 def check_rewards(rewards_BT: Tensor, mask_BT: Tensor) -> None:

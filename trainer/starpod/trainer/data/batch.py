@@ -6,18 +6,22 @@ episode's row consists of the sampled tokens of all its samples in order. Models
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from functools import cached_property, partial
+from functools import partial
 from itertools import pairwise
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from starpod.trainer.data.episode import Episode, paid_turns, part_sums
 from starpod.trainer.data.images import Images, by_key
+from starpod.trainer.data.updates import ABOVE, BELOW, TRAINED
 from starpod.trainer.prompts.grammar import BLOCKS
+
+if TYPE_CHECKING:
+    from starpod.trainer.algorithms.losses import PolicyLoss
 
 _Item = TypeVar("_Item")
 
@@ -43,11 +47,9 @@ class Sample:
         return cls([*prompt, *reply], [False] * len(prompt) + [True] * len(reply), images or {})
 
 
-class Packed(NamedTuple):
-    """Sequences right-padded to the longest, as `Policy.score` takes them.
-
-    A model returns one result per True entry of `sampled_SL`, flat and in row-major order.
-    """
+@dataclass(frozen=True, slots=True)
+class Block:
+    """S samples that a model reads in one pass, right-padded to L tokens, and their place in the batch."""
 
     tokens_SL: Tensor
     """Token ids, int64; ids below 0 refer to images."""
@@ -57,34 +59,24 @@ class Packed(NamedTuple):
     """Whether each token was sampled (bool)."""
     images: Images
     """Images that the tokens refer to, by key."""
-
-
-@dataclass(frozen=True, slots=True)
-class Unpacked:
-    """Position in the batch of a block's sampled tokens. The block has samples of R rows."""
-
     rows: list[int]
-    """Rows of the batch, ascending."""
+    """The R rows of the batch that have a token in the block, ascending."""
     inside_RT: Tensor
-    """Mask of the sampled tokens that are in the block (bool)."""
+    """Mask of these rows' tokens that are in the block (bool)."""
+
+    @property
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor, Images]:
+        """Arguments of `Policy.score`, which returns one result per True entry of `sampled_SL`, in row-major order."""
+        return self.tokens_SL, self.lengths_S, self.sampled_SL, self.images
 
     def in_rows(self, flat: Tensor, fill: Tensor | float = 0.0) -> Tensor:
-        """Arrange flat results, one per sampled token of the block, in rows: [R, T].
+        """Arrange a model's flat results in rows: [R, T].
 
         fill: value of tokens outside the block, a number or [R, T].
         """
         # Index with the mask instead of assigning to a copy, so that gradients flow.
         index = self.inside_RT.flatten().cumsum(0).view_as(self.inside_RT).sub(1).clamp(min=0)
         return torch.where(self.inside_RT, flat[index], torch.as_tensor(fill, dtype=flat.dtype, device=flat.device))
-
-
-class _Place(NamedTuple):
-    """A sample, and the columns of its row that it fills, from first to end (exclusive)."""
-
-    row: int
-    sample: Sample
-    first: int
-    end: int
 
 
 def samples_of(episode: Episode) -> list[Sample]:
@@ -139,13 +131,13 @@ class Batch:
         self.row_tokens = [sum(sum(sample.sampled) for sample in row) for row in samples]
         if not all(self.row_tokens):
             raise ValueError("an episode has no sampled token; leave it out of the batch")
-        self._places: list[_Place] = []
+        self._scored: list[tuple[int, slice, Sample]] = []  # row, columns and sample, if it has a sampled token
         for row, row_samples in enumerate(samples):
             first = 0
             for sample in row_samples:
                 end = first + sum(sample.sampled)
-                if end > first:  # otherwise there is nothing to score
-                    self._places.append(_Place(row, sample, first, end))
+                if end > first:
+                    self._scored.append((row, slice(first, end), sample))
                 first = end
         positions = torch.arange(max(self.row_tokens, default=0))
         self.mask_BT = (positions < torch.tensor(self.row_tokens).unsqueeze(1)).to(self.device)
@@ -199,9 +191,8 @@ class Batch:
             rows.append(row)
         return self.rows(rows, -1, torch.int64)
 
-    @cached_property
-    def weights_BT(self) -> Tensor | None:
-        """`Turn.weight` on the turn's tokens; None if all are 1."""
+    def turn_weights_BT(self) -> Tensor | None:
+        """Return `Turn.weight` on the turn's tokens; None if all are 1."""
         weights = [[turn.weight for turn in episode.turns] for episode in self.episodes]
         return self.per_turn(weights, 1.0) if any(weight != 1 for row in weights for weight in row) else None
 
@@ -229,9 +220,10 @@ class Batch:
 
     # --- samples for models -------------------------------------------------------------------------------------------
 
-    def pack(self, block: Sequence[int]) -> Packed:
-        """Return the samples of a block of `micro_batches`, padded."""
-        samples = [self._places[index].sample for index in block]
+    def block(self, indices: Sequence[int]) -> Block:
+        """Return the samples that `micro_batches` put together, padded."""
+        places = [self._scored[index] for index in indices]
+        samples = [sample for _, _, sample in places]
         width = max(len(sample.tokens) for sample in samples)
         tokens = torch.zeros(len(samples), width, dtype=torch.int64)
         sampled = torch.zeros(len(samples), width, dtype=torch.bool)
@@ -240,39 +232,55 @@ class Batch:
             sampled[index, : len(sample.tokens)] = torch.tensor(sample.sampled)
         lengths = torch.tensor([len(sample.tokens) for sample in samples])
         images = {key: image for sample in samples for key, image in sample.images.items()}
-        return Packed(tokens.to(self.device), lengths.to(self.device), sampled.to(self.device), images)
-
-    def unpack(self, block: Sequence[int]) -> Unpacked:
-        """Return where the sampled tokens of `pack(block)` are in the batch."""
-        places = [self._places[index] for index in block]
-        rows = sorted({place.row for place in places})
+        rows = sorted({row for row, _, _ in places})
         inside_RT = torch.zeros(len(rows), self.mask_BT.shape[1], dtype=torch.bool)
         row_index = {row: index for index, row in enumerate(rows)}
-        for place in places:
-            inside_RT[row_index[place.row], place.first : place.end] = True
-        return Unpacked(rows, inside_RT.to(self.device))
+        for row, columns, _ in places:
+            inside_RT[row_index[row], columns] = True
+        device = self.device
+        return Block(tokens.to(device), lengths.to(device), sampled.to(device), images, rows, inside_RT.to(device))
+
+    def samples_in(self, mask_BT: Tensor) -> list[int]:
+        """Return the number of samples of each row that have a token in this mask."""
+        counts = [0] * len(self)
+        for row, columns, _ in self._scored:
+            counts[row] += bool(mask_BT[row, columns].any())
+        return counts
 
     def micro_batches(
-        self, rows: Sequence[int], max_tokens: int, tokens_read: Callable[[Sequence[list[int]]], int] | None = None
+        self,
+        rows: Sequence[int],
+        max_tokens: int,
+        tokens_read: Callable[[Sequence[list[int]]], int] | None = None,
+        mask_BT: Tensor | None = None,
     ) -> list[list[int]]:
-        """Split the samples of these rows into blocks of at most `max_tokens` tokens, as indices for `pack`.
+        """Split the samples of these rows into blocks of at most `max_tokens` tokens, as arguments of `block`.
 
         The longest samples come first, to minimise padding. Among samples of about equal length, those of a group are
         adjacent, so that their common prefix can be computed once. A sample longer than `max_tokens` is a separate
         block. Samples of a row may be in different blocks.
 
-        tokens_read: returns the number of tokens that the policy reads for a block (`Policy.tokens_read`). By default,
-            a block's size is its number of samples times the longest one.
+        Args:
+            rows: Rows of the batch.
+            max_tokens: Size of a block in tokens.
+            tokens_read: Returns the number of tokens that the policy reads for a block (`Policy.tokens_read`). By
+                default, a block's size is its number of samples times the longest one.
+            mask_BT: Leave out samples without a token in this mask (bool). By default, none is left out.
         """
         row_set = set(rows)
 
         def order(index: int) -> tuple[int, int, int, int]:
-            row, width = self._places[index].row, len(self._places[index].sample.tokens)
+            row, _, sample = self._scored[index]
+            width = len(sample.tokens)
             group = self.episodes[row].group if self.episodes else row
             return -(width if width < _ALIKE else width // _ALIKE * _ALIKE), group, -width, index
 
-        indices = sorted((index for index, place in enumerate(self._places) if place.row in row_set), key=order)
-        samples = [self._places[index].sample.tokens for index in indices]
+        indices = [index for index, (row, _, _) in enumerate(self._scored) if row in row_set]
+        if mask_BT is not None:
+            inside = mask_BT.cpu()
+            indices = [index for index in indices if inside[self._scored[index][:2]].any()]
+        indices.sort(key=order)
+        samples = [self._scored[index][2].tokens for index in indices]
 
         def fits(first: int, end: int) -> bool:
             block = samples[first:end]
@@ -283,7 +291,7 @@ class Batch:
         edges = [0]
         while edges[-1] < len(indices):
             edges.append(_furthest(edges[-1] + 1, len(indices), partial(fits, edges[-1])))
-        # Sort by row and turn, as `Unpacked` expects.
+        # Sort by row and turn, in which `Block.in_rows` reads the results.
         return [sorted(indices[first:end]) for first, end in pairwise(edges)]
 
 
@@ -305,9 +313,30 @@ def _furthest(end: int, last: int, fits: Callable[[int], bool]) -> int:
 # --- rows for algorithms ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+class Advantages(NamedTuple):
+    """Result of an estimator."""
+
+    advantages_BT: Tensor
+    """Advantage of each sampled token, 0 elsewhere."""
+    returns_BT: Tensor | None
+    """Targets of the critic; None without one."""
+    value_mask_BT: Tensor
+    """Mask of the tokens that the critic learns from (bool): all sampled ones; with a trajectory baseline, each
+    episode's first; with `hae`, those at which a value is read."""
+
+    @classmethod
+    def over_values(cls, advantages_BT: Tensor, values_BT: Tensor, mask_BT: Tensor) -> Advantages:
+        """Return these advantages, with the critic's target advantage + value at every sampled token."""
+        return cls(advantages_BT, torch.where(mask_BT, advantages_BT + values_BT, 0.0), mask_BT)
+
+
+@dataclass(slots=True)
 class RolloutBatch:
-    """B episodes, right-padded to T sampled tokens. Tokens of prompts have no position."""
+    """The table of sampled tokens that an update learns from: B episodes, right-padded to T tokens.
+
+    Tokens of prompts have no position. The columns are filled in the order of an update: what was sampled, the scores
+    of the policies, advantages, and what the loss did with each token.
+    """
 
     mask_BT: Tensor
     """Mask of the tokens (bool); False for padding."""
@@ -334,12 +363,34 @@ class RolloutBatch:
     """Weight of each criterion, by task and then by criterion; 1 by default. Task "" applies to all other tasks."""
     blocks_BT: Tensor | None = None
     """Block of each token as an index of BLOCKS, -1 in ill-formed replies; None if the estimator ignores blocks."""
+    turn_weights_BT: Tensor | None = None
+    """`Turn.weight` of each token; None if all are 1."""
+    is_branch_B: Tensor | None = None
+    """Whether an episode is only compared with its siblings (`Group.branches`); None if none is."""
+    advantages: Advantages | None = None
+    """Advantages, once they are computed."""
+    ratios_BT: Tensor | None = None
+    """Ratio of each token before clipping, from the last pass over it; 0 before."""
+    marks_BT: Tensor | None = None
+    """Sum of the marks TRAINED, BELOW and ABOVE (data/updates.py) of each token, from the last pass over it."""
 
     @classmethod
     def of(
-        cls, batch: Batch, criteria_weights: Mapping[str, Mapping[str, float]] | None = None, *, blocks: bool = False
+        cls,
+        batch: Batch,
+        criteria_weights: Mapping[str, Mapping[str, float]] | None = None,
+        *,
+        blocks: bool = False,
+        branches: int = 0,
     ) -> RolloutBatch:
-        """Return a batch with only the engine's log-probabilities. blocks: whether the estimator needs `blocks_BT`."""
+        """Return a batch with only the engine's log-probabilities.
+
+        Args:
+            batch: The episodes.
+            criteria_weights: See the field.
+            blocks: Whether the estimator needs `blocks_BT`.
+            branches: Number of episodes at the end of the batch that are branches.
+        """
         sampler_BT = batch.sampler_logprobs_BT()
         return cls(
             mask_BT=batch.mask_BT,
@@ -352,6 +403,10 @@ class RolloutBatch:
             episodes=batch.episodes,
             criteria_weights=criteria_weights or {},
             blocks_BT=batch.blocks_BT() if blocks else None,
+            turn_weights_BT=batch.turn_weights_BT(),
+            is_branch_B=torch.arange(len(batch), device=batch.device) >= len(batch) - branches if branches else None,
+            ratios_BT=torch.zeros_like(sampler_BT),
+            marks_BT=torch.zeros_like(sampler_BT),
         )
 
     def rows(self, rows: Sequence[int]) -> RolloutBatch:
@@ -359,6 +414,32 @@ class RolloutBatch:
         values = {item.name: getattr(self, item.name) for item in fields(self)}
         tensors = {name: value[list(rows)] for name, value in values.items() if isinstance(value, Tensor)}
         return RolloutBatch(**{**values, **tensors, "episodes": [self.episodes[row] for row in rows]})
+
+    def main_and_branches(self, rows: Iterable[int]) -> tuple[list[int], list[int]]:
+        """Return which of these rows are whole episodes, and which are branches, in order."""
+        flags = [False] * len(self.mask_BT) if self.is_branch_B is None else self.is_branch_B.tolist()
+        rows = list(rows)
+        return [row for row in rows if not flags[row]], [row for row in rows if flags[row]]
+
+    def clear_marks(self, rows: Sequence[int], mask_BT: Tensor) -> None:
+        """Forget the last pass over these rows' tokens in the mask. Ranks add up their marks, so old ones must go."""
+        for column_BT in (self.ratios_BT, self.marks_BT):
+            if column_BT is not None:
+                column_BT[list(rows)] = column_BT[list(rows)].masked_fill(mask_BT[list(rows)], 0.0)
+
+    def mark(self, rows: Sequence[int], inside_RT: Tensor, loss: PolicyLoss, trained_RT: Tensor) -> None:
+        """Record what the loss did with the tokens of a block.
+
+        Args:
+            rows: Rows of the block.
+            inside_RT: Mask of the block's tokens (bool).
+            loss: The loss of these rows.
+            trained_RT: Whether a token has a weight in the loss (bool).
+        """
+        marks_RT = TRAINED * trained_RT + BELOW * loss.clipped_low_BT + ABOVE * loss.clipped_high_BT
+        for column_BT, items_RT in ((self.ratios_BT, loss.ratio_BT.detach()), (self.marks_BT, marks_RT)):
+            if column_BT is not None:
+                column_BT[list(rows)] += items_RT * inside_RT
 
     @property
     def returns_B(self) -> Tensor:
@@ -392,21 +473,3 @@ class RolloutBatch:
             for rewards in shared_parts
         ]
         return torch.tensor(sums or [0.0] * len(self.mask_BT), dtype=torch.float64, device=self.mask_BT.device)
-
-
-@dataclass(frozen=True, slots=True)
-class Advantages:
-    """Advantages of a batch, and targets of the critic."""
-
-    advantages_BT: Tensor
-    """Advantage of each sampled token, 0 elsewhere."""
-    returns_BT: Tensor | None
-    """Targets of the critic; None without one."""
-    value_mask_BT: Tensor
-    """Mask of the tokens that the critic learns from (bool): all sampled ones; with a trajectory baseline, each
-    episode's first; with `hae`, those at which a value is read."""
-
-    @classmethod
-    def over_values(cls, advantages_BT: Tensor, values_BT: Tensor, mask_BT: Tensor) -> Advantages:
-        """Return these advantages, with the critic's target advantage + value at every sampled token."""
-        return cls(advantages_BT, torch.where(mask_BT, advantages_BT + values_BT, 0.0), mask_BT)

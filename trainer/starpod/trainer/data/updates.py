@@ -11,7 +11,7 @@ import gzip
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,10 +24,7 @@ from starpod.trainer.data.files import LEVEL
 from starpod.trainer.data.untrusted import open_text, read_json, read_lines
 
 if TYPE_CHECKING:  # pages read these records without torch
-    from torch import Tensor
-
-    from starpod.trainer.algorithms.losses import PolicyLoss
-    from starpod.trainer.data.batch import Batch
+    from starpod.trainer.data.batch import RolloutBatch
 
 TRAINED, BELOW, ABOVE = 1, 2, 4
 """Bits of a token's mark: it has a weight in the loss; a lower bound stopped its gradient; an upper bound did."""
@@ -69,52 +66,18 @@ class TokenRecord:
         )
 
 
-class UpdateRecord:
-    """Collector of each token's ratio and clipping in an update. After several passes over a token, the last counts."""
-
-    def __init__(self) -> None:
-        self._batch: Batch | None = None
-        self._advantages_BT: Tensor
-        self.ratios_and_marks_2BT: Tensor
-        """Ratios and marks, to be summed over ranks."""
-
-    def begin(self, batch: Batch, advantages_BT: Tensor) -> None:
-        """Set the batch and its advantages. Call this before the first pass."""
-        self._batch = batch
-        self._advantages_BT = advantages_BT
-        self.ratios_and_marks_2BT = advantages_BT.new_zeros(2, *advantages_BT.shape)
-
-    def copy_part(self, part: UpdateRecord, part_mask_BT: Tensor) -> None:
-        """Copy the record of a part of the update. part_mask_BT: mask of the part's tokens in this batch."""
-        assert part._batch is not None
-        own_BT = part._batch.mask_BT
-        self._advantages_BT[part_mask_BT] = part._advantages_BT[own_BT]
-        self.ratios_and_marks_2BT[:, part_mask_BT] = part.ratios_and_marks_2BT[:, own_BT]
-
-    def forget(self, rows: Sequence[int]) -> None:
-        """Clear these rows. Call this before another pass over them."""
-        self.ratios_and_marks_2BT[:, list(rows)] = 0.0
-
-    def add(self, rows: Sequence[int], mask_RT: Tensor, loss: PolicyLoss, trained_RT: Tensor) -> None:
-        """Record the tokens of a block. trained_RT: whether a token has a weight in the loss (bool)."""
-        marks_RT = TRAINED * trained_RT + BELOW * loss.clipped_low_BT + ABOVE * loss.clipped_high_BT
-        self.ratios_and_marks_2BT[0, list(rows)] += loss.ratio_BT.detach() * mask_RT
-        self.ratios_and_marks_2BT[1, list(rows)] += marks_RT * mask_RT
-
-    def tokens(self) -> Iterator[tuple[Episode, TokenRecord]]:
-        """Yield each episode of the update and its record."""
-        if self._batch is None:
-            return
-        advantages_BT = self._advantages_BT.half().cpu().numpy()
-        ratios_BT, marks_BT = (
-            self.ratios_and_marks_2BT[0].half().cpu().numpy(),
-            self.ratios_and_marks_2BT[1].byte().cpu().numpy(),
-        )
-        for row, (episode, count) in enumerate(zip(self._batch.episodes, self._batch.row_tokens, strict=True)):
-            # Pad with zeros for the turns shared with a parent, which are trained there.
-            shared = sum(len(turn.reply) for turn in episode.turns[: episode.shared])
-            columns = (np.pad(table[row, :count], (shared, 0)) for table in (advantages_BT, ratios_BT, marks_BT))
-            yield episode, TokenRecord(*columns)
+def token_records(table: RolloutBatch) -> Iterator[tuple[Episode, TokenRecord]]:
+    """Yield each episode of an update and the record of its tokens."""
+    assert table.advantages is not None and table.ratios_BT is not None and table.marks_BT is not None
+    advantages_BT, ratios_BT = (
+        tensor.half().cpu().numpy() for tensor in (table.advantages.advantages_BT, table.ratios_BT)
+    )
+    marks_BT = table.marks_BT.byte().cpu().numpy()
+    for row, (episode, count) in enumerate(zip(table.episodes, table.mask_BT.sum(1).tolist(), strict=True)):
+        # Pad with zeros for the turns shared with a parent, which are trained there.
+        shared = sum(len(turn.reply) for turn in episode.turns[: episode.shared])
+        columns = (np.pad(column_BT[row, :count], (shared, 0)) for column_BT in (advantages_BT, ratios_BT, marks_BT))
+        yield episode, TokenRecord(*columns)
 
 
 def update_file(rollouts: Path) -> Path:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from starpod.trainer.algorithms.filters import verdicts
 from starpod.trainer.algorithms.sections import FilterConfig
+from starpod.trainer.data.batch import RolloutBatch
 from starpod.trainer.data.episode import Group
-from starpod.trainer.data.updates import UpdateRecord, Verdict
+from starpod.trainer.data.updates import Verdict, token_records
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.parallel import Parallel
@@ -56,9 +57,10 @@ class RolloutLog:
                 "or set it to 0"
             )
 
-    async def write_update(self, step: int, record: UpdateRecord) -> None:
-        """Write the verdicts and the update's record of each token. Raises CannotWrite."""
-        if self._parallel.is_main:
+    async def write_update(self, step: int, table: RolloutBatch | None) -> None:
+        """Write the verdicts and the record of each token of an update; None if it was skipped. Raises CannotWrite."""
+        if self.enabled and self._parallel.is_main:
+            records = () if table is None else token_records(table)
             await self._parallel.in_thread(
-                self._folder.write_update, step, self._verdicts, record.tokens(), max_bytes=self._max_bytes
+                self._folder.write_update, step, self._verdicts, records, max_bytes=self._max_bytes
             )

@@ -12,7 +12,6 @@ from starpod.trainer.algorithms.filters import filter_groups, loss_scale
 from starpod.trainer.checkpoints.checkpoint import Checkpoints, Loaded
 from starpod.trainer.config import Config
 from starpod.trainer.data.episode import Episode, Group, branches_of, episodes_of
-from starpod.trainer.data.updates import UpdateRecord
 from starpod.trainer.diagnostics.metrics import kept_by_task
 from starpod.trainer.diagnostics.monitor import Monitor
 from starpod.trainer.evaluation.held_out import HeldOut
@@ -257,7 +256,6 @@ class Run:
             await self.weights.leave_gpu()
         self.persistence.begin_update()
         self.metrics["update/skipped"] = float(is_empty)
-        record = UpdateRecord() if self.rollouts.enabled else None
         start_time = perf_counter()
         busy_seconds = self.collecting.ahead.busy_seconds
         if self.scorer is not None:
@@ -266,7 +264,7 @@ class Run:
                 self.metrics |= await self.parallel.in_thread(score_and_fit, self.scorer, groups)
             await self.rollouts.write_rollouts(self.progress.step)
         if not is_empty:
-            await self._update(groups, record)
+            await self._update(groups)
             seconds = max(perf_counter() - start_time, 1e-9)
             self.metrics["time/update"] = seconds
             if self.config.collect.max_staleness:
@@ -276,16 +274,15 @@ class Run:
             episodes = (episode for group in groups for episode in (*group.episodes, *group.branches))
             tokens = sum(episode.sampled_tokens for episode in episodes)
             self.metrics["rate/trained_tokens_per_s"] = tokens / seconds
-        if record is not None:
-            await self.rollouts.write_update(self.progress.step, record)
+        await self.rollouts.write_update(self.progress.step, None if is_empty else self.learner.table)
 
-    async def _update(self, groups: Sequence[Group], record: UpdateRecord | None) -> None:
+    async def _update(self, groups: Sequence[Group]) -> None:
         self.output.screen.phase("updating")
         scale = loss_scale(self.config.algorithm, self.metrics["collect/kept_fraction"])
         rate = self.config.optimizer.rate_factor(self.progress.step, self.config.stop.iterations)
         for _ in range(self.config.replay.reuse):
             metrics = await self.parallel.in_thread(
-                self.learner.learn, groups, version=self._fresh_version, scale=scale, rate=rate, record=record
+                self.learner.learn, groups, version=self._fresh_version, scale=scale, rate=rate
             )
             self.progress.version += 1
             self.metrics |= metrics

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from starpod.trainer.algorithms.terms import PROCESS
 from starpod.trainer.checkpoints.state import flatten_optimizer, join_parts, split_parts, unflatten_optimizer
-from starpod.trainer.data.batch import Batch
+from starpod.trainer.data.batch import Batch, Block
 from starpod.trainer.data.episode import Episode, Group, episodes_of
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.scorers.config import ScorerConfig
@@ -88,8 +88,9 @@ class TurnScorer(ABC):
             for row, episode in zip(scores_BK.tolist(), episodes, strict=True)
         ]
 
-    def _blocks(self, batch: Batch) -> Iterator[list[int]]:
-        yield from batch.micro_batches(range(len(batch)), self.micro_batch_tokens, self.model.tokens_read)
+    def _blocks(self, batch: Batch) -> Iterator[Block]:
+        for indices in batch.micro_batches(range(len(batch)), self.micro_batch_tokens, self.model.tokens_read):
+            yield batch.block(indices)
 
     def _step(self) -> float:
         """Clip the gradients, and take the optimiser step if their norm is finite. Return the norm before clipping."""

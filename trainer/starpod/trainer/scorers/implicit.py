@@ -70,9 +70,8 @@ class ImplicitScorer(TurnScorer):
         weights_BT = torch.where(batch.mask_BT, (slope_B.unsqueeze(1) * self.config.beta / turns_B1), 0.0)
         self.optimizer.zero_grad(set_to_none=True)
         for block in self._blocks(batch):
-            scores = self.model.score(*batch.pack(block), temperature=self.temperature)
-            unpacked = batch.unpack(block)
-            (weights_BT[unpacked.rows] * unpacked.in_rows(scores.logprobs_N.float())).sum().backward()  # type: ignore[no-untyped-call]
+            scores = self.model.score(*block.inputs, temperature=self.temperature)
+            (weights_BT[block.rows] * block.in_rows(scores.logprobs_N.float())).sum().backward()  # type: ignore[no-untyped-call]
         return metrics | {
             "scorer/loss": loss.item(),
             "scorer/accuracy": (margins > 0).float().mean().item(),
@@ -83,9 +82,8 @@ class ImplicitScorer(TurnScorer):
     def _ratios(self, batch: Batch) -> _Ratios:
         logprobs_BT = torch.zeros(batch.mask_BT.shape, device=batch.device)
         for block in self._blocks(batch):
-            scores = self.model.score(*batch.pack(block), temperature=self.temperature)
-            unpacked = batch.unpack(block)
-            logprobs_BT[unpacked.rows] += unpacked.in_rows(scores.logprobs_N.float())
+            scores = self.model.score(*block.inputs, temperature=self.temperature)
+            logprobs_BT[block.rows] += block.in_rows(scores.logprobs_N.float())
         table = turn_table(batch.mask_BT, batch.turns_BT())
         return _Ratios(table.total(logprobs_BT - batch.sampler_logprobs_BT()), table)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from starpod.trainer.algorithms.turns import TurnTable, turn_table
-from starpod.trainer.data.batch import Batch
+from starpod.trainer.data.batch import Batch, Block
 from starpod.trainer.data.episode import Episode, Group, episodes_of
 from starpod.trainer.models.critic import SharedCritic
 from starpod.trainer.models.policy import Policy
@@ -68,15 +68,14 @@ class QScorer(TurnScorer):
             squared_error += (logits.detach().sigmoid() - labels).square().sum().item() / count
         return {"scorer/loss": loss, "scorer/target_error": squared_error, "scorer/grad_norm": self._step()}
 
-    def _read(self, batch: Batch, table: TurnTable, block: list[int]) -> tuple[list[int], Tensor, Tensor]:
+    def _read(self, batch: Batch, table: TurnTable, block: Block) -> tuple[list[int], Tensor, Tensor]:
         """Return a block's rows, their turns' logits [R, K], and whether each turn is in the block."""
-        scores = self.model.score(*batch.pack(block), temperature=self.temperature, values=True)
+        scores = self.model.score(*block.inputs, temperature=self.temperature, values=True)
         assert scores.values_N is not None
-        unpacked = batch.unpack(block)
-        rows = unpacked.rows
-        last_RT = table.last_BT[rows] & unpacked.inside_RT
+        rows = block.rows
+        last_RT = table.last_BT[rows] & block.inside_RT
         index_RT = table.index_BT[rows]
-        logits_RT = torch.where(last_RT, unpacked.in_rows(scores.values_N), 0.0)
+        logits_RT = torch.where(last_RT, block.in_rows(scores.values_N), 0.0)
         shape = (len(rows), table.mask_BK.shape[1])
         logits_RK = logits_RT.new_zeros(shape).scatter_add(1, index_RT, logits_RT)
         counts_RK = torch.zeros(shape, dtype=torch.int64, device=batch.device).scatter_add(1, index_RT, last_RT.long())

@@ -74,10 +74,10 @@ class Imitation:
         self._optimizer.zero_grad(set_to_none=True)
         total = torch.zeros((), device=parallel.device)
         blocks = batch.micro_batches(range(len(batch)), self._micro_batch_tokens, policy.tokens_read)
-        for block, counts in parallel.share(blocks):
-            scores = policy.score(*batch.pack(block), temperature=self._temperature)
-            unpacked = batch.unpack(block)
-            loss = -(unpacked.in_rows(scores.logprobs_N) * weights_BT[unpacked.rows]).sum() * float(counts)
+        for indices, counts in parallel.share(blocks):
+            block = batch.block(indices)
+            scores = policy.score(*block.inputs, temperature=self._temperature)
+            loss = -(block.in_rows(scores.logprobs_N) * weights_BT[block.rows]).sum() * float(counts)
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
         parallel.clip_grad_norm(self._parameters, 1.0)
