@@ -24,6 +24,7 @@ from starpod.trainer.algorithms.losses import (
     value_loss,
 )
 from starpod.trainer.data.batch import Batch, Block, RolloutBatch
+from starpod.trainer.data.updates import ABOVE, BELOW, TRAINED
 from starpod.trainer.parallel import Parallel
 
 LOSS_TERMS = ("task", "entropy", "kl", "critic")
@@ -113,7 +114,9 @@ class StepLoss:
             turns_BT=table.turns_BT[rows],
         )
         if counts:
-            table.mark(rows, inside_RT, policy_loss, self.weights_BT[rows] * correction_RT != 0)
+            trained_RT = self.weights_BT[rows] * correction_RT != 0
+            marks_RT = TRAINED * trained_RT + BELOW * policy_loss.clipped_low_BT + ABOVE * policy_loss.clipped_high_BT
+            table.mark(rows, inside_RT, policy_loss.ratio_BT.detach(), marks_RT)
         per_token_RT = policy_loss.per_token_BT * correction_RT * float("task" in self.components)
         if table.turn_weights_BT is not None:
             per_token_RT = per_token_RT * table.turn_weights_BT[rows]

@@ -10,18 +10,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from starpod.trainer.data.episode import Episode, paid_turns, part_sums
 from starpod.trainer.data.images import Images, by_key
-from starpod.trainer.data.updates import ABOVE, BELOW, TRAINED
 from starpod.trainer.prompts.grammar import BLOCKS
-
-if TYPE_CHECKING:
-    from starpod.trainer.algorithms.losses import PolicyLoss
 
 _Item = TypeVar("_Item")
 
@@ -427,17 +423,16 @@ class RolloutBatch:
             if column_BT is not None:
                 column_BT[list(rows)] = column_BT[list(rows)].masked_fill(mask_BT[list(rows)], 0.0)
 
-    def mark(self, rows: Sequence[int], inside_RT: Tensor, loss: PolicyLoss, trained_RT: Tensor) -> None:
+    def mark(self, rows: Sequence[int], inside_RT: Tensor, ratios_RT: Tensor, marks_RT: Tensor) -> None:
         """Record what the loss did with the tokens of a block.
 
         Args:
             rows: Rows of the block.
             inside_RT: Mask of the block's tokens (bool).
-            loss: The loss of these rows.
-            trained_RT: Whether a token has a weight in the loss (bool).
+            ratios_RT: Their ratios, detached.
+            marks_RT: Their marks.
         """
-        marks_RT = TRAINED * trained_RT + BELOW * loss.clipped_low_BT + ABOVE * loss.clipped_high_BT
-        for column_BT, items_RT in ((self.ratios_BT, loss.ratio_BT.detach()), (self.marks_BT, marks_RT)):
+        for column_BT, items_RT in ((self.ratios_BT, ratios_RT), (self.marks_BT, marks_RT)):
             if column_BT is not None:
                 column_BT[list(rows)] += items_RT * inside_RT
 
