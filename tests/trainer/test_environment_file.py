@@ -1,20 +1,42 @@
-"""`starpod train FILE.py`: the job that is chosen for a file, and mistakes in it, told with their line."""
+"""`starpod train FILE.py` and `ADDRESS/NAME`: the job that is chosen, and mistakes in a file, told with their line."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import LlamaConfig
 
 from starpod.cli.new import fill
-from starpod.trainer.config import Config, ConfigError, names_environment_file
+from starpod.trainer.config import Complete, Config, ConfigError, names_environment
 from starpod.trainer.config import load_config as load
-from starpod.trainer.environment_file import choose_job
+from starpod.trainer.environment_file import Job, choose_job
+from tests.support import start_server
+from tests.trainer.chat_templates import tokenizer
 
 VALUES = {"file": "vault", "id": "vault-v1", "title": "Vault", "name": "Vault"}
 
 
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder := tmp_path_factory.mktemp("cache")))
+    return folder
+
+
+def plan(source: str, *words: str, lines: list[str] | None = None) -> tuple[Config, Job]:
+    """The configuration with the user's words, and the job that it comes from. lines: filled with what is reported."""
+    jobs: list[Job] = []
+
+    def explore(environment: str, complete: Complete) -> Mapping[str, Any]:
+        jobs.append(choose_job(environment, complete, [].append if lines is None else lines.append))
+        return jobs[0].values
+
+    config = load(source, words, explore=explore)
+    return config, jobs[0]
+
+
 def load_config(source: str) -> Config:
-    return load(source, explore=lambda file: choose_job(file).values)
+    return plan(source)[0]
 
 
 def write(folder: Path, *changes: tuple[str, str], expert: bool = True) -> str:
@@ -27,8 +49,8 @@ def write(folder: Path, *changes: tuple[str, str], expert: bool = True) -> str:
 
 
 def test_what_names_a_file(tmp_path: Path) -> None:
-    names = ("vault.py", "folder/vault.py:vault-v1", "vault.yaml", "frozen_lake")
-    assert [*map(names_environment_file, names)] == [True, True, False, False]
+    names = ("vault.py", "folder/vault.py:vault-v1", "[::1]:50051/lock-v1", "vault.yaml", "frozen_lake", "a:1/b/c.yaml")
+    assert [*map(names_environment, names)] == [True, True, True, False, False, False]
     with pytest.raises(ConfigError, match=r"no such file: .*missing.py"):
         load_config(str(tmp_path / "missing.py"))
     (tmp_path / "dungeon.py").touch()
@@ -37,8 +59,7 @@ def test_what_names_a_file(tmp_path: Path) -> None:
 
 
 def test_sizes_come_from_the_environment(tmp_path: Path) -> None:
-    job = choose_job(source := write(tmp_path))
-    config = load(source, ["stop.minutes=1"], explore=lambda _: job.values)
+    config, job = plan(source := write(tmp_path), "stop.minutes=1")
     assert (config.environment.id, config.environment.max_turns) == ("vault-v1", 12)
     assert config.environment.serve == ("--environment-module", source)
     assert config.warm_start.actions == "expert"
@@ -66,7 +87,7 @@ def test_the_job_fits_the_environment(tmp_path: Path) -> None:
     assert config.evaluation.reference == ("random",)
     hopeless = write(tmp_path, ("solved = self.dial == self.secret", "solved = False"), expert=False)
     advice = "random play solved 0 of 64; if training stays flat, give it an `expert_action`"
-    assert any(line.startswith(advice) for line in choose_job(hopeless).explain(config))
+    assert any(line.startswith(advice) for line in plan(hopeless)[1].explain(config))
     config = load_config(write(tmp_path, ("max_turns=12", "max_turns=1")))
     assert (config.environment.max_turns, config.algorithm.advantage) == (1, "grpo")
 
@@ -76,25 +97,23 @@ ENOUGH = ("        limits=Limits", "        fully_observed=True,\n        limits
 
 
 def test_one_observation_is_shown_alone_only_where_the_environment_says_that_it_is_enough(tmp_path: Path) -> None:
-    def plan(source: str, *words: str) -> tuple[Config, str]:
-        context = next((word.partition("=")[2] for word in words if word.startswith("prompt.context=")), None)
-        job = choose_job(source, context)
-        config = load(source, words, explore=lambda _: job.values)
+    def tell(source: str, *words: str) -> tuple[Config, str]:
+        config, job = plan(source, *words)
         return config, next(line for line in job.explain(config) if line.startswith("the policy sees "))
 
-    config, told = plan(write(tmp_path, LONG))
+    config, told = tell(write(tmp_path, LONG))
     assert config.prompt.context == "full" and "sees the whole episode so far (up to " in told
-    config, told = plan(write(tmp_path, LONG, ENOUGH))
+    config, told = tell(write(tmp_path, LONG, ENOUGH))
     assert (config.prompt.context, config.prompt.window) == ("single_turn", 1)
     assert "sees only the present observation, since its spec says fully_observed" in told
     short = config.sampling.max_episode_tokens
     # What is told is what is trained, and what goes with a context goes with it.
-    config, told = plan(write(tmp_path, LONG, ENOUGH), "prompt.context=full")
+    config, told = tell(write(tmp_path, LONG, ENOUGH), "prompt.context=full")
     assert (config.prompt.context, config.prompt.window) == ("full", None) and "the whole episode so far" in told
     assert config.sampling.max_episode_tokens > 4 * short
-    config, told = plan(write(tmp_path, LONG, ENOUGH), "prompt.window=3", "prompt.context=window", "warm_start.steps=0")
+    config, told = tell(write(tmp_path, LONG, ENOUGH), "prompt.window=3", "prompt.context=window", "warm_start.steps=0")
     assert (config.prompt.context, config.prompt.window) == ("window", 3) and "sees the last 3 turns at most" in told
-    config, told = plan(write(tmp_path, (LONG[0], LONG[1] * 12)))
+    config, told = tell(write(tmp_path, (LONG[0], LONG[1] * 12)))
     assert config.prompt.context == "split" and f"the last {config.prompt.window} turns at most" in told
 
 
@@ -117,11 +136,11 @@ def test_of_several_environments_one_is_named(tmp_path: Path) -> None:
     source = write(tmp_path)
     Path(source).write_text(Path(source).read_text() + SECOND)
     with pytest.raises(ConfigError, match=r"holds other-v1 and vault-v1: say which, as in vault\.py:other-v1"):
-        choose_job(source)
-    assert choose_job(f"{source}:vault-v1").values["environment"]["id"] == "vault-v1"
-    assert choose_job(f"{source}:other").values["environment"]["id"] == "other-v1"
+        plan(source)
+    assert load_config(f"{source}:vault-v1").environment.id == "vault-v1"
+    assert load_config(f"{source}:other").environment.id == "other-v1"
     with pytest.raises(ConfigError, match="did you mean vault-v1"):
-        choose_job(f"{source}:valt")
+        plan(f"{source}:valt")
 
 
 @pytest.mark.parametrize(
@@ -142,13 +161,109 @@ def test_of_several_environments_one_is_named(tmp_path: Path) -> None:
 )
 def test_a_mistake_is_told_with_its_line(tmp_path: Path, change: tuple[str, str], told: str) -> None:
     with pytest.raises(ConfigError, match=told) as caught:
-        choose_job(write(tmp_path, change))
+        plan(write(tmp_path, change))
     assert "\n" not in str(caught.value)
 
 
 def test_what_lists_nothing_and_shows_nothing_cannot_be_begun_from_nothing(tmp_path: Path) -> None:
     changes: list[Any] = [('actions=("left", "right", "open")', 'grammar="left, right or open"')]
     with pytest.raises(ConfigError, match="vault-v1 lists no actions and has no expert"):
-        choose_job(write(tmp_path, *changes, expert=False))
+        plan(write(tmp_path, *changes, expert=False))
     config = load_config(write(tmp_path, *changes))
     assert (config.warm_start.noise, config.evaluation.reference) == (0.0, ("expert",))
+
+
+def test_sizes_are_for_the_options_of_the_run(tmp_path: Path, cache: Path) -> None:
+    """Also for options of a base, of evaluations and of levels, and for a limit of the user."""
+    source = write(tmp_path, ("max_turns=12", "max_turns=500"))
+    easy, hard = (plan(source, f"environment.options.marks={marks}")[0].environment.max_turns for marks in (4, 60))
+    assert easy is not None and hard is not None and hard > 32 > 4 * easy - 8
+    for word in ("evaluation.options={marks: 60}", "environment.curriculum.levels=[{marks: 4}, {marks: 60}]"):
+        assert plan(source, "environment.options.marks=4", word)[0].environment.max_turns == hard
+    (tmp_path / "mine.yaml").write_text("base: vault.py\nenvironment: {options: {marks: 60}}\n")
+    assert plan(str(tmp_path / "mine.yaml"))[0].environment.max_turns == hard
+    short, long = (plan(source, f"environment.max_turns={turns}")[0] for turns in (6, 12))
+    assert short.sampling.max_episode_tokens < long.sampling.max_episode_tokens
+    with pytest.raises(ConfigError, match="has no option 'mark': did you mean marks"):
+        plan(source, "environment.options.mark=4")
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("optimizer.lrr=1", r"no key 'optimizer\.lrr'"),
+        ("stop.minutes=-1", "stop.minutes"),
+        ("algorithm.advantage=gigp", "no estimator 'gigp'"),
+        ("rewards.shaping=[gone.py:score]", r"gone\.py"),
+        ("evaluation.reference=[walkk]", "walkk"),
+        ("model=./nowhere", "nowhere"),
+    ],
+)
+def test_keys_are_checked_before_the_environment_is_played(tmp_path: Path, word: str, told: str) -> None:
+    source = write(
+        tmp_path, ("    def reset(", "    def reset(self, rng): raise RuntimeError('played')\n    def unused(")
+    )
+    with pytest.raises(ConfigError, match=told) as caught:
+        plan(source, word)
+    assert "played" not in str(caught.value)
+
+
+def test_keys_that_fit_some_size_are_kept_until_sizes_are_known(tmp_path: Path) -> None:
+    source = write(tmp_path, (LONG[0], LONG[1] * 12))  # shown as a split conversation
+    assert plan(source, "prompt.overlap=1")[0].prompt.overlap == 1
+    with pytest.raises(ConfigError, match=r"prompt\.window has no effect if prompt\.context is full"):
+        plan(write(tmp_path), "prompt.window=3")
+
+
+def test_a_file_is_explored_once_for_each_of_its_versions_and_options(tmp_path: Path) -> None:
+    def lines(*words: str) -> list[str]:
+        plan(source, *words, lines=(told := []))
+        return told
+
+    source = write(tmp_path)
+    first, values = lines(), plan(source)[1].values
+    assert first == [
+        "vault.py: some episodes are played to choose sizes",
+        "vault-v1: playing 64 episodes by its expert",
+    ]
+    assert (lines(), lines("optimizer.lr=0.01")) == ([], [])
+    assert plan(source)[1].values == values
+    assert len(lines("environment.options.marks=4")) == 2
+    (tmp_path / "rooms.py").write_text("SIZE = 4\n")
+    assert (len(lines()), len(lines())) == (2, 0)
+
+
+def test_a_served_environment_gets_the_job_that_its_file_gets(tmp_path: Path) -> None:
+    source = write(tmp_path)
+    own, (config, job) = load_config(source), (None, None)
+    with start_server("--environment-module", source) as server:
+        config, job = plan(f"{server.address}/vault")
+        with pytest.raises(ConfigError, match=r"127\.0\.0\.1:\d+: .*did you mean vault-v1"):
+            plan(f"{server.address}/valt-v1")
+    assert config.environment.addresses == (server.address,) and not config.environment.serve
+    same = {"addresses": (), "serve": own.environment.serve}
+    assert config.environment.model_copy(update=same) == own.environment
+    for section in ("prompt", "sampling", "collect", "warm_start", "algorithm", "stop"):
+        assert getattr(config, section) == getattr(own, section)
+    assert job.explain(config)[0].startswith(f"vault-v1 1.0.0 of {server.address}, with the model tiny")
+    words = ("environment.patience=1", "environment.timeout=1")
+    with pytest.raises(ConfigError, match=r"no server answers at 127\.0\.0\.1:1: connection refused"):
+        plan("127.0.0.1:1/vault-v1", *words)
+
+
+def test_a_pretrained_model_gets_a_job_of_its_own(tmp_path: Path) -> None:
+    """Not the rates, replies and minutes of a tiny policy."""
+    words = tokenizer("chatml")
+    words.save_pretrained(folder := tmp_path / "model")
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    LlamaConfig(vocab_size=len(words), **sizes).save_pretrained(folder)
+    source = write(tmp_path)
+    config, job = plan(source, f"model={folder}")
+    tiny = load_config(source)
+    assert (config.prompt.style, config.prompt.thinking, config.stop.minutes) == ("full", True, None)
+    assert (config.model.name, config.warm_start.steps, config.optimizer.lr) == (str(folder), 0, 1e-6)
+    assert config.sampling.max_reply_tokens > 10 * tiny.sampling.max_reply_tokens
+    assert config.sampling.max_episode_tokens > 2 * config.sampling.max_reply_tokens
+    assert f"with the model {folder}" in job.explain(config)[0]
+    brief = plan(source, f"model={folder}", "prompt.thinking=false")[0]
+    assert brief.sampling.max_reply_tokens < config.sampling.max_reply_tokens

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -456,13 +457,19 @@ SHORTHANDS = {
 """Sections that may be given as one word, and the field that the word sets."""
 
 
-Explore = Callable[[str], Mapping[str, Any]]
-"""Function that returns configuration values for an environment's file, `FILE.py`."""
+Complete = Callable[[Mapping[str, Any]], Config]
+"""Function that merges the user's files and words over values, and parses the result. Raises ConfigError."""
+Explore = Callable[[str, Complete], Mapping[str, Any]]
+"""Function that chooses values for the environment that a word names. `complete` shows what the user makes of them."""
 
 
-def names_environment_file(source: str) -> bool:
-    """Return whether a source is `FILE.py` or `FILE.py:ENVIRONMENT`, and not a YAML file."""
-    return source.partition(":")[0].endswith(".py")
+def names_environment(source: str) -> bool:
+    """Return whether a source is `FILE.py`, `FILE.py:ENVIRONMENT` or `ADDRESS/ENVIRONMENT`, and not a YAML file."""
+    return _is_served(source) or source.partition(":")[0].endswith(".py")
+
+
+def _is_served(source: str) -> bool:
+    return re.fullmatch(r"(dns:///)?[^/\s]+:\d+/[^/\s]+", source) is not None and not Path(source).exists()
 
 
 def load_config(source: str, words: Sequence[str] = (), *, explore: Explore | None = None) -> Config:
@@ -472,14 +479,13 @@ def load_config(source: str, words: Sequence[str] = (), *, explore: Explore | No
     whole section is applied before words that set its keys, regardless of their order.
 
     Args:
-        source: A YAML file, the name of a configuration of the package, or `FILE.py` of an environment.
+        source: A YAML file, the name of a configuration of the package, or an environment (see `names_environment`).
         words: Changes, as `key=value`.
-        explore: Chooses a configuration for the file of an environment; None: such files are refused.
+        explore: Chooses a configuration for an environment; None: environments are refused.
 
     Raises:
         ConfigError: The configuration cannot be used.
     """
-    values = _read(source, explore)
     texts: dict[str, str] = {}
     for word in words:
         key, equals, text = word.partition("=")
@@ -488,13 +494,22 @@ def load_config(source: str, words: Sequence[str] = (), *, explore: Explore | No
         if key in texts:
             raise ConfigError(f"{key} is given twice: {key}={texts[key]} and {word}")
         texts[key] = text
-    if isinstance(prompt := values.get("prompt"), dict) and "prompt.context" in texts:
-        values["prompt"] = without_old_window(prompt, texts["prompt.context"])
-    for key in sorted(texts, key=lambda key: key.count(".")):
-        _set(values, key.split("."), _value(key, texts[key]))
-    if isinstance(algorithm := values.get("algorithm"), dict):
-        values["algorithm"] = _without_old_method(algorithm, _algorithm_keys(texts))
-    return parse_config(values)
+    environment, layers = _read(source)
+
+    def complete(first: Mapping[str, Any]) -> Config:
+        base, own = first.get("base"), {key: value for key, value in first.items() if key != "base"}
+        values = copy.deepcopy(functools.reduce(_merge, [*(_read(str(base))[1] if base else ()), own, *layers]))
+        if isinstance(prompt := values.get("prompt"), dict) and "prompt.context" in texts:
+            values["prompt"] = without_old_window(prompt, texts["prompt.context"])
+        for key in sorted(texts, key=lambda key: key.count(".")):
+            _set(values, key.split("."), _value(key, texts[key]))
+        if isinstance(algorithm := values.get("algorithm"), dict):
+            values["algorithm"] = _without_old_method(algorithm, _algorithm_keys(texts))
+        return parse_config(values)
+
+    if environment and explore is None:
+        raise ConfigError(f"{source} is an environment: name a YAML file, or use `starpod train {source}`")
+    return complete(explore(environment, complete) if environment and explore else {})
 
 
 def _algorithm_keys(keys: Iterable[str]) -> set[str]:
@@ -533,12 +548,10 @@ def parse_config(values: Mapping[str, Any]) -> Config:
         raise ConfigError("; ".join(_explain(item) for item in error.errors())) from None
 
 
-def _read(source: str, explore: Explore | None, visited: tuple[str, ...] = ()) -> dict[str, Any]:
-    if names_environment_file(source):
-        if explore is None:
-            raise ConfigError(f"{source} is an environment's file: name a YAML file, or use `starpod train {source}`")
-        values = dict(explore(source))
-        return _merge(_read(str(values.pop("base")), None), values)
+def _read(source: str, visited: tuple[str, ...] = ()) -> tuple[str, list[dict[str, Any]]]:
+    """Return the environment that a source is based on, or "", and the values of its files, those of the base first."""
+    if names_environment(source):
+        return source, []
     paths = packaged_configs()
     path = paths.get(source, Path(source))
     try:
@@ -553,11 +566,14 @@ def _read(source: str, explore: Explore | None, visited: tuple[str, ...] = ()) -
         raise ConfigError(f"{path} does not contain keys and values")
     base = values.pop("base", None)
     if base is None:
-        return values
-    base = str(base) if str(base) in paths else str(path.parent / str(base))
+        return "", [values]
+    base = str(base)
+    if base not in paths and not _is_served(base):
+        base = str(path.parent / base)
     if base in (*visited, source):
         raise ConfigError(f"{path}: base {base!r} leads back to this file")
-    return _merge(_read(base, explore, (*visited, source)), values)
+    environment, layers = _read(base, (*visited, source))
+    return environment, [*layers, values]
 
 
 def _merge(base: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:

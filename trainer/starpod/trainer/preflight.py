@@ -126,7 +126,7 @@ async def check_environment(config: Config, task: TaskConfig, fleet: Fleet, fact
         if wrong:
             raise ConfigError(sentence)
     environments: list[EnvironmentConfig] = []
-    for environment in _played_environments(config, task):
+    for environment in played_environments(config, task):
         if environment not in environments:
             environments.append(environment)
             seed = config.seeds.train.start
@@ -141,7 +141,7 @@ async def check_environment(config: Config, task: TaskConfig, fleet: Fleet, fact
 async def _try_starts(config: Config, task: TaskConfig, fleet: Fleet, facts: Facts) -> None:
     """Reach each saved start state with each set of options, to find those of another version before the warm start."""
     starts = read_starts(task.environment.starts, task.environment.id)
-    _, *environments = _played_environments(config, task)  # evaluations begin in no saved state
+    _, *environments = played_environments(config, task)  # evaluations begin in no saved state
     for environment in environments:
         for start in starts:
             opening = open_saved(make_task(environment, facts.actions, task.name), fleet, start, 1, Want())
@@ -169,7 +169,7 @@ def _any_action(observation: Observation, actions: Sequence[str], rng: Random) -
     return choose_expertly(observation, actions, rng) or choose_randomly(observation, actions, rng) or ""
 
 
-def _played_environments(config: Config, task: TaskConfig) -> Iterator[EnvironmentConfig]:
+def played_environments(config: Config, task: TaskConfig) -> Iterator[EnvironmentConfig]:
     """Yield a task's environment with each set of options that the run uses: for evaluations, stages and levels."""
     yield task.held_out
     for stage in config.in_stages:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import click
 
 if TYPE_CHECKING:
-    from starpod.trainer.config import Config, StopConfig
+    from starpod.trainer.config import Complete, Config, StopConfig
     from starpod.trainer.output.screen import Screen
     from starpod.trainer.run.progress import StopReason
     from starpod.trainer.run.run import Run
@@ -66,10 +66,10 @@ def train(
 ) -> int:
     """Train a policy on environments over the wire.
 
-    CONFIG is a YAML file, the name of a configuration that comes with the package (see --list), or the file of an
-    environment, ENVIRONMENT.py or ENVIRONMENT.py:NAME, for which a small job is chosen. KEY=VALUE changes a key, e.g.
-    algorithm=starpo-grpo collect.groups=16 (see --keys). The default of CONFIG is frozen_lake, or the run's own
-    configuration with --resume. On Ctrl-C or SIGTERM, the run saves and exits.
+    CONFIG is a YAML file, the name of a configuration that comes with the package (see --list), or an environment, for
+    which a job is chosen: its file, ENVIRONMENT.py or ENVIRONMENT.py:NAME, or one that is served in any language,
+    HOST:PORT/NAME. KEY=VALUE changes a key, e.g. algorithm=starpo-grpo collect.groups=16 (see --keys). The default of
+    CONFIG is frozen_lake, or the run's own configuration with --resume. On Ctrl-C or SIGTERM, the run saves and exits.
     """
     from starpod.trainer.section import ConfigError, packaged_configs
 
@@ -96,12 +96,10 @@ def train(
     from starpod.trainer.environment_file import Job, choose_job
     from starpod.trainer.preflight import check
 
-    def explore(file: str) -> Mapping[str, Any]:
-        job = choose_job(file, values.get("prompt.context"))
-        jobs.append(job)
-        return job.values
+    def explore(environment: str, complete: Complete) -> Mapping[str, Any]:
+        jobs.append(choose_job(environment, complete, lambda line: click.echo(line, err=True)))
+        return jobs[-1].values
 
-    values = {key: text for key, _, text in (word.partition("=") for word in words)}
     jobs: list[Job] = []
     world = int(os.environ.get("WORLD_SIZE", "1"))
     # torchrun sets both variables. A user who only wants an estimate by --dry-run sets WORLD_SIZE.
