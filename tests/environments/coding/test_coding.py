@@ -171,6 +171,19 @@ def test_feedback_tells_the_examples_alone_and_attempts_end() -> None:
     assert (last.terminated, last.success, environment.expert_action()) == (True, False, None)
 
 
+def test_a_program_that_lists_the_shown_results_earns_nothing() -> None:
+    for seed in range(8):
+        episode = start(seed, reward="share")
+        task = episode.environment.task
+        shown = dict(zip(map(repr, task.arguments[:2]), expected(task), strict=False))
+        transition = turn(
+            episode, f"def {task.function}(*a): return {shown!r}.get(repr(a), {shown!r}.get(repr(list(a)), 'no'))"
+        )
+        assert "2 of 8 tests passed." in str(transition.parts)
+        assert transition.reward == 0 and not any(transition.details.criteria.values())
+        assert episode.environment.score() == 0
+
+
 def test_share_pays_for_the_best_so_far() -> None:
     episode = start(3, reward="share", attempts=4)
     task = episode.environment.task

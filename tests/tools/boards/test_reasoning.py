@@ -132,6 +132,8 @@ MOVED = "G__P\nO___\n____\n___O"
         (-1.0, "Down Right", {}),
         *((0.0, text, {}) for text in (None, "", "Up", "Hmm, let me think. The goal matters.", "((((row 1 ,")),
         (0.0, "Up Left", {"well_formed": False}),
+        (0.0, "walls at (0, 4), (1, 4), (2, 4) and (3, 4)", {}),
+        (-0.5, "walls at (0, 4) and (1, 1)", {}),
         # Saying it again, in other words or with more claims than are wanted, earns nothing more.
         (0.5, "the goal is up", {}),
         (0.5, "the goal is up. " * 50, {}),

@@ -18,7 +18,8 @@ def reasoning(turn: Turn, transition: Transition | None, view: TurnView, *, clai
 
     The score is (true topics - false topics) / max(`claims`, number of topics). Several claims on a topic count once,
     and the topic is false if one of its claims is. Claims about the state after the turn are compared with the next
-    observation. The score is 0 without a claim that can be checked, or if the reply is not well-formed.
+    observation. True positions of walls do not count. The score is 0 without a claim that can be checked, or if the
+    reply is not well-formed.
 
     Args:
         claims: number of true topics that earn 1.
@@ -37,7 +38,9 @@ def reasoning(turn: Turn, transition: Transition | None, view: TurnView, *, clai
     verdicts: dict[Topic, bool] = {}
     for claim in all_claims:
         verdict = judge(claim, before, after)
-        if verdict is not None:
+        # Everybody knows where the border is: "wall at (0, 0)" is true in every room.
+        is_trivial = verdict and claim.topic[:2] == ("at", "wall")
+        if verdict is not None and not is_trivial:
             verdicts[claim.topic] = verdict and verdicts.get(claim.topic, True)
     true_count = sum(verdicts.values())
     return (2 * true_count - len(verdicts)) / max(claims, len(verdicts))

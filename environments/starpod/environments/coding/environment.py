@@ -86,7 +86,7 @@ class Coding(Environment):
 
     spec = EnvironmentSpec(
         id="coding-v1",
-        version="1.0.2",
+        version="1.1.0",
         title="Coding: write a function that passes hidden tests",
         instructions=(
             "Write a Python function as described. Answer with the whole program, plain or in a block of ```python. It "
@@ -150,7 +150,9 @@ class Coding(Environment):
         task = self.task
         truths = expected(task)
         self.passed = [not error and _same(value, truth) for (error, value), truth in zip(results, truths, strict=True)]
-        share = sum(self.passed) / len(self.passed)
+        # A program that lists the shown results passes their tests: they count together with a hidden one.
+        counts = any(self.passed[SHOWN_TESTS:]) or len(self.passed) <= SHOWN_TESTS
+        share = sum(self.passed) / len(self.passed) if counts else 0.0
         gain, self.best = max(0.0, share - self.best), max(self.best, share)
         is_solved = share == 1
         self.told = f"The program does not work: {problem}." if problem else self._report(results, truths)
@@ -160,7 +162,7 @@ class Coding(Environment):
             terminated=is_over,
             success=is_solved if is_over else None,
             valid=not problem,
-            criteria={f"test_{number}": right for number, right in enumerate(self.passed, 1)},
+            criteria={f"test_{number}": right and counts for number, right in enumerate(self.passed, 1)},
         )
 
     def _run(self, program: str) -> tuple[str, list[tuple[Any, Any]]]:
