@@ -7,6 +7,7 @@ import pytest
 from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.evaluation.figures import held_out_figures, summarise
 from starpod.trainer.evaluation.statistics import mean_interval, wilson_interval
+from starpod.trainer.output.words import final_line
 from starpod.trainer.rollout.collect import Collected
 from tests.trainer.turns import a_turn
 
@@ -17,9 +18,25 @@ def bought(number: int, scores: Sequence[float]) -> Episode:
     return Episode(number, 0, "webshop-v1", turns=turns, end="terminal", success=sum(scores) == 1)
 
 
+def lost(number: int) -> Episode:
+    return Episode(number, 0, "webshop-v1", end="failed", error="EnvironmentBug: a bug")
+
+
+def test_the_few_episodes_that_did_not_fail_are_no_success_rate() -> None:
+    solved = bought(0, [1.0])
+    half, most = (held_out_figures(Collected([Group(0, [solved])], [*map(lost, range(1, n))])) for n in (2, 3))
+    assert (half["episodes"], half["failed"], half["success"]) == (1, 1, 1.0)
+    assert (most["episodes"], most["failed"]) == (1, 2)
+    assert [most[name] for name in ("success", "success_low", "return_mean", "return_high")] == [None] * 4
+    assert summarise([solved, solved, *map(lost, range(1, 4))])["pass_at_k"] == {}
+    assert final_line(most | {"step": 4}) == (
+        "no success rate, because 2 of 3 episodes failed, by the checkpoint of step 4"
+    )
+
+
 def test_the_return_is_the_environments_own_as_in_starpod_eval() -> None:
     episodes = [bought(0, [0.0, 0.5]), bought(1, [0.0, 0.0, 1.0]), bought(2, [0.25])]
-    summary = held_out_figures(Collected([Group(each.group, [each]) for each in episodes], failed=1))
+    summary = held_out_figures(Collected([Group(each.group, [each]) for each in episodes], [lost(3)]))
     low, high = mean_interval([0.5, 1.0, 0.25])
     assert summary["return_mean"] == pytest.approx(1.75 / 3)
     assert (summary["return_low"], summary["return_high"]) == pytest.approx((low, high))

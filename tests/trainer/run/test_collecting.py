@@ -70,6 +70,26 @@ async def test_what_failed_episodes_is_told_and_where_no_group_is_left_ends_the_
         await make_collecting(lambda _: [], algorithm="dapo").collect(Progress())
 
 
+class Buggy(ScriptedCollector):
+    """A bug of the environment fails the episodes that fail."""
+
+    async def play_group(self, *arguments: Any) -> Group:
+        group = await ScriptedCollector.play_group(self, *arguments)
+        for each in group.failed:
+            each.error = "EnvironmentBug: lake-v1: Step raised KeyError: 'ice' (lake.py, line 9)"
+        return group
+
+
+async def test_a_bug_of_the_environment_in_half_of_the_episodes_ends_the_run_with_its_place() -> None:
+    collect = {"groups": 2, "group_size": 2, "min_group_size": 1}
+    with pytest.raises(
+        CollectionFailed, match=r"step 0, 2 of 4 episodes failed .*KeyError: 'ice' \(lake\.py, line 9\)"
+    ):
+        await make_collecting(lambda _: [1.0], plays=Buggy, collect=collect).collect(Progress())
+    lost = await make_collecting(lambda _: [1.0], collect=collect).collect(Progress())
+    assert lost.metrics["collect/failed"] == 2, "a server that is lost may come back"
+
+
 async def test_uniform_groups_are_asked_for_again_as_often_as_dynamic_sampling_says() -> None:
     algorithm = {"preset": "dapo", "dynamic_sampling": {"enabled": True, "max_rounds": 1}}
     # Of the first four one is uniform, and so is all that is asked for instead.

@@ -1,5 +1,6 @@
 """Evaluating by itself: which step is best, and which evaluations count towards a stop."""
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
@@ -77,3 +78,5 @@ async def test_an_evaluation_whose_episodes_all_failed_is_no_success_of_zero(tmp
     assert evaluating.early_stop.reason == ""
     await evaluating.play(Progress(1))
     assert [line["step"] for line in RunFolder(tmp_path).read_evaluations()] == [1]
+    lines = map(json.loads, RunFolder(tmp_path).evaluations.read_text().splitlines())
+    assert [(line["step"], line["success"]) for line in lines] == [(0, None), (1, 1.0)]

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 NAME = ".starpod-index.sqlite"
 """File name of the index, in the folder of the runs."""
-VERSION = 9
+VERSION = 10
 """Version of the tables. An index of another version is built again."""
 COUNTED = 10_000
 """Results of a search for words are counted up to this number."""

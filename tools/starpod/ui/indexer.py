@@ -19,7 +19,7 @@ from typing import Any
 from starpod.report.charts import smooth
 from starpod.trainer.data.untrusted import open_regular, read_json
 from starpod.trainer.diagnostics.metrics import spent_in
-from starpod.trainer.output.words import evaluation_after_best, standing_warnings
+from starpod.trainer.output.words import evaluation_after_best, missing_result, standing_warnings
 from starpod.ui.index import MOST_PARTS, POINTS, Index, episode_id, run_word, spread
 from starpod.ui.reading import (
     DAMAGED,
@@ -381,7 +381,7 @@ def _summarise(database: sqlite3.Connection, run: int, folder: Path, place: _Pla
     problems = list(place.problems)
     facts, config = mapping(folder / "run.json", problems), mapping(folder / "config.yaml", problems)
     final = mapping(folder / "final.json", problems)
-    evaluations = [line for line in objects(folder / "evaluations.jsonl", problems) if "success" in line]
+    evaluations = [line for line in objects(folder / "evaluations.jsonl", problems) if line.get("success") is not None]
     points = database.execute(
         "SELECT count, step, time, seconds, metrics FROM points WHERE run = ? ORDER BY bucket", (run,)
     ).fetchall()
@@ -420,6 +420,7 @@ def _summarise(database: sqlite3.Connection, run: int, folder: Path, place: _Pla
         }
         if _number(evaluation.get("success")) is not None
         else None,
+        "missing_result": missing_result(final) if final else "",
         "final": bool(final),
         "last": last and {name: _number(last[name]) for name in ("step", "success")},
         "spark": [round(y, 4) for _, y in smooth([(x, y) for x, y in spread(success, SPARK)])],

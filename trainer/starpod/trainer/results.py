@@ -12,6 +12,7 @@ from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import EVALUATION, BadEpisodes, episode_files, read_episodes
 from starpod.trainer.evaluation.compare import compare_evaluations, read_evaluation
 from starpod.trainer.output.run_folder import RunFolder
+from starpod.trainer.output.words import missing_result
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -117,11 +118,14 @@ class RunResults:
         evaluations = self._folder.read_evaluations()
         values = self.final or (evaluations[-1] if evaluations else {})
         tasks = config.get("environments") or {"": config.get("environment", {})}
+        success = "not yet"
+        if values:
+            success = missing_result(values) or f"{show(values['success'], 'share')} of {values['episodes']} episodes"
         rows = {
             "environment": ", ".join(task.get("id", name) for name, task in tasks.items()),
             "model": facts.get("model", ""),
             "algorithm": config.get("algorithm", {}).get("preset", ""),
-            "success": f"{show(values['success'], 'share')} of {values['episodes']} episodes" if values else "not yet",
+            "success": success,
             "ended": facts.get("ended", {}).get("outcome", "not yet"),
             "folder": str(self.path),
         }

@@ -17,12 +17,18 @@ from starpod.trainer.rollout.collect import Collected, Collector, starts_from
 from starpod.trainer.section import ConfigError
 from starpod.trainer.user_file import UserCodeError
 
+_OUTCOMES = ("success", "success_low", "success_high", "return_mean", "return_low", "return_high")
+"""Metrics that describe what a policy reaches."""
+
 
 def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
     """Return metrics of episodes as JSON values. A metric without data is None.
 
+    If most episodes failed, success, return and pass_at_k are None as well: the others are a selection, not a sample.
+
     episodes, starts: number of episodes, and of their start states.
-    failed: number of episodes that the infrastructure failed. No other metric includes them.
+    failed: number of episodes that the infrastructure or a bug of the environment failed. No other metric includes
+        them.
     success, success_low, success_high: share of episodes that solved their task, and its 95 % interval (Wilson's;
         with several episodes per start, for the effective number of episodes).
     return_mean, return_low, return_high: mean return of the environment's own reward, and the 95 % interval of the
@@ -44,7 +50,7 @@ def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
     success_interval = clustered_interval(wins) if wins else (None, None)
     return_interval = mean_interval(returns) if len(returns) > 1 else (None, None)
     turns = [turn for episode in played_episodes for turn in episode.turns]
-    return {
+    figures = {
         "episodes": len(played_episodes),
         "starts": len(groups),
         "failed": len(episodes) - len(played_episodes),
@@ -61,6 +67,9 @@ def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
         "pass_at_k": _pass_at(wins),
         "ends": dict(Counter(episode.end for episode in played_episodes).most_common()),
     }
+    if len(played_episodes) < len(episodes) - len(played_episodes):
+        figures |= dict.fromkeys(_OUTCOMES) | {"pass_at_k": {}}
+    return figures
 
 
 def episode_results(episodes: Sequence[Episode]) -> dict[str, list[Any]]:
@@ -95,14 +104,14 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-_REFERENCE = ("success", "success_low", "success_high", "return_mean", "return_low", "return_high", "turns_mean")
+_REFERENCE = (*_OUTCOMES, "turns_mean")
 """Metrics of reference policies."""
 _HELD_OUT = ("episodes", "failed", *_REFERENCE, "format_rate")
 
 
 def held_out_figures(collected: Collected) -> dict[str, Any]:
-    """Return the metrics of `summarise` that a run's evaluations keep. At least one episode must not have failed."""
-    figures = summarise(collected.episodes) | {"failed": collected.failed}
+    """Return the metrics of `summarise` that a run's evaluations keep."""
+    figures = summarise([*collected.episodes, *collected.failed_episodes])
     figures["format_rate"] = figures["format_rate"] or 0.0  # a policy may have no turn
     return {name: figures[name] for name in _HELD_OUT}
 
@@ -142,7 +151,8 @@ def _mean_figures(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def final_figures(summary: dict[str, Any], task: Task, seeds: range, episodes: Sequence[Episode]) -> None:
     """Add the task's settings and the outcome of each episode to the metrics of a final evaluation."""
-    facts: dict[str, Any] = {"environment": task.environment, "version": episodes[0].version, "options": task.options}
+    facts: dict[str, Any] = {"environment": task.environment, "options": task.options}
+    facts["version"] = episodes[0].version if episodes else ""
     facts |= {"limits": asdict(task.limits), "seeds": [seeds.start, seeds.stop], "samples": 1}
     facts["results"] = episode_results(episodes)
     if task.name:

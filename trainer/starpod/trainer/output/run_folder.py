@@ -210,14 +210,15 @@ class RunFolder:
         return read_lines(self.metrics)
 
     def read_evaluations(self) -> list[dict[str, Any]]:
-        return read_lines(self.evaluations)
+        """Return the evaluations, without those that have no success rate because most of their episodes failed."""
+        return [line for line in read_lines(self.evaluations) if line.get("success") is not None]
 
     def append_evaluation(self, summary: Mapping[str, Any]) -> None:
         """Write a line to evaluations.jsonl, replacing lines of the same and later steps. Raises CannotWrite.
 
         An evaluation that is repeated after a crash therefore appears once.
         """
-        earlier_lines = [line for line in self.read_evaluations() if line["step"] < summary["step"]]
+        earlier_lines = [line for line in read_lines(self.evaluations) if line["step"] < summary["step"]]
         write_atomic(self.evaluations, "".join(to_json_line(line) for line in [*earlier_lines, summary]))
 
     def read_final(self) -> dict[str, Any] | None:

@@ -23,6 +23,7 @@ from starpod.trainer.output.words import (
     evaluation_after_best,
     is_graded,
     metric,
+    missing_result,
     return_with_interval,
     standing_warnings,
     with_interval,
@@ -115,7 +116,7 @@ def wall_seconds(facts: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -
 
 def _score(summary: Mapping[str, Any], label: str) -> str:
     low, high = summary.get("success_low"), summary.get("success_high")
-    interval = f"{show(low, 'share')} to {show(high, 'share')}" if low is not None else ""
+    interval = f"{show(low, 'share')} to {show(high, 'share')}" if low is not None else missing_result(summary)
     return_html = f"<span>return {escape(return_with_interval(summary))}</span>" if is_graded(summary) else ""
     return f"<span>{label}</span><b>{show(summary['success'], 'share')}</b><span>{interval}</span>{return_html}"
 
@@ -131,6 +132,8 @@ def _verdict(
     final: Mapping[str, Any] | None,
     best_step: int | None,
 ) -> str:
+    if problem := missing_result(after):
+        return f"<p>The final evaluation has no success rate, because {escape(problem)}.</p>"
     count = after.get("episodes")
     text = f"Success on {count:,} episodes, with 95 % intervals. " if count else "Success with 95 % intervals. "
     if final:

@@ -165,6 +165,14 @@ def by_task(summary: Mapping[str, Any]) -> str:
     return f"; {successes}" if successes else ""
 
 
+def missing_result(summary: Mapping[str, Any]) -> str:
+    """Return why an evaluation has no success rate, such as `3 of 4 episodes failed`; "" if it has one."""
+    if summary.get("success") is not None:
+        return ""
+    failed = summary.get("failed") or 0
+    return f"{failed} of {failed + (summary.get('episodes') or 0)} episodes failed"
+
+
 def with_interval(summary: Mapping[str, Any]) -> str:
     """Return the success of an evaluation, such as `72 % (66 to 77 %)`."""
     text = show(summary["success"], "share")
@@ -186,6 +194,8 @@ def final_line(final: Mapping[str, Any]) -> str:
 
     If mean returns differ from success rates, each success rate is followed by the mean return.
     """
+    if problem := missing_result(final):
+        return f"no success rate, because {problem}{by_task(final)}, by the checkpoint of step {final['step']}"
     graded = is_graded(final)
     line = f"success {with_interval(final)} of {final['episodes']} episodes"
     line += f", return {return_with_interval(final)}" if graded else ""

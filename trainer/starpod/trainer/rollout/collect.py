@@ -47,14 +47,14 @@ class Collected:
     """The groups of a collection, in the order of their starts."""
 
     groups: list[Group] = field(default_factory=list)
-    failed: int = 0
-    """Number of episodes that failed because of the infrastructure."""
-    error: str = ""
-    """Error of the first failed episode."""
+    failed_episodes: list[Episode] = field(default_factory=list)
+    """Episodes that the infrastructure or a bug of the environment failed."""
     dropped: int = 0
     """Number of groups that were dropped because too many of their episodes failed."""
     latencies: list[float] = field(default_factory=list)
     """Duration of each environment step in seconds."""
+    attempted: int = 0
+    """Number of episodes that were played, with those that failed and those of dropped groups."""
 
     @classmethod
     def of(cls, groups: Sequence[Group], min_size: int) -> Collected:
@@ -64,11 +64,21 @@ class Collected:
         turns = (turn for group in groups for episode in group.members for turn in episode.own_turns)
         return cls(
             valid_groups,
-            len(failed_episodes),
-            failed_episodes[0].error if failed_episodes else "",
+            failed_episodes,
             len(groups) - len(valid_groups),
             [turn.stepping for turn in turns if turn.actions],
+            sum(len(group.members) for group in groups),
         )
+
+    @property
+    def failed(self) -> int:
+        """Number of failed episodes."""
+        return len(self.failed_episodes)
+
+    @property
+    def error(self) -> str:
+        """Error of the first failed episode."""
+        return self.failed_episodes[0].error if self.failed_episodes else ""
 
     @property
     def episodes(self) -> list[Episode]:
@@ -80,10 +90,10 @@ class Collected:
         """Concatenate several collections."""
         return cls(
             [group for part in parts for group in part.groups],
-            sum(part.failed for part in parts),
-            next((part.error for part in parts if part.error), ""),
+            [episode for part in parts for episode in part.failed_episodes],
             sum(part.dropped for part in parts),
             [latency for part in parts for latency in part.latencies],
+            sum(part.attempted for part in parts),
         )
 
 

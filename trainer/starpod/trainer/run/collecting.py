@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from starpod.client import EnvironmentBug
 from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.algorithms.filters import needs_reask
 from starpod.trainer.data.episode import Group, episodes_of
@@ -136,6 +137,13 @@ class Collecting:
             raise CollectionFailed(
                 f"step {progress.step} has nothing to train on: {total.failed} episodes failed and left no group of "
                 f"at least {config.min_group_size}; the first error: {total.error}"
+            )
+        bugs = [episode.error for episode in total.failed_episodes if episode.error.startswith(EnvironmentBug.__name__)]
+        if len(bugs) > 1 and len(bugs) >= total.attempted / 2:
+            raise CollectionFailed(
+                f"in step {progress.step}, {len(bugs)} of {total.attempted} episodes failed because of a bug of the "
+                f"environment, so the others are no sample of its start states; the first error: {bugs[0]}; correct "
+                "the environment"
             )
         metrics = episode_metrics(played) | latency_metrics(total.latencies) | diversity(episodes_of(played))
         metrics |= {

@@ -12,6 +12,7 @@ from starpod.trainer.evaluation.figures import final_figures, held_out_figures, 
 from starpod.trainer.evaluation.held_out import HeldOut
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
+from starpod.trainer.output.words import missing_result
 from starpod.trainer.parallel import Parallel
 from starpod.trainer.rollout.collect import Collected
 from starpod.trainer.run.progress import Progress
@@ -66,9 +67,6 @@ class Evaluating:
         step = progress.step
         start_time = perf_counter()
         collections = await self.held_out.play("selection", "selection")
-        if not all(collected.episodes for collected in collections.values()):
-            self._screen.warn(f"the evaluation at step {step} has no result: all of its episodes failed")
-            return
         summary: dict[str, Any] = {"step": step, "time": time(), "policy_version": progress.version}
         figures = {name: held_out_figures(collected) for name, collected in collections.items()}
         for name, reference in (references or {}).items():
@@ -77,15 +75,18 @@ class Evaluating:
         summary["seconds"] = perf_counter() - start_time
         # Only scheduled evaluations count towards early stopping. The extra one after an interruption does not, or a
         # run that is resumed often would stop too early.
-        if self.is_scheduled(step) and not self.is_done(step):
-            self.early_stop.evaluated(step, summary["success"], summary["return_mean"])
-        if self._best_step < 0 or summary["success"] > self._best:
-            self._best, self._best_step = summary["success"], step
-        self.success, self._evaluated_step = summary["success"], step
+        if problem := missing_result(summary):
+            self._screen.warn(f"the evaluation at step {step} has no result: {problem}")
+        else:
+            if self.is_scheduled(step) and not self.is_done(step):
+                self.early_stop.evaluated(step, summary["success"], summary["return_mean"])
+            if self._best_step < 0 or summary["success"] > self._best:
+                self._best, self._best_step = summary["success"], step
+            self.success, self._evaluated_step = summary["success"], step
+            self._screen.evaluation(step, summary)
         if self._parallel.is_main:
             self._folder.append_evaluation(summary)
             self._folder.write_episodes(step, self.held_out.kept_episodes(collections))
-        self._screen.evaluation(step, summary)
 
     async def play_final(self, step: int, progress: Progress) -> None:
         """Play start states that were used neither to train nor to choose the weights, and record each episode.
@@ -95,9 +96,6 @@ class Evaluating:
         start_time = perf_counter()
         # Use the random streams of `starpod eval`, not the streams of the evaluations that chose the checkpoint.
         collections = await self.held_out.play("final", "evaluation", f"the checkpoint of step {step} ")
-        if not all(collected.episodes for collected in collections.values()):
-            self._screen.warn("the final evaluation has no result: all of its episodes failed")
-            return
         summary: dict[str, Any] = {
             "step": step,
             "last_step": progress.step,
@@ -113,6 +111,8 @@ class Evaluating:
                     figures[name][mode] = held_out_figures(collected)
         summary |= overall(figures)
         summary["seconds"] = perf_counter() - start_time
+        if problem := missing_result(summary):
+            self._screen.warn(f"the final evaluation has no result: {problem}")
         if self._parallel.is_main:
             self._write_final(summary, collections)
 
