@@ -1,5 +1,6 @@
 """`starpod train` and `starpod eval` called wrong: refused at once, with a sentence, and nothing is left behind."""
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ from starpod.trainer.diagnostics.success import has_risen
 from starpod.trainer.environment_file import remedies
 from starpod.trainer.models.config import ModelConfig, ModelError
 from starpod.trainer.models.hf import load_tokenizer
-from starpod.trainer.user_file import load
+from starpod.trainer.user_file import UserFunction, load
 from starpod.trainer.warm_start.config import WarmStartConfig
 from starpod.ui.reading import find_runs
 
@@ -64,12 +65,13 @@ def test_servers_that_are_not_there_are_named_with_what_to_do(tmp_path: Path) ->
 def test_a_function_of_a_users_file_that_fails_in_a_run_is_named_with_the_way_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also in an update, after which nothing can be saved."""
+    """Also in an update, after which nothing can be saved, and if it changes the working folder."""
     file, folder = tmp_path / "mine.py", tmp_path / "run"
     file.write_text("def helper(): return 1 / 0\ndef score(): return helper()\n")
 
     async def fail(_: object) -> None:
-        load("algorithm.loss", f"{file}:score")()
+        os.chdir("/")
+        UserFunction("score", load("algorithm.loss", f"{file}:score"))("")
 
     @asynccontextmanager
     async def open_run(*_: object, **__: object) -> AsyncIterator[object]:
@@ -78,10 +80,12 @@ def test_a_function_of_a_users_file_that_fails_in_a_run_is_named_with_the_way_on
     monkeypatch.setattr("starpod.trainer.setup.open_run", open_run)
     monkeypatch.setattr("starpod.trainer.loop.train", fail)
     failure = f"Error: score failed: ZeroDivisionError: division by zero ({file}, line 1)"
-    told = run("bandit", "threads=1", "--run-dir", str(folder)).output
+    monkeypatch.chdir(tmp_path)
+    told = run("bandit", "threads=1", "--run-dir", "run").output
     assert told == f"{failure}; give the same command again: nothing was trained yet\n"
     (folder / "checkpoints/step-00000002").mkdir(parents=True)
-    told = run("bandit", "threads=1", "--run-dir", str(folder)).output
+    monkeypatch.chdir(tmp_path)
+    told = run("bandit", "threads=1", "--run-dir", "run").output
     assert told.startswith(f"{failure}; the run is saved as of step 2; continue with: starpod train --resume"), told
 
 

@@ -80,7 +80,7 @@ class Buggy(ScriptedCollector):
         return group
 
 
-async def test_a_bug_of_the_environment_in_half_of_the_episodes_ends_the_run_with_its_place() -> None:
+async def test_bugs_of_the_environment_in_a_quarter_of_the_episodes_end_the_run_with_its_place() -> None:
     collect = {"groups": 2, "group_size": 2, "min_group_size": 1}
     with pytest.raises(
         CollectionFailed, match=r"step 0, 2 of 4 episodes failed .*KeyError: 'ice' \(lake\.py, line 9\)"

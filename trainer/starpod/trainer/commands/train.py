@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from starpod.trainer.run.run import Run
 
 
+_START = Path.cwd()
+"""Working folder of the command. A user's function may change that of the process."""
+
+
 @click.command()
 @click.argument("config", required=False)
 @click.argument("words", metavar="[KEY=VALUE]...", nargs=-1)
@@ -101,6 +105,9 @@ def train(
         return jobs[-1].values
 
     jobs: list[Job] = []
+    # Absolute from here on, because a user's function may change the working folder.
+    name = f"{Path(config or USUAL).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path = (run_dir or Path("runs") / name).absolute()
     world = int(os.environ.get("WORLD_SIZE", "1"))
     # torchrun sets both variables. A user who only wants an estimate by --dry-run sets WORLD_SIZE.
     local_world = int(os.environ.get("LOCAL_WORLD_SIZE", world))
@@ -120,8 +127,7 @@ def train(
         return _check_memory(resolved_config)
     if run_dir is None and world > 1:
         raise click.UsageError("each process of torchrun would create its own folder: name one with --run-dir")
-    name = f"{Path(config or USUAL).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
-    return run_training(resolved_config, run_dir or Path("runs") / name, resume=resume, with_site=with_site)
+    return run_training(resolved_config, path, resume=resume, with_site=with_site)
 
 
 def _check_memory(config: Config) -> int:
@@ -249,11 +255,11 @@ def _write_ending(path: Path, config: Config, reason: StopReason, screen: Screen
     if last_result := evaluation_after_best(final_result, evaluations):
         lines["last"] = f"success {with_interval(last_result)} at step {last_result['step']}, on the selection seeds"
     lines |= {} if best_step is None else {"best": f"the checkpoint of step {best_step}"}
-    command_lines = commands(path, config.to_dict())
+    command_lines = commands(_shown(path), config.to_dict())
     command_lines["go on"] += (advice := doubled_limit(config.stop, reason.limit))
     if not has_risen(evaluations):
         lines["success did not rise"] = "train longer, " * bool(advice) + remedies(config.warm_start)
-    return {**lines, "report": str(report), **command_lines}
+    return {**lines, "report": str(_shown(report)), **command_lines}
 
 
 @contextmanager
@@ -301,12 +307,17 @@ def _unreachable(config: Config, error: Exception) -> str:
     return no_answer(", ".join(addresses), details) if addresses and "failed to connect" in details else details
 
 
+def _shown(path: Path) -> Path:
+    """Return a path as a user in the folder where the command was started can type it."""
+    return path.relative_to(_START) if path.is_relative_to(_START) else path
+
+
 def _next(path: Path, config: Config) -> str:
     """Return advice on how to continue."""
     from starpod.trainer.output.run_folder import RunFolder
 
     if RunFolder(path).exists:
-        return f"continue with: {commands(path, config.to_dict())['go on']}"
+        return f"continue with: {commands(_shown(path), config.to_dict())['go on']}"
     return "give the same command again: nothing was trained yet"
 
 
@@ -355,7 +366,7 @@ def make_plan(config: Config, path: Path) -> dict[str, object]:
         "engine": config.engine.name,
         "algorithm": config.algorithm.preset,
         "episodes": f"{collect.groups} groups x {collect.group_size} in each of {stop.iterations} iterations",
-        "folder": str(path),
+        "folder": str(_shown(path)),
     }
     if stop.minutes is not None:
         plan["budget_seconds"] = 60 * stop.minutes

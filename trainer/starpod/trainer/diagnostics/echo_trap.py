@@ -250,8 +250,6 @@ class EchoTrap:
             )
         else:
             text = f"{_moved(signal, ratio)}: {signal.meaning}. To do: {signal.remedy}."
-            if math.isinf(ratio):
-                text += " If algorithm.loss is your own, look for a division by 0 or a logarithm of 0."
         return EchoWarning(step, signal.name, ratio, text)
 
     def _without_start(self, step: int, signal: Signal, track: _Track) -> EchoWarning | None:

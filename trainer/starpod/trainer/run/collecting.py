@@ -139,7 +139,7 @@ class Collecting:
                 f"at least {config.min_group_size}; the first error: {total.error}"
             )
         bugs = [episode.error for episode in total.failed_episodes if episode.error.startswith(EnvironmentBug.__name__)]
-        if len(bugs) > 1 and len(bugs) >= total.attempted / 2:
+        if len(bugs) > 1 and len(bugs) >= total.attempted / 4:
             raise CollectionFailed(
                 f"in step {progress.step}, {len(bugs)} of {total.attempted} episodes failed because of a bug of the "
                 f"environment, so the others are no sample of its start states; the first error: {bugs[0]}; correct "
