@@ -86,12 +86,12 @@ def test_a_replay_that_broke_off_starts_over() -> None:
 
 
 def test_a_session_of_an_ors_server_whose_task_cannot_be_read_is_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(server: ORSServer, path: str, session: str = "") -> None:
+    def fail(*_: object, **__: object) -> None:
         raise ORSError("broke off")
 
     deleted: list[str] = []
     monkeypatch.setattr(ORSServer, "create", lambda *_: "session")
-    monkeypatch.setattr(ORSServer, "get", fail)
+    monkeypatch.setattr(ORSServer, "ask", fail)
     monkeypatch.setattr(ORSServer, "delete", lambda _, session: deleted.append(session))
     request = HostingRequest.parse("http://127.0.0.1:1/sums", ())
     with pytest.raises(ORSError, match="broke off"):

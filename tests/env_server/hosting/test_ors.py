@@ -94,9 +94,9 @@ def test_a_call_whose_connection_breaks_is_made_once(ors: str) -> None:
         session = direct.create("walk", "train", 0)
         before = direct.call("walk", session, "count", {})
         reply = cutting.call("walk", session, "walk", {"steps": 2})
-        assert reply["output"]["blocks"][0]["text"] == "You are at 2."
+        assert reply.output.blocks[0].text == "You are at 2."
         after = direct.call("walk", session, "count", {})
-    first, last = (int(each["output"]["blocks"][0]["text"]) for each in (before, after))
+    first, last = (int(each.output.blocks[0].text) for each in (before, after))
     assert last == first + 1
     assert len(connections) > 1
 

@@ -143,6 +143,8 @@ class Game(ABC):
             truncated: whether a limit ended the episode.
             info: diagnostic data, as JSON values.
         """
+        if isinstance(reward, str | bytes):
+            raise TypeError(f"the package's reward is the text {reward!r:.80}, not a number")
         self.total += float(reward)
         success = None
         if self.success_at is not None and (terminated or truncated):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,7 +20,19 @@ from starpod.env_server.environment import (
     Tool,
 )
 from starpod.env_server.hosting.hosted import Game, Hosted, ProbeResult, publish, starpod_id
-from starpod.env_server.hosting.ors_server import ORSError, ORSServer
+from starpod.env_server.hosting.ors_server import (
+    Block,
+    Failure,
+    ImageBlock,
+    ORSError,
+    ORSServer,
+    PackageVersion,
+    Split,
+    TaskCount,
+    TerminalTool,
+    TextBlock,
+    ToolList,
+)
 from starpod.env_server.hosting.request import HostingRequest, nearest
 from starpod.env_server.untrusted import read_untrusted_json
 from starpod.v1.values import JSON, Action, Image, Part, ToolCall
@@ -116,7 +126,9 @@ class ORSGame(Game):
         self.factory = factory
         self.session = factory.server.create(factory.name, factory.split, seed % factory.tasks)
         try:
-            self.seen: Sequence[Mapping[str, Any]] = factory.server.get(f"/{factory.name}/prompt", self.session)
+            self.seen: Sequence[TextBlock | ImageBlock] = factory.server.ask(
+                list[Block], f"/{factory.name}/prompt", session=self.session
+            )
         except BaseException:
             self.close()
             raise
@@ -126,18 +138,17 @@ class ORSGame(Game):
         if call is None:
             return INVALID
         reply = self.factory.server.call(self.factory.name, self.session, *call)
-        if not reply["ok"]:
-            self.seen = [{"type": "text", "text": reply["error"]}]
-            return self.outcome(0.0, False, info={"reason": reply.get("reason") or "error"})._replace(valid=False)
-        output = reply["output"]
-        self.seen = output["blocks"]
-        info = {"metadata": metadata} if (metadata := output.get("metadata")) else None
-        return self.outcome(output.get("reward") or 0.0, bool(output.get("finished")), info=info)
+        if isinstance(reply, Failure):
+            self.seen = [TextBlock(type="text", text=reply.error)]
+            return self.outcome(0.0, False, info={"reason": reply.reason or "error"})._replace(valid=False)
+        output = reply.output
+        self.seen = output.blocks
+        info = {"metadata": output.metadata} if output.metadata else None
+        return self.outcome(output.reward or 0.0, bool(output.finished), info=info)
 
     def observe(self) -> Sequence[Part]:
         return [
-            Image(base64.b64decode(block["data"]), block["mimeType"]) if block["type"] == "image" else block["text"]
-            for block in self.seen
+            Image(block.data, block.mimeType) if isinstance(block, ImageBlock) else block.text for block in self.seen
         ]
 
     def close(self) -> None:
@@ -160,30 +171,28 @@ def _find(request: HostingRequest) -> tuple[GameFactory, str]:
     if url.scheme not in ("http", "https") or not url.netloc:
         raise request.fail("name it by its address: http://HOST:PORT/ENVIRONMENT")
     server, name = ORSServer(f"{url.scheme}://{url.netloc}"), url.path.strip("/").lower()
-    names = server.get("/list_environments")
+    names = server.ask(list[str], "/list_environments")
     if not name and len(names) == 1:
         name = names[0]
     if name not in names:
         raise request.fail(f"the server has no environment {name!r}{nearest(name, names)}")
-    kinds = {split["name"]: split["type"] for split in server.get(f"/{name}/splits")}
+    kinds = {split.name: split.type for split in server.ask(list[Split], f"/{name}/splits")}
     split = request.settings.get("split") or min(kinds, key=lambda split_name: kinds[split_name] != "train")
     if split not in kinds:
         raise request.fail(f"it has no split {split!r}{nearest(split, kinds)}")
-    tasks = server.post(f"/{name}/num_tasks", {"split": split})["num_tasks"]
+    tasks = server.ask(TaskCount, f"/{name}/num_tasks", {"split": split}).num_tasks
     if tasks < 1:
         raise request.fail(f"its split {split} has no task")
-    listing = server.get(f"/{name}/tools")
-    tools = {
-        tool["name"]: Tool(tool["name"], tool["description"], tool["input_schema"] or {}) for tool in listing["tools"]
-    }
-    answer = _answer(listing.get("terminal_tool"), tools)
+    listing = server.ask(ToolList, f"/{name}/tools")
+    tools = {tool.name: Tool(tool.name, tool.description or "", tool.input_schema or {}) for tool in listing.tools}
+    answer = _answer(listing.terminal_tool, tools)
     return GameFactory(request, server, name, split, tasks, tools, answer), _version(server)
 
 
-def _answer(terminal: Mapping[str, Any] | None, tools: Mapping[str, Tool]) -> tuple[str, str | None] | None:
+def _answer(terminal: TerminalTool | None, tools: Mapping[str, Tool]) -> tuple[str, str | None] | None:
     """Return the tool that plain text calls: the terminal tool, or the only tool if it takes one text."""
     if terminal:
-        return terminal["name"], terminal["arg"]
+        return terminal.name, terminal.arg
     if len(tools) == 1:
         ((name, tool),) = tools.items()
         fields = tool.parameters.get("properties", {})
@@ -195,7 +204,7 @@ def _answer(terminal: Mapping[str, Any] | None, tools: Mapping[str, Tool]) -> tu
 def _version(server: ORSServer) -> str:
     """Return MAJOR.MINOR.PATCH of the server's package, or 0.0.0 if unknown."""
     try:
-        release = Version(server.get("/version")["version"]).release
-    except (ORSError, InvalidVersion, KeyError, TypeError, json.JSONDecodeError):
+        release = Version(server.ask(PackageVersion, "/version").version).release
+    except (ORSError, InvalidVersion):
         return "0.0.0"
     return ".".join(map(str, (*release, 0, 0)[:3]))

@@ -10,10 +10,15 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Annotated, Any, Literal, TypeVar
+
+from pydantic import Base64Bytes, BaseModel, Field, NonNegativeInt, TypeAdapter, ValidationError
 
 from starpod.env_server.environment import Busy
 from starpod.env_server.untrusted import wait_seconds
+from starpod.v1.values import MAX_REWARD
+
+T = TypeVar("T")
 
 _SECONDS = 60.0
 """Timeout for each piece of a reply. The server sends a ping every ten seconds while a tool works."""
@@ -28,33 +33,120 @@ class ORSError(Exception):
     """The server refused a request, or the connection broke without a reply."""
 
 
+# --- replies, whose types and ranges are checked ---------------------------------------------------------------------
+
+
+class TextBlock(BaseModel):
+    """Text of a prompt or of a tool's output."""
+
+    type: Literal["text"]
+    text: str
+
+
+class ImageBlock(BaseModel):
+    """Image of a prompt or of a tool's output."""
+
+    type: Literal["image"]
+    data: Base64Bytes
+    mimeType: str  # noqa: N815 - the name in the standard
+
+
+Block = Annotated[TextBlock | ImageBlock, Field(discriminator="type")]
+
+
+class Output(BaseModel):
+    """Output of a tool."""
+
+    blocks: list[Block]
+    reward: Annotated[float, Field(ge=-MAX_REWARD, le=MAX_REWARD, allow_inf_nan=False)] | None = None
+    finished: bool | None = None
+    metadata: dict[str, Any] | None = None
+
+
+class Success(BaseModel):
+    """Result of a call that the tool executed."""
+
+    ok: Literal[True]
+    output: Output
+
+
+class Failure(BaseModel):
+    """Result of a call that was not executed."""
+
+    ok: Literal[False]
+    error: str
+    reason: str | None = None
+
+
+Called = Annotated[Success | Failure, Field(discriminator="ok")]
+
+
+class Split(BaseModel):
+    """A named set of tasks."""
+
+    name: str
+    type: str
+
+
+class TaskCount(BaseModel):
+    """Number of tasks of a split."""
+
+    num_tasks: NonNegativeInt
+
+
+class ListedTool(BaseModel):
+    """A tool and the JSON Schema of its arguments."""
+
+    name: str
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+
+
+class TerminalTool(BaseModel):
+    """The tool that plain text calls, and its text argument."""
+
+    name: str
+    arg: str | None = None
+
+
+class ToolList(BaseModel):
+    """The tools of an environment."""
+
+    tools: list[ListedTool]
+    terminal_tool: TerminalTool | None = None
+
+
+class PackageVersion(BaseModel):
+    """Version of the server's package."""
+
+    version: str
+
+
 @dataclass(frozen=True, slots=True)
 class ORSServer:
     """A server at `address`, http://HOST:PORT. Methods raise Busy if no server answers and nothing has changed."""
 
     address: str
 
-    def get(self, path: str, session: str = "") -> Any:
-        """Send a GET request and return the decoded JSON reply. Raises ORSError."""
-        with self._open(path, None, session) as reply:
-            return json.load(reply)
-
-    def post(self, path: str, body: Mapping[str, Any], session: str = "") -> Any:
-        """Send a POST request with a JSON body and return the decoded JSON reply. Raises ORSError."""
+    def ask(self, kind: type[T], path: str, body: Mapping[str, Any] | None = None, session: str = "") -> T:
+        """Send a GET request, or a POST request with a JSON body, and return the reply as `kind`. Raises ORSError."""
         with self._open(path, body, session) as reply:
-            return json.load(reply)
+            return self._read(kind, path, reply.read())
 
     def create(self, environment: str, split: str, task: int) -> str:
         """Open a session with the task at an index of a split, and return the session's id. Raises ORSError."""
         session = self._answer("/create_session", {}, "")[0]
-        self.post("/create", {"env_name": environment, "split": split, "index": task}, session)
+        if not (session and session.isascii() and session.isprintable()):
+            raise ORSError(f"{self.address}/create_session sent {session[:80]!r}, which is no session id")
+        body = {"env_name": environment, "split": split, "index": task}
+        self._open("/create", body, session).close()
         return session
 
     def delete(self, session: str) -> None:
         """End a session. Raises ORSError."""
         self._open("/delete", {}, session, _CLOSING_SECONDS, 0.0).close()
 
-    def call(self, environment: str, session: str, tool: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def call(self, environment: str, session: str, tool: str, arguments: Mapping[str, Any]) -> Called:
         """Call a tool exactly once. Raises ORSError.
 
         If the connection breaks, the reply is requested again by the id that the server gave to the call.
@@ -64,9 +156,19 @@ class ORSServer:
             body = {"name": tool, "input": dict(arguments)} | ({"task_id": call} if call else {})
             call, reply = self._answer(path, body, session, call)
             if reply:
-                result: dict[str, Any] = json.loads(reply)
-                return result
+                return self._read(Called, path, reply.encode())
         raise ORSError(f"{self.address}{path} broke off {_ATTEMPTS} times")
+
+    def _read(self, kind: type[T], path: str, data: bytes) -> T:
+        """Return a JSON reply as `kind`. Raises ORSError if a value is missing, or has another type or range."""
+        try:
+            return TypeAdapter(kind).validate_json(data, strict=True)
+        except ValidationError as error:
+            problem = error.errors(include_url=False)[0]
+            place = "".join(f"{part}: " for part in problem["loc"])
+            raise ORSError(
+                f"{self.address}{path} sent {problem['input']!r:.200}, which cannot be used: {place}{problem['msg']}"
+            ) from error
 
     def _answer(self, path: str, body: Mapping[str, Any], session: str, id_: str = "") -> tuple[str, str]:
         """Send a request and return the id and the text in its events. The text is empty if the connection broke."""
@@ -125,7 +227,7 @@ def _events(reply: IO[bytes]) -> Iterator[tuple[str, str]]:
     """Yield name and data of a reply's server-sent events."""
     event, data = "message", list[str]()
     for raw_line in reply:
-        line = raw_line.decode().rstrip("\r\n")
+        line = raw_line.decode(errors="replace").rstrip("\r\n")
         name, _, value = line.partition(":")
         if not line:
             if data:
