@@ -79,6 +79,7 @@ class Failure(BaseModel):
 
 
 Called = Annotated[Success | Failure, Field(discriminator="ok")]
+_CALLED: TypeAdapter[Success | Failure] = TypeAdapter(Called)
 
 
 class Split(BaseModel):
@@ -131,7 +132,7 @@ class ORSServer:
     def ask(self, kind: type[T], path: str, body: Mapping[str, Any] | None = None, session: str = "") -> T:
         """Send a GET request, or a POST request with a JSON body, and return the reply as `kind`. Raises ORSError."""
         with self._open(path, body, session) as reply:
-            return self._read(kind, path, reply.read())
+            return self._read(TypeAdapter(kind), path, reply.read())
 
     def create(self, environment: str, split: str, task: int) -> str:
         """Open a session with the task at an index of a split, and return the session's id. Raises ORSError."""
@@ -156,13 +157,13 @@ class ORSServer:
             body = {"name": tool, "input": dict(arguments)} | ({"task_id": call} if call else {})
             call, reply = self._answer(path, body, session, call)
             if reply:
-                return self._read(Called, path, reply.encode())
+                return self._read(_CALLED, path, reply.encode())
         raise ORSError(f"{self.address}{path} broke off {_ATTEMPTS} times")
 
-    def _read(self, kind: type[T], path: str, data: bytes) -> T:
+    def _read(self, kind: TypeAdapter[T], path: str, data: bytes) -> T:
         """Return a JSON reply as `kind`. Raises ORSError if a value is missing, or has another type or range."""
         try:
-            return TypeAdapter(kind).validate_json(data, strict=True)
+            return kind.validate_json(data, strict=True)
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
             place = "".join(f"{part}: " for part in problem["loc"])
