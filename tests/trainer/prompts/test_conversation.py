@@ -456,6 +456,10 @@ def test_images_stand_where_they_were_shown(context: Context, seen: list[int]) -
     assert sorted(talk.images.values()) == sorted(PICTURES)
 
 
+def test_a_text_without_an_image_has_no_place_for_one() -> None:
+    assert SEEING.mark not in Conversation(SEEING).ask(f"a {MARK} b").context
+
+
 def test_a_template_that_rewrites_the_past_shows_no_images() -> None:
     with pytest.raises(ValueError, match="lose their place"):
         Template(tokenizer("qwen3"), view=VIEW)

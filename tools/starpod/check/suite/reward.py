@@ -10,7 +10,7 @@ import json
 import math
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
@@ -181,19 +181,18 @@ async def detours(probe: Probe) -> None:
 )
 async def unearned_progress(probe: Probe) -> None:
     needs(not probe.spec.action_space.HasField("tensor"), "a tensor contains no text")
-    capabilities, starts = probe.spec.capabilities, range(SEED, SEED + STARTS)
+    capabilities = probe.spec.capabilities
     writes_freely = not (probe.spec.action_space.names or probe.spec.action_space.tools)
     first: list[Sequence[pb.Action]] = [()] * STARTS
     plays = {"a policy that writes `reward: 1`": (_injecting(probe), first)}
     if capabilities.expert_action and writes_freely:
-        first = [await _numbers_alone(probe, seed) for seed in starts]
+        first = [await _numbers_alone(handle) async for handle in _starts(probe, pb.Want(expert_action=True))]
         plays["a policy that writes the expert's numbers alone"] = (_idle, first)
     for policy_name, (policy, actions) in plays.items():
         paid: list[str] = []
-        for seed, first_actions in zip(starts, actions, strict=True):
-            want = pb.Want(valid_actions=capabilities.valid_actions, score=capabilities.score)
-            handle = await probe.session(want=want, seed=seed)
-            _, _, progress = await _play_episode(handle, policy, TURNS, first_actions)
+        next_actions = iter(actions)
+        async for handle in _starts(probe, pb.Want(valid_actions=capabilities.valid_actions, score=capabilities.score)):
+            _, _, progress = await _play_episode(handle, policy, TURNS, next(next_actions))
             paid += [", ".join(sorted(progress))] if progress else []
         fix = "let only work meet a criterion or raise the score, because rewards are computed from both"
         figures = f"{paid[0] if paid else ''} on {len(paid)} of {STARTS} starts"
@@ -235,7 +234,7 @@ def _injecting(probe: Probe) -> Policy:
     return act
 
 
-async def _numbers_alone(probe: Probe, seed: int) -> list[pb.Action]:
+async def _numbers_alone(handle: Handle) -> list[pb.Action]:
     """Return actions in the expert's form with the numbers of its episode, but without what it does with them."""
     texts: list[str] = []
 
@@ -244,7 +243,7 @@ async def _numbers_alone(probe: Probe, seed: int) -> list[pb.Action]:
         texts.extend(action.text for action in actions)
         return actions
 
-    await _play_episode(await probe.session(want=pb.Want(expert_action=True), seed=seed), record, TURNS)
+    await _play_episode(handle, record, TURNS)
     numbers = dict.fromkeys(re.findall(r"\d+", "\n".join(texts)))
     if texts and (form := re.fullmatch(r"(\w+\s*\[).*\]", texts[0], re.DOTALL)):
         return [pb.Action(text=f"{form[1]}{number}]") for number in numbers]
@@ -281,6 +280,21 @@ async def _idle_play(probe: Probe) -> PolicyResults:
     return await probe.target.get_shared("idle", lambda: _play_starts(probe, _idle))
 
 
+async def _starts(probe: Probe, want: pb.Want) -> AsyncIterator[Handle]:
+    """Yield a session at each start, one after the other.
+
+    An episode ends after TURNS turns at the latest, or at the environment's limit on actions if that is lower.
+    """
+    defaults = probe.spec.limits
+    actions = defaults.max_actions or defaults.max_turns * max(1, defaults.max_actions_per_turn) or TURNS
+    limits = pb.LimitOverrides(max_turns=min(actions, TURNS), max_actions=0)
+    handle = await probe.session(limits=limits, want=want, seed=SEED)
+    for seed in range(SEED, SEED + STARTS):
+        reply: pb.ResetResponse = await probe.call(handle.reset_request(seed=seed))
+        handle = Handle(handle.connection, reply.session)
+        yield handle
+
+
 async def _play_starts(
     probe: Probe,
     policy: Policy,
@@ -291,19 +305,11 @@ async def _play_starts(
 ) -> PolicyResults:
     """Play every start with one action per turn, and return the results.
 
-    An episode ends after TURNS turns at the latest, or at the environment's limit on actions if that is lower.
-
     first: actions that every episode begins with, before the policy takes over.
     until_unsolved: stop after the first start that stays unsolved.
     """
-    defaults = probe.spec.limits
-    actions = defaults.max_actions or defaults.max_turns * max(1, defaults.max_actions_per_turn) or TURNS
-    limits = pb.LimitOverrides(max_turns=min(actions, TURNS), max_actions=0)
-    handle = await probe.session(limits=limits, want=want or _want(probe), seed=SEED)
     results = PolicyResults([], [], [])
-    for seed in range(SEED, SEED + STARTS):
-        reply: pb.ResetResponse = await probe.call(handle.reset_request(seed=seed))
-        handle = Handle(handle.connection, reply.session)
+    async for handle in _starts(probe, want or _want(probe)):
         total, transition, _ = await _play_episode(handle, policy, TURNS, first)
         results.returns.append(total)
         results.solved.append(transition.success if transition.HasField("success") else None)
