@@ -61,13 +61,14 @@ class Lake:
         self.start, self.goal = self.tiles.index("S"), self.tiles.index("G")
         self.observation, self.symbols = observation, symbols
         self.ways = moves_on(len(rows), self.columns)
-        arrival = Outcome(reward=goal_reward, terminated=True, success=True)
-        self.arrivals = [{"H": _FELL, "G": arrival}.get(tile, _MOVED) for tile in self.tiles]
+        self.arrivals = [_FELL if tile == "H" else _MOVED for tile in self.tiles]
+        self.arrivals[self.goal] = _arrival(goal_reward)
         self.slippery = success_rate < 1
         self.before = (1 - success_rate) / 2
         self.straight = self.before + success_rate
         self.texts: list[str | None] = [None] * len(self.tiles)
         self.keys: list[bytes | None] = [None] * len(self.tiles)
+        self._board = self.tiles.translate(str.maketrans("SFHG", 2 * symbols.ice + symbols.hole + symbols.goal))
 
     def is_open(self, position: int) -> bool:
         """Return whether the episode continues at this position."""
@@ -95,19 +96,14 @@ class Lake:
 
     def grid(self, position: int) -> list[str]:
         """Return the rows of the board in symbols."""
-        cells = [self._cell(cell) for cell in range(len(self.tiles))]
-        cells[position] = self._player(position)
-        return ["".join(cells[start : start + self.columns]) for start in range(0, len(cells), self.columns)]
+        board = self._board[:position] + self._player(position) + self._board[position + 1 :]
+        return [board[start : start + self.columns] for start in range(0, len(board), self.columns)]
 
     def framed(self, position: int) -> str:
         """Return the board for people: in symbols, widely spaced and with a frame."""
         rule = "─" * (2 * self.columns + 1)
         rows = (f"│ {' '.join(row)} │" for row in self.grid(position))
         return "\n".join((f"┌{rule}┐", *rows, f"└{rule}┘"))
-
-    def _cell(self, place: int) -> str:
-        symbols = self.symbols
-        return {"H": symbols.hole, "G": symbols.goal}.get(self.tiles[place], symbols.ice)
 
     def _player(self, position: int) -> str:
         symbols = self.symbols
@@ -136,8 +132,13 @@ class Lake:
         line += [self.symbols.goal, goal_row, goal_column, vertical, horizontal]
         for action in ACTIONS:
             target = self.ways[action][position][1]
-            line.append(self.symbols.edge if target == position else self._cell(target))
+            line.append(self.symbols.edge if target == position else self._board[target])
         return " ".join(map(str, line))
+
+
+@functools.lru_cache(maxsize=64)
+def _arrival(goal_reward: float) -> Outcome:
+    return Outcome(reward=goal_reward, terminated=True, success=True)
 
 
 @functools.lru_cache(maxsize=4096)

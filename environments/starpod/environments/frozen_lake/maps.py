@@ -56,6 +56,30 @@ def draw_map(rng: random.Random, size: int, frozen_probability: float) -> tuple[
         tiles = ["F" if rng.random() < frozen_probability else "H" for _ in range(size * size)]
         start, goal = rng.randrange(size * size), rng.randrange(size * size)
         tiles[start], tiles[goal] = "S", "G"
-        rows = tuple("".join(tiles[start : start + size]) for start in range(0, size * size, size))
-        if start != goal and distances_to_goal.__wrapped__(rows)[start] is not None:
-            return rows
+        text = "".join(tiles)
+        if start != goal and _is_joined(text, size):
+            return tuple([text[first : first + size] for first in range(0, size * size, size)])
+
+
+_ICE = str.maketrans("SFGH", "1110")
+
+
+def _is_joined(tiles: str, size: int) -> bool:
+    """Return whether a path without holes joins start and goal. A set of tiles is a number with a bit for each."""
+    ice = int(tiles.translate(_ICE), 2)
+    not_last, not_first = _columns_but_one(size)
+    last = len(tiles) - 1
+    reached, goal = 1 << last - tiles.index("S"), 1 << last - tiles.index("G")
+    while not reached & goal:
+        before = reached
+        sideways = reached << 1 & not_last | reached >> 1 & not_first
+        reached |= (sideways | reached << size | reached >> size) & ice
+        if reached == before:
+            return False
+    return True
+
+
+@functools.lru_cache(maxsize=16)
+def _columns_but_one(size: int) -> tuple[int, int]:
+    """Return all tiles but those of the last column, and all but those of the first one."""
+    return int(("1" * (size - 1) + "0") * size, 2), int(("0" + "1" * (size - 1)) * size, 2)
