@@ -29,7 +29,7 @@ from starpod.env_server.episode import Want
 from starpod.env_server.metrics import Metrics
 from starpod.env_server.registry import Registry
 from starpod.env_server.sessions.calls import Calls
-from starpod.env_server.sessions.columns import Rows, Transitions, step_rows
+from starpod.env_server.sessions.columns import Answers, StepRows, step_rows
 from starpod.env_server.sessions.table import SessionTable
 from starpod.env_server.sessions.worker import Worker
 from starpod.v1 import environment_pb2 as pb
@@ -97,9 +97,9 @@ async def measure(rows: int, batches: int) -> dict[str, float]:
         marks.append(perf_counter())
         request = pb.StreamRequest.FromString(data)
         marks.append(perf_counter())
-        read_rows = Rows(request.steps)
+        read_rows = StepRows(request.steps)
         marks.append(perf_counter())
-        transitions = Transitions()
+        transitions = Answers()
         start = 0
         while start < rows:  # step_rows handles a slice per call, as in the service
             others, broken, start = step_rows(read_rows, start, rows, table, 1, calls.worker.metrics, transitions)

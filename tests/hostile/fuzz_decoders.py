@@ -23,7 +23,7 @@ with atheris.instrument_imports(include=["starpod.env_server", "msgpack"]):
     from starpod.env_server.errors import CallError
     from starpod.env_server.processes.wire import BadReply, unpack
     from starpod.env_server.registry import parse_version_range
-    from starpod.env_server.sessions.columns import Rows
+    from starpod.env_server.sessions.columns import StepRows
     from starpod.env_server.sessions.requests import parse_options
     from starpod.env_server.state import StateError
     from starpod.v1 import environment_pb2 as pb
@@ -47,7 +47,7 @@ def read_opening(data: bytes) -> None:
 
 def read_batch(data: bytes) -> None:
     """Columns are refused, or have as many rows in each as there are ids."""
-    rows = Rows(pb.StreamRequest.FromString(data).steps)
+    rows = StepRows(pb.StreamRequest.FromString(data).steps)
     for column in (rows.session_ids, rows.epochs, rows.indices, rows.actions):
         assert len(column) == len(rows)
 

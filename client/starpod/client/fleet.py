@@ -321,14 +321,16 @@ class Fleet:
             raise ValueError(f"{count} sessions and {len(seeds)} seeds: give one seed for each session.")
         if not count:
             return []
-        struct = options_struct(options)
-        requests = [pb.ResetRequest(seed=seed_number("seed", seed), options=struct) for seed in seeds]
+        changes = pb.ResetRequest(options=options_struct(options))
+        numbers = [seed_number("seed", seed) for seed in seeds]
         result: BatchResult[Observation] = BatchResult(self.loop.create_future(), count)
-        for slot, (session, request) in enumerate(zip(sessions, requests, strict=True)):
+        for slot, (session, seed) in enumerate(zip(sessions, numbers, strict=True)):
             state = session.state
             if state.busy:
                 await state.acquire()
-            PendingReset(self.recovery, state, request, want=None, options=options, result=result, slot=slot).submit()
+            PendingReset(
+                self.recovery, state, seed, None, changes=changes, want=None, options=options, result=result, slot=slot
+            ).submit()
         return await result.all()
 
     async def close_sessions(self, sessions: Iterable[Session]) -> None:

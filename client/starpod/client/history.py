@@ -157,6 +157,11 @@ def first_reply(observation: pb.Observation, instructions: str = "") -> Reply:
     return observation.state_key, hash((_content(observation), _details(observation), instructions))
 
 
+def first_row(text: str, state_key: bytes, instructions: str) -> Reply:
+    """Return what `first_reply` returns, for a reply that came as a row of columns."""
+    return state_key, hash((text, (), instructions))
+
+
 def step_reply(transition: pb.Transition) -> Reply:
     """Return key and digest of the reply to a step, without its free-form `info`.
 

@@ -179,18 +179,16 @@ class Session:
             The first observation.
         """
         state = self.state
-        request = pb.ResetRequest(
-            seed=seed_number("seed", seed),
-            dynamics_seed=seed_number("dynamics_seed", dynamics_seed),
-            options=options_struct(options),
-            limits=limits.to_proto() if limits else None,
-        )
+        changes = pb.ResetRequest(options=options_struct(options), limits=limits.to_proto() if limits else None)
         if want is not None:
-            request.want.CopyFrom(state.message_of(want))
+            changes.want.CopyFrom(state.message_of(want))
+        seeds = seed_number("seed", seed), seed_number("dynamics_seed", dynamics_seed)
         result: BatchResult[Observation] = BatchResult(state.replica.loop.create_future())
         if state.busy:
             await state.acquire()
-        PendingReset(self._recovery, state, request, want=want, options=options, result=result, slot=0).submit()
+        PendingReset(
+            self._recovery, state, *seeds, changes=changes, want=want, options=options, result=result, slot=0
+        ).submit()
         return (await result.all())[0]
 
     async def render(self, mode: str = "text") -> str | bytes:

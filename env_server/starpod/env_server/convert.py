@@ -211,6 +211,14 @@ def fill_observation(message: pb.Observation, observation: Observation) -> None:
         raise BadResult.unsendable(method, result, error) from error
 
 
+def copy_observation(message: pb.Observation, observation: pb.Observation | Observation) -> None:
+    """Write an observation, which may be a message already, into an empty message."""
+    if isinstance(observation, Observation):
+        fill_observation(message, observation)
+    else:
+        message.CopyFrom(observation)
+
+
 def observation_to(observation: Observation) -> pb.Observation:
     message = pb.Observation()
     fill_observation(message, observation)

@@ -679,19 +679,27 @@ class ServerCapabilities(_message.Message):
 
     STREAM_FIELD_NUMBER: _builtins.int
     STEP_COLUMNS_FIELD_NUMBER: _builtins.int
+    RESET_COLUMNS_FIELD_NUMBER: _builtins.int
+    ACKNOWLEDGEMENTS_FIELD_NUMBER: _builtins.int
     stream: _builtins.bool
     """Stream is served. (Unary calls always are.)"""
     step_columns: _builtins.bool
     """StreamRequest.steps and StreamResponse.transitions are understood."""
+    reset_columns: _builtins.bool
+    """StreamRequest.resets and StreamResponse.starts are understood."""
+    acknowledgements: _builtins.bool
+    """StreamRequest.acknowledge is understood."""
     def __init__(
         self,
         *,
         stream: _builtins.bool = ...,
         step_columns: _builtins.bool = ...,
+        reset_columns: _builtins.bool = ...,
+        acknowledgements: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["step_columns", b"step_columns", "stream", b"stream"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledgements", b"acknowledgements", "reset_columns", b"reset_columns", "step_columns", b"step_columns", "stream", b"stream"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1770,6 +1778,10 @@ class StreamRequest(_message.Message):
 
     CALLS_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
+    RESETS_FIELD_NUMBER: _builtins.int
+    ACKNOWLEDGE_FIELD_NUMBER: _builtins.int
+    acknowledge: _builtins.bool
+    """Asks for StreamResponse.acknowledged."""
     @_builtins.property
     def calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___Call]:
         """Any calls. They are worked on in this order per session, and in any order between sessions."""
@@ -1778,15 +1790,21 @@ class StreamRequest(_message.Message):
     def steps(self) -> Global___StepColumns:
         """Steps in columns: the common case, several times cheaper to encode than as many calls."""
 
+    @_builtins.property
+    def resets(self) -> Global___ResetColumns:
+        """Resets in columns: what an ended episode is followed by."""
+
     def __init__(
         self,
         *,
         calls: _abc.Iterable[Global___Call] | None = ...,
         steps: Global___StepColumns | None = ...,
+        resets: Global___ResetColumns | None = ...,
+        acknowledge: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["steps", b"steps"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["resets", b"resets", "steps", b"steps"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledge", b"acknowledge", "calls", b"calls", "resets", b"resets", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1799,6 +1817,12 @@ class StreamResponse(_message.Message):
     REPLIES_FIELD_NUMBER: _builtins.int
     TRANSITIONS_FIELD_NUMBER: _builtins.int
     TIMING_FIELD_NUMBER: _builtins.int
+    STARTS_FIELD_NUMBER: _builtins.int
+    ACKNOWLEDGED_FIELD_NUMBER: _builtins.int
+    acknowledged: _builtins.int
+    """How many more of the messages that asked for it the server has read and worked through: each of their calls is
+    answered, or waits for its environment. Counts in the order of the messages. The response may be empty otherwise.
+    """
     @_builtins.property
     def replies(self) -> _containers.RepeatedCompositeFieldContainer[Global___Reply]: ...
     @_builtins.property
@@ -1807,16 +1831,20 @@ class StreamResponse(_message.Message):
     def timing(self) -> Global___ServerTiming:
         """What the calls that are answered here cost. A server may leave it out."""
 
+    @_builtins.property
+    def starts(self) -> Global___StartColumns: ...
     def __init__(
         self,
         *,
         replies: _abc.Iterable[Global___Reply] | None = ...,
         transitions: Global___TransitionColumns | None = ...,
         timing: Global___ServerTiming | None = ...,
+        starts: Global___StartColumns | None = ...,
+        acknowledged: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["timing", b"timing", "transitions", b"transitions"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["starts", b"starts", "timing", b"timing", "transitions", b"transitions"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["replies", b"replies", "timing", b"timing", "transitions", b"transitions"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acknowledged", b"acknowledged", "replies", b"replies", "starts", b"starts", "timing", b"timing", "transitions", b"transitions"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2094,3 +2122,104 @@ class TransitionColumns(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TransitionColumns: _TypeAlias = TransitionColumns  # noqa: Y015
+
+@_typing.final
+class ResetColumns(_message.Message):
+    """Many Reset calls that keep the session's options, wants and limits. Row i of every column belongs to call i."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_IDS_FIELD_NUMBER: _builtins.int
+    SESSION_IDS_FIELD_NUMBER: _builtins.int
+    EPOCHS_FIELD_NUMBER: _builtins.int
+    SEEDS_FIELD_NUMBER: _builtins.int
+    DYNAMICS_SEEDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def session_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def epochs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def seeds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Empty: the server draws each row's seed; else one per row."""
+
+    @_builtins.property
+    def dynamics_seeds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Empty: each row's is derived, as in ResetRequest; else one per row."""
+
+    def __init__(
+        self,
+        *,
+        call_ids: _abc.Iterable[_builtins.int] | None = ...,
+        session_ids: _abc.Iterable[_builtins.str] | None = ...,
+        epochs: _abc.Iterable[_builtins.int] | None = ...,
+        seeds: _abc.Iterable[_builtins.int] | None = ...,
+        dynamics_seeds: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_ids", b"call_ids", "dynamics_seeds", b"dynamics_seeds", "epochs", b"epochs", "seeds", b"seeds", "session_ids", b"session_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResetColumns: _TypeAlias = ResetColumns  # noqa: Y015
+
+@_typing.final
+class StartColumns(_message.Message):
+    """Many new episodes whose first observation consists of one text part. Row i of every column belongs to one call; the
+    rows come in any order. The epoch is that of the call plus one, the step index 0, and the limits are the session's.
+    Any other reply to a Reset, and every error, comes as a Reply.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_IDS_FIELD_NUMBER: _builtins.int
+    TEXTS_FIELD_NUMBER: _builtins.int
+    STATE_KEYS_FIELD_NUMBER: _builtins.int
+    SEEDS_FIELD_NUMBER: _builtins.int
+    DYNAMICS_SEEDS_FIELD_NUMBER: _builtins.int
+    INSTRUCTIONS_FIELD_NUMBER: _builtins.int
+    INSTRUCTION_PLACES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The first observation's one text part."""
+
+    @_builtins.property
+    def state_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Empty if no row wants one; else one per row, empty where it is not wanted."""
+
+    @_builtins.property
+    def seeds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Those in use, as in Session."""
+
+    @_builtins.property
+    def dynamics_seeds(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def instructions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The texts of ResetResponse.instructions, each once."""
+
+    @_builtins.property
+    def instruction_places(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Which of `instructions` each row has, by place. Empty: every row has the first."""
+
+    def __init__(
+        self,
+        *,
+        call_ids: _abc.Iterable[_builtins.int] | None = ...,
+        texts: _abc.Iterable[_builtins.str] | None = ...,
+        state_keys: _abc.Iterable[_builtins.bytes] | None = ...,
+        seeds: _abc.Iterable[_builtins.int] | None = ...,
+        dynamics_seeds: _abc.Iterable[_builtins.int] | None = ...,
+        instructions: _abc.Iterable[_builtins.str] | None = ...,
+        instruction_places: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_ids", b"call_ids", "dynamics_seeds", b"dynamics_seeds", "instruction_places", b"instruction_places", "instructions", b"instructions", "seeds", b"seeds", "state_keys", b"state_keys", "texts", b"texts"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StartColumns: _TypeAlias = StartColumns  # noqa: Y015

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from starpod.env_server.config import ServerLimits
-from starpod.env_server.sessions.columns import Transitions
+from starpod.env_server.sessions.columns import Answers
 from starpod.env_server.sessions.table import SessionTable
 from starpod.env_server.timing import begin, clock
 from starpod.env_server.transports.auth import Grant
@@ -105,7 +105,7 @@ async def test_messages_are_written_one_at_a_time(client: Client) -> None:
     late = asyncio.create_task(reply())
     await late
     stream._finish(begin(clock()), late)
-    batch = Transitions()
+    batch = Answers()
     batch.message.replies.append(pb.Reply(call_id=2))
     await stream._write(batch, clock())
     await eventually(lambda: connection.replies == 2)

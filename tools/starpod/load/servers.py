@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Container
 from typing import Any, Protocol
 
-from starpod.client.connection import METHODS, Call, Connection, Method, Step, StepBatch
+from starpod.client.connection import METHODS, Call, Connection, Method, Reset, Start, Step, StepBatch
 from starpod.client.errors import StarpodError
 from starpod.client.transport import Backoff
 from starpod.load.measurements import ServerTime
@@ -30,7 +30,8 @@ class LoadSession(Step):
         due: when the call should have been sent.
         sent: when the call was sent.
         deadline_start: when the call was last sent or counted as missed; the next deadline counts from here.
-        request: the request of a call other than a step.
+        request: the request of a call other than a step or reset.
+        seeds: the seed and the dynamics seed of the next episode.
         over: whether the episode has ended.
         observation: the latest observation, if the policy looks at it, else None.
         resend: whether the turn was refused and must be played again.
@@ -55,6 +56,7 @@ class LoadSession(Step):
         "recording",
         "request",
         "resend",
+        "seeds",
         "sent",
         "server",
     )
@@ -69,6 +71,7 @@ class LoadSession(Step):
         self.call = ""
         self.due = self.sent = self.deadline_start = 0.0
         self.request: Any = None
+        self.seeds: tuple[int, int | None] = (0, None)
         self.episodes = 0
         self.missed = 0
         self.recording: list[Any] | None = None
@@ -123,7 +126,13 @@ class Server(Connection):
 
     def send(self, session: LoadSession) -> None:
         """Send the session's call. Its outcome goes to the receiver."""
-        self.submit(session if session.call == "step" else _SessionCall(self._session_receiver, session))
+        match session.call:
+            case "step":
+                self.submit(session)
+            case "reset":
+                self.submit(_SessionReset(self._session_receiver, session))
+            case _:
+                self.submit(_SessionCall(self._session_receiver, session))
 
     def server_time(self) -> ServerTime:
         """Return the sums of the times that the server has reported so far."""
@@ -154,17 +163,48 @@ class Server(Connection):
 
 
 class _SessionCall(Call[Any, Any]):
-    """A call other than a step."""
+    """A call other than a step or reset."""
 
     __slots__ = ("_receiver", "_session")
 
     def __init__(self, receiver: Receiver, session: LoadSession) -> None:
-        super().__init__(Method(session.call, METHODS[session.call]), session.request)
+        super().__init__(Method(session.call, METHODS[session.call]))
         self._receiver = receiver
         self._session = session
+
+    def request(self) -> Any:
+        return self._session.request
 
     def answered(self, response: Any) -> None:
         self._receiver.answered(self._session, response, clock())
 
     def refused(self, error: StarpodError) -> None:
         self._receiver.failed(self._session, error, clock())
+
+
+class _SessionReset(Reset):
+    """A reset of a session."""
+
+    __slots__ = ("_receiver",)
+
+    session: LoadSession
+
+    def __init__(self, receiver: Receiver, session: LoadSession) -> None:
+        super().__init__(session, *session.seeds)
+        self._receiver = receiver
+
+    def started(self, start: Start) -> None:
+        session = pb.Session(
+            session_id=self.session.session_id,
+            epoch=self.session.epoch + 1,
+            seed=start.seed,
+            dynamics_seed=start.dynamics_seed,
+            observation=pb.Observation(parts=[pb.Part(text=start.text)]) if self._receiver.sees else None,
+        )
+        self.answered(pb.ResetResponse(session=session))
+
+    def answered(self, response: pb.ResetResponse) -> None:
+        self._receiver.answered(self.session, response, clock())
+
+    def refused(self, error: StarpodError) -> None:
+        self._receiver.failed(self.session, error, clock())

@@ -436,11 +436,8 @@ class Sessions:
         if session.episodes == self._plan.episodes_per_session:
             self.close(session)
             return
-        seed, dynamics_seed = self._seeds(session)
-        request = pb.ResetRequest(
-            session_id=session.session_id, epoch=session.epoch, seed=seed, dynamics_seed=dynamics_seed
-        )
-        self._issue(session, "reset", request)
+        session.seeds = self._seeds(session)
+        self._issue(session, "reset", None)
 
     def _seeds(self, session: LoadSession) -> tuple[int, int | None]:
         seed, dynamics_seed = session.policy.begin()

@@ -16,6 +16,8 @@ from starpod.client.connection.calls import (
     SNAPSHOT,
     Call,
     Method,
+    Reset,
+    Start,
     Step,
     step_request,
 )
@@ -36,6 +38,8 @@ __all__ = [
     "Call",
     "Connection",
     "Method",
+    "Reset",
+    "Start",
     "Step",
     "StepBatch",
     "StepReceiver",

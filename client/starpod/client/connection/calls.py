@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from google.protobuf.message import Message
 
@@ -65,11 +65,14 @@ class Step:
 class Call(ABC, Generic[Request, Response]):
     """A call other than a step. Subclasses handle its reply (`answered`) or its error (`refused`)."""
 
-    __slots__ = ("message", "method")
+    __slots__ = ("method",)
 
-    def __init__(self, method: Method[Request, Response], message: Request) -> None:
+    def __init__(self, method: Method[Request, Response]) -> None:
         self.method = method
-        self.message = message
+
+    @abstractmethod
+    def request(self) -> Request:
+        """Return the call's message."""
 
     @property
     def is_awaited(self) -> bool:
@@ -83,14 +86,57 @@ class Call(ABC, Generic[Request, Response]):
     def refused(self, error: StarpodError) -> None: ...
 
 
+class Start(NamedTuple):
+    """A new episode that came as a row of columns. Its first observation is one text."""
+
+    text: str
+    state_key: bytes
+    """The state key; b"" if it is not wanted."""
+    seed: int
+    dynamics_seed: int
+    instructions: str
+
+
+class Reset(Call[pb.ResetRequest, pb.ResetResponse]):
+    """A reset, which travels as a row of columns if it is plain. Subclasses handle a reply in a row (`started`) too.
+
+    Attributes:
+        session: the session's step, which has its id and epoch.
+        seed, dynamics_seed: the seeds; None lets the server choose.
+        plain: whether options, wants and limits stay.
+    """
+
+    __slots__ = ("dynamics_seed", "plain", "seed", "session")
+
+    def __init__(self, session: Step, seed: int | None, dynamics_seed: int | None, *, plain: bool = True) -> None:
+        super().__init__(RESET)
+        self.session = session
+        self.seed = seed
+        self.dynamics_seed = dynamics_seed
+        self.plain = plain
+
+    def request(self) -> pb.ResetRequest:
+        session = self.session
+        return pb.ResetRequest(
+            session_id=session.session_id, epoch=session.epoch, seed=self.seed, dynamics_seed=self.dynamics_seed
+        )
+
+    @abstractmethod
+    def started(self, start: Start) -> None: ...
+
+
 class AwaitedCall(Call[Request, Response]):
     """A call whose reply a coroutine awaits. If the coroutine has been cancelled, the reply is dropped."""
 
-    __slots__ = ("future",)
+    __slots__ = ("future", "message")
 
     def __init__(self, method: Method[Request, Response], message: Request, future: asyncio.Future[Response]) -> None:
-        super().__init__(method, message)
+        super().__init__(method)
+        self.message = message
         self.future = future
+
+    def request(self) -> Request:
+        return self.message
 
     @property
     def is_awaited(self) -> bool:

@@ -1,6 +1,6 @@
-"""Encoding and decoding of text turns as columns: one message for the turns of many sessions.
+"""Encoding and decoding of text turns and resets as columns: one message for the calls of many sessions.
 
-The proto defines the format: see StepColumns and TransitionColumns.
+The proto defines the format: see StepColumns and TransitionColumns, ResetColumns and StartColumns.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from itertools import accumulate, compress, repeat
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from starpod.client.connection.calls import Call, Step
+from starpod.client.connection.calls import Call, Reset, Start, Step
 from starpod.client.connection.replies import BadReply, check_rewards
 from starpod.client.observation import Flags, Shares
 from starpod.v1 import environment_pb2 as pb
@@ -103,6 +103,52 @@ def read_transitions(
     errors = _broken_rows(batch, single=not columns.outcome_counts)
     refusals = [(batch.steps[row], reason) for row, reason in errors.items()]
     return (_keep_rows(batch, [row not in errors for row in range(len(batch.steps))]) if errors else batch), refusals
+
+
+def write_resets(columns: pb.ResetColumns, resets: Sequence[Reset], first: int) -> None:
+    """Append resets to the columns. All or none of them have a seed, and a dynamics seed.
+
+    Args:
+        columns: the message to fill.
+        resets: the resets, one row each.
+        first: call id of the first one; the following ones have consecutive ids.
+    """
+    sessions = [reset.session for reset in resets]
+    columns.call_ids.extend(range(first, first + len(resets)))
+    columns.session_ids.extend([session.session_id for session in sessions])
+    columns.epochs.extend([session.epoch for session in sessions])
+    columns.seeds.extend([reset.seed for reset in resets if reset.seed is not None])
+    columns.dynamics_seeds.extend([reset.dynamics_seed for reset in resets if reset.dynamics_seed is not None])
+
+
+def read_starts(
+    columns: pb.StartColumns, pending: dict[int, Step | Call[Any, Any]]
+) -> list[tuple[Reset, Start | BadReply]]:
+    """Decode replies and remove their resets from `pending`. Skip rows with an unknown id, which are late duplicates.
+
+    Returns:
+        The resets, each with its new episode, or with the error if its row breaks the protocol.
+
+    Raises:
+        Exception: the message is malformed. `pending` is unchanged then.
+    """
+    call_ids, texts = columns.call_ids[:], columns.instructions[:]
+    keys = columns.state_keys[:] or [b""] * len(call_ids)
+    places = columns.instruction_places[:] or [0] * len(call_ids)
+    instructions = [texts[place] for place in places]
+    rows = zip(columns.texts, keys, columns.seeds, columns.dynamics_seeds, instructions, strict=True)
+    starts = list(map(Start._make, rows))
+    results: list[tuple[Reset, Start | BadReply]] = []
+    for call_id, start in list(zip(call_ids, starts, strict=True)):
+        reset = pending.get(call_id)
+        if not isinstance(reset, Reset):
+            continue  # a row can only answer a reset
+        del pending[call_id]
+        if reset.seed is not None and start.seed != reset.seed:
+            results.append((reset, BadReply(f"asked for seed {reset.seed}, it began {start.seed}")))
+        else:
+            results.append((reset, start))
+    return results
 
 
 def _broken_rows(batch: StepBatch, *, single: bool) -> dict[int, BadReply]:

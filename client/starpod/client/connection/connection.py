@@ -208,7 +208,7 @@ class Connection:
 
     async def close(self) -> None:
         """Close the connection. Calls in flight fail."""
-        self.ready, self.lost, self.queue.columns = False, True, False
+        self.ready, self.lost, self.queue.columns, self.queue.reset_columns = False, True, False, False
         self.error = Unreachable("The fleet is closed.")
         tasks = [task for task in self._tasks if task is not asyncio.current_task()]
         for task in tasks:
@@ -247,7 +247,7 @@ class Connection:
 
     def _lose(self) -> None:
         """Fail all calls, because the server did not come back within `grace`."""
-        self.lost, self.queue.columns, self.tried = True, False, True
+        self.lost, self.queue.columns, self.queue.reset_columns, self.tried = True, False, False, True
         self.queue.abandon(self._lost_error())
         self._on_change()
 
@@ -265,7 +265,10 @@ class Connection:
         self._heard_at = self.loop.time()
         self._unary = self._stream_refused or not response.capabilities.stream
         limits, queue = response.limits, self.queue
-        queue.columns = response.capabilities.step_columns and not self._unary
+        capabilities = response.capabilities
+        queue.columns = capabilities.step_columns and not self._unary
+        queue.reset_columns = capabilities.reset_columns and not self._unary
+        queue.acknowledgements = capabilities.acknowledgements
         queue.calls_allowed = limits.max_calls_in_flight
         queue.bytes_allowed = min(self._transport.max_message_bytes, limits.max_message_bytes or 1 << 62)
         self._broken.clear()
@@ -353,7 +356,7 @@ class Connection:
     def _receive(self, message: pb.StreamResponse) -> None:
         self._heard_at = self.loop.time()
         if message.HasField("timing"):
-            self.calls_timed += len(message.replies) + len(message.transitions.call_ids)
+            self.calls_timed += len(message.replies) + len(message.transitions.call_ids) + len(message.starts.call_ids)
             timing = message.timing
             self.environment_ms += timing.environment_ms
             self.server_ms += timing.total_ms

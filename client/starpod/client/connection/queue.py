@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Protocol
 
 from google.protobuf.message import Message
 
-from starpod.client.connection.calls import STEP, Call, Step, step_request, unsendable
-from starpod.client.connection.columns import StepBatch, read_transitions, write_steps
+from starpod.client.connection.calls import STEP, Call, Reset, Step, step_request, unsendable
+from starpod.client.connection.columns import StepBatch, read_starts, read_transitions, write_resets, write_steps
 from starpod.client.connection.replies import BadReply, check_reply, check_transition
 from starpod.client.errors import DeadlineExceeded, ServerBug, StarpodError, TooLarge, from_status
 from starpod.v1 import environment_pb2 as pb
@@ -23,8 +23,10 @@ MAX_ROWS = 1024
 SPLIT_ROWS = 128
 """From this many ready steps on, two messages are faster than one: the server works on one while we read the other."""
 HOLD_SECONDS = 0.01
-"""Maximum seconds for which a ready call waits for replies to the messages in flight. Without a maximum, it could wait
-long, because all the calls in those messages may be slow."""
+"""Maximum seconds for which a ready call waits for replies to the messages in flight, if the server does not
+acknowledge messages. Without a maximum, it could wait long, because all the calls in those messages may be slow."""
+_ROW_BYTES = 128
+"""Upper bound of the bytes of a row without its actions."""
 
 logger = logging.getLogger("starpod.client")
 
@@ -43,7 +45,10 @@ class StepReceiver(Protocol):
 
 
 class SentMessage(NamedTuple):
-    """A message in flight of which no call has a reply yet, with its call ids and the loop time of its collection."""
+    """A message in flight, with its call ids and the loop time of its collection.
+
+    It is in flight until the server acknowledges it or, if the server does not do that, until a call has its reply.
+    """
 
     first_id: int
     last_id: int
@@ -57,6 +62,8 @@ class CallQueue:
         ready_steps: steps to send as rows of columns with the next message.
         pending: calls in flight, by id.
         columns: whether the server accepts steps as rows of columns.
+        reset_columns: whether the server accepts resets as rows of columns.
+        acknowledgements: whether the server acknowledges messages.
         calls_allowed: the server's maximum number of calls in flight; 0 means no limit.
         bytes_allowed: maximum size of one message.
     """
@@ -71,7 +78,7 @@ class CallQueue:
         hold: float = HOLD_SECONDS,
     ) -> None:
         self.address = address
-        self.columns = False
+        self.columns = self.reset_columns = self.acknowledgements = False
         self.calls_allowed = 0
         self.bytes_allowed = bytes_allowed
         self.ready_steps: list[Step] = []
@@ -80,6 +87,7 @@ class CallQueue:
         self._messages_allowed = messages_in_flight
         self._hold = hold
         self._ready_calls: deque[Step | Call[Any, Any]] = deque()
+        self._ready_resets: list[Reset] = []
         # Calls that were sent again after a timeout, with the approximate loop time at which each was first sent.
         self._resend_times: dict[Step | Call[Any, Any], float] = {}
         self._messages: deque[SentMessage] = deque()
@@ -92,26 +100,27 @@ class CallQueue:
         """Add a call to the next message."""
         if self.columns and isinstance(call, Step) and call.plain:
             self.ready_steps.append(call)
+        elif self.reset_columns and isinstance(call, Reset) and call.plain:
+            self._ready_resets.append(call)
         else:
             self._ready_calls.append(call)
 
     def resume(self) -> None:
         """Send all calls without a reply again, unchanged. The server does not execute a call a second time."""
-        calls = [*self.pending.values(), *self.ready_steps]
+        calls = [*self.pending.values(), *self.ready_steps, *self._ready_resets]
         self.pending.clear()
         self._messages.clear()
         self.ready_steps.clear()
+        self._ready_resets.clear()
         for call in calls:
             if self._is_awaited(call):
                 self.add(call)
 
     def abandon(self, error: StarpodError) -> None:
         """Fail all calls with the error."""
-        calls = [*self.pending.values(), *self.ready_steps, *self._ready_calls]
+        calls = [*self.pending.values(), *self.pop_ready()]
         self.pending.clear()
         self._messages.clear()
-        self.ready_steps.clear()
-        self._ready_calls.clear()
         self._resend_times.clear()
         for call in calls:
             self._refuse(call, error)
@@ -137,6 +146,8 @@ class CallQueue:
                 self._ready_calls.append(call)
             else:
                 self._refuse(call, self.unanswered("session's"))
+        while self._messages and self._messages[0].last_id < before_id:
+            self._messages.popleft()
         return len(overdue_ids)
 
     @property
@@ -148,8 +159,9 @@ class CallQueue:
 
     def pop_ready(self) -> list[Step | Call[Any, Any]]:
         """Remove and return the ready calls, to be sent as unary calls."""
-        calls = [*self.ready_steps, *self._ready_calls]
+        calls = [*self.ready_steps, *self._ready_resets, *self._ready_calls]
         self.ready_steps.clear()
+        self._ready_resets.clear()
         self._ready_calls.clear()
         return calls
 
@@ -177,7 +189,7 @@ class CallQueue:
                 check_transition(response.transition, len(call.actions))
                 self._receiver.answered(call, response)
             else:
-                check_reply(call.message, response)
+                check_reply(call.request(), response)
                 call.answered(response)
         except BadReply as error:
             self._refuse(call, self._broken(error))
@@ -193,12 +205,14 @@ class CallQueue:
     # --- messages of the Stream ------------------------------------------------------------------------------------
 
     def hold(self, now: float) -> float | None:
-        """Return the seconds to wait before calling `collect`, or None to wait until a call is ready."""
-        if not self.ready_steps and not self._ready_calls:
+        """Return the seconds to wait before calling `collect`, or None to wait for a call or an acknowledgement."""
+        if not self.ready_steps and not self._ready_resets and not self._ready_calls:
             return None
         if self.calls_allowed and len(self.pending) >= self.calls_allowed:
             return HOLD_SECONDS
         if len(self._messages) >= self._messages_allowed:
+            if self.acknowledgements:
+                return None
             hold = self._messages[0].sent_at + self._hold - now
             if hold > 0:
                 return hold
@@ -207,13 +221,19 @@ class CallQueue:
 
     def collect(self, now: float) -> pb.StreamRequest | None:
         """Return a message with the ready calls, within the server's limits, or None if no call can be sent."""
-        request = pb.StreamRequest()
+        request = pb.StreamRequest(acknowledge=self.acknowledgements)
         first_id = self._next_id
         room = MAX_ROWS
         if self.calls_allowed:
             room = min(room, self.calls_allowed - len(self.pending))
+        size = 0
         if self._ready_calls:
-            room -= self._collect_calls(request, room)
+            size = self._collect_calls(request, room)
+        if self._ready_resets:
+            # Resets share the calls' half of the message.
+            room_for_resets = max((self.bytes_allowed // 2 - size) // _ROW_BYTES, not size)
+            self._collect_resets(request, min(room - (self._next_id - first_id), room_for_resets))
+        room -= self._next_id - first_id
         if self.ready_steps and room:
             count = min(len(self.ready_steps), room)
             # Split into two messages, so that the server works on one while the replies to the other are read.
@@ -227,6 +247,7 @@ class CallQueue:
         return request
 
     def _collect_calls(self, request: pb.StreamRequest, room: int) -> int:
+        """Add calls to the message, and return their bytes."""
         size = count = 0
         while self._ready_calls and count < room and (not size or size < self.bytes_allowed // 2):
             call = self._ready_calls.popleft()
@@ -246,7 +267,20 @@ class CallQueue:
             getattr(request.calls.add(call_id=self._next_id), field).CopyFrom(message)
             self.pending[self._next_id] = call
             self._next_id += 1
-        return count
+        return size
+
+    def _collect_resets(self, request: pb.StreamRequest, room: int) -> None:
+        """Add resets to the message: those that give the same seeds as the first one."""
+        first, resets, other_resets = self._ready_resets[0], list[Reset](), list[Reset]()
+        has_seeds = first.seed is None, first.dynamics_seed is None
+        for reset in self._ready_resets:
+            is_alike = (reset.seed is None, reset.dynamics_seed is None) == has_seeds
+            (resets if is_alike and len(resets) < room else other_resets).append(reset)
+        self._ready_resets = other_resets
+        if resets:
+            write_resets(request.resets, resets, self._next_id)
+            self.pending.update(enumerate(resets, self._next_id))
+            self._next_id += len(resets)
 
     def _collect_steps(self, request: pb.StreamRequest, count: int) -> None:
         steps = self.ready_steps[:count]
@@ -259,7 +293,7 @@ class CallQueue:
         else:
             actions = list(chain.from_iterable(turns))  # type: ignore[arg-type]
         # A character has at most four bytes. Other calls may fill the other half of the message.
-        if sum(map(len, actions)) * 4 + count * 128 > self.bytes_allowed // 2:
+        if sum(map(len, actions)) * 4 + count * _ROW_BYTES > self.bytes_allowed // 2:
             if count > 1:
                 self._collect_steps(request, count // 2)
                 return
@@ -296,6 +330,8 @@ class CallQueue:
 
     def take(self, message: pb.StreamResponse) -> None:
         """Match the replies of a received message with their calls, and deliver them."""
+        for _ in range(min(message.acknowledged, len(self._messages))):
+            self._messages.popleft()
         columns = message.transitions
         if call_ids := columns.call_ids:
             self._free_message(call_ids[0])
@@ -312,6 +348,8 @@ class CallQueue:
                 self._receiver.stepped(batch)
                 for step, reason in refusals:
                     self._refuse(step, self._broken(reason))
+        if message.starts.call_ids:
+            self._take_starts(message.starts)
         for reply in message.replies:
             self._free_message(reply.call_id)
             field = reply.WhichOneof("response") or ""
@@ -320,7 +358,26 @@ class CallQueue:
             else:
                 self.answer(reply.call_id, field, getattr(reply, field) if field else reply)
 
+    def _take_starts(self, columns: pb.StartColumns) -> None:
+        self._free_message(columns.call_ids[0])
+        try:
+            results = read_starts(columns, self.pending)
+        except Exception as error:
+            refusal = self._unreadable(error)
+            for call_id in columns.call_ids:
+                self.refuse(call_id, refusal)
+            return
+        for reset, start in results:
+            if self._resend_times:
+                self._resend_times.pop(reset, None)
+            if isinstance(start, BadReply):
+                reset.refused(self._broken(start))
+            else:
+                reset.started(start)
+
     def _free_message(self, call_id: int) -> None:
+        if self.acknowledgements:
+            return
         for index, message in enumerate(self._messages):
             if message.first_id <= call_id <= message.last_id:
                 del self._messages[index]
@@ -351,7 +408,7 @@ class CallQueue:
     def _encode(self, call: Step | Call[Any, Any]) -> tuple[str, Message] | None:
         """Return the field and the message of a call. If the call cannot be encoded, fail it and return None."""
         if not isinstance(call, Step):  # isinstance(call, Call) is slower, because Call is abstract
-            return call.method.field, call.message
+            return call.method.field, call.request()
         try:
             return STEP.field, step_request(call)
         except Exception as error:

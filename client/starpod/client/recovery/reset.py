@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from starpod.client.connection import RESET, Call
+from starpod.client.connection import Reset, Start
 from starpod.client.errors import BadArgument, StarpodError
-from starpod.client.history import History, Opened, Restarted, first_reply
+from starpod.client.history import History, Opened, Reply, Restarted, first_reply, first_row
 from starpod.client.nearest import explain_options
 from starpod.client.observation import Limits, Observation, Want
 from starpod.client.pool.replica import Replica
@@ -23,37 +23,41 @@ class ResetRecovery(Protocol):
     def checkpoint_first(self, pending: PendingReset) -> None: ...
 
 
-class PendingReset(Call[pb.ResetRequest, pb.ResetResponse]):
+class PendingReset(Reset):
     """A reset in flight. Its reply updates the session even if the caller was cancelled.
 
     Args:
         recovery: handles errors and checkpoints.
         state: the session.
-        request: the message.
+        seed, dynamics_seed: as in Reset.
+        changes: the message's options, want and limits.
         want: the caller's `want`; None keeps the session's.
         options: the caller's options, for the error message if they are bad.
         result, slot: receive the first observation.
     """
 
-    __slots__ = ("_home", "_options", "_recovery", "_want", "result", "retry", "slot", "state")
+    __slots__ = ("_changes", "_home", "_options", "_recovery", "_want", "result", "retry", "slot", "state")
 
     def __init__(
         self,
         recovery: ResetRecovery,
         state: SessionState,
-        request: pb.ResetRequest,
+        seed: int | None,
+        dynamics_seed: int | None,
         *,
+        changes: pb.ResetRequest,
         want: Want | None,
         options: Mapping[str, Any] | None,
         result: BatchResult[Observation],
         slot: int,
     ) -> None:
-        super().__init__(RESET, request)
+        super().__init__(state, seed, dynamics_seed, plain=not changes.ByteSize())
         self.state = state
         self.result = result
         self.slot = slot
         self.retry: RetryState | None = None
         self._recovery = recovery
+        self._changes = changes
         self._want = want
         self._options = options
         # Server and id of the old episode, set when the reset first fails.
@@ -66,20 +70,40 @@ class PendingReset(Call[pb.ResetRequest, pb.ResetResponse]):
         if state.closed:
             self.fail(RuntimeError(CLOSED))
             return
-        self.message.session_id, self.message.epoch = state.session_id, state.epoch
         state.replica.submit(self)
+
+    def request(self) -> pb.ResetRequest:
+        request = super().request()
+        request.MergeFrom(self._changes)
+        return request
+
+    def started(self, start: Start) -> None:
+        state, history = self.state, self.state.history
+        state.retry = None
+        state.seed, state.dynamics_seed, state.instructions = start.seed, start.dynamics_seed, start.instructions
+        state.epoch, state.step_index = state.epoch + 1, 0
+        state.last = Observation((start.text,), start.state_key if state.show_key else b"")
+        if history is not None:
+            self._begin_log(
+                history, _limits_of(state, history), first_row(start.text, start.state_key, start.instructions)
+            )
+        self._go_on()
 
     def answered(self, response: pb.ResetResponse) -> None:
         state, want = self.state, self._want
-        self._home = None
         if want is not None:
             state.default_want, state.show_key = want, want.state_key
         state.instructions = response.instructions
         state.limits = Limits.from_proto(response.limits)
         state.begin(response.session)
         if state.history is not None:
-            _begin_log(state.history, self.message, response, checkpoints=state.checkpoints)
-        if state.checkpoints:
+            first = first_reply(response.session.observation, response.instructions)
+            self._begin_log(state.history, response.limits, first)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        self._home = None
+        if self.state.checkpoints:
             self._recovery.checkpoint_first(self)
         else:
             self.finish()
@@ -112,38 +136,56 @@ class PendingReset(Call[pb.ResetRequest, pb.ResetResponse]):
         self.result.fail(self.slot, error)
         state.release()
 
+    def _begin_log(self, history: History, limits: pb.Limits, first: Reply) -> None:
+        """Begin the log of the new episode.
+
+        Args:
+            history: the session's log.
+            limits: the limits of the episode.
+            first: the reply that began it.
+        """
+        state, changes, before = self.state, self._changes, history.start
+        origin: Opened | Restarted
+        if isinstance(before, Opened):
+            origin = Opened(
+                before.environment_id,
+                before.version,
+                changes.options if changes.HasField("options") else before.options,
+                state.seed,
+                state.dynamics_seed,
+                limits,
+                changes.want if changes.HasField("want") else before.want,
+                before.lease_seconds,
+            )
+        else:
+            reset = pb.ResetRequest()
+            if isinstance(before, Restarted):
+                reset.CopyFrom(before.reset)
+                before = before.base
+            if changes.HasField("options"):
+                reset.options.CopyFrom(changes.options)
+            if changes.HasField("want"):
+                reset.want.CopyFrom(changes.want)
+            reset.seed, reset.dynamics_seed = state.seed, state.dynamics_seed
+            reset.limits.CopyFrom(overrides(limits))
+            origin = Restarted(before, reset)
+        history.begin(origin, None if state.checkpoints else first)
+
+
+def _limits_of(state: SessionState, history: History) -> pb.Limits:
+    """Return the limits of the session's episodes as a message, which exists already if they are logged."""
+    if isinstance(history.start, Opened):
+        return history.start.limits
+    limits = state.limits
+    return pb.Limits(
+        max_turns=limits.max_turns or 0,
+        max_actions_per_turn=limits.max_actions_per_turn or 0,
+        max_actions=limits.max_actions or 0,
+    )
+
 
 def _spec_of(state: SessionState) -> pb.EnvironmentSpec:
     for spec in state.replica.specs:
         if (spec.id, spec.version) == (state.environment_id, state.version):
             return spec
     return pb.EnvironmentSpec(id=state.environment_id)
-
-
-def _begin_log(history: History, request: pb.ResetRequest, response: pb.ResetResponse, *, checkpoints: bool) -> None:
-    message, before = response.session, history.start
-    origin: Opened | Restarted
-    if isinstance(before, Opened):
-        origin = Opened(
-            before.environment_id,
-            before.version,
-            request.options if request.HasField("options") else before.options,
-            message.seed,
-            message.dynamics_seed,
-            response.limits,
-            request.want if request.HasField("want") else before.want,
-            before.lease_seconds,
-        )
-    else:
-        reset = pb.ResetRequest()
-        if isinstance(before, Restarted):
-            reset.CopyFrom(before.reset)
-            before = before.base
-        if request.HasField("options"):
-            reset.options.CopyFrom(request.options)
-        if request.HasField("want"):
-            reset.want.CopyFrom(request.want)
-        reset.seed, reset.dynamics_seed = message.seed, message.dynamics_seed
-        reset.limits.CopyFrom(overrides(response.limits))
-        origin = Restarted(before, reset)
-    history.begin(origin, None if checkpoints else first_reply(message.observation, response.instructions))

@@ -20,7 +20,15 @@ from starpod.env_server.environment import (
     OptionsError,
     Unavailable,
 )
-from starpod.env_server.episode import Episode, EpisodeOver, Pictures, Transition, Want, expect_text
+from starpod.env_server.episode import (
+    Episode,
+    EpisodeOver,
+    Observation,
+    Pictures,
+    Transition,
+    Want,
+    expect_text,
+)
 from starpod.env_server.errors import place_of, place_of_function
 from starpod.env_server.processes.threads import Hung, ThreadPool
 from starpod.env_server.state import StateError
@@ -89,7 +97,8 @@ class ResetPlan(NamedTuple):
 class Started(NamedTuple):
     """The beginning of a new episode: its first observation, and instructions for its options."""
 
-    observation: pb.Observation
+    observation: pb.Observation | Observation
+    """A message, unless the observation is only a text, perhaps with a state key."""
     instructions: str
 
 
@@ -144,7 +153,11 @@ def start_episode(
     recording = journal.recording(instance, None) if journal and environment.spec.effects else contextlib.nullcontext()
     with recording:
         episode.reset(plan.seed, plan.dynamics_seed)
-    return episode, Started(convert.observation_to(episode.observe(plan.want, plan.pictures)), instructions_of(episode))
+    observation = episode.observe(plan.want, plan.pictures)
+    if type(observation.parts) is not str or type(observation.state_key) is not bytes or observation.extras:
+        return episode, Started(convert.observation_to(observation), instructions_of(episode))
+    expect_text("observe", observation.parts)
+    return episode, Started(observation, instructions_of(episode))
 
 
 def instructions_of(episode: Episode) -> str:
@@ -219,6 +232,13 @@ class LocalHost:
         self._take(episode, plan.want)
         return started
 
+    def start(self, plan: ResetPlan) -> Started:
+        """Start a new episode in the event loop. If this raises, the old one stays."""
+        work = functools.partial(start_episode, self._environment, plan, self._journal)
+        episode, started = self._attempt(work, intact=True)
+        self._take(episode, plan.want)
+        return started
+
     async def turn(self, actions: list[Action], want: Want) -> Transition:
         episode = self._live()
         spec = self._environment.spec
@@ -289,24 +309,25 @@ class LocalHost:
             return None
         return self._pools.waiting if self._environment.spec.slow_render else self._pools.computing
 
-    async def _run(self, function: Callable[[], R], *, intact: bool, pool: ThreadPool | None = None) -> R:
-        def work() -> R:
-            # Catch exceptions here, not around `await`: StopIteration cannot leave a thread, and SystemExit would end
-            # the server.
-            process_id = os.getpid()
-            try:
-                return function()
-            except (Busy, EpisodeOver, OptionsError, StateError, Unavailable):
+    def _attempt(self, function: Callable[[], R], *, intact: bool) -> R:
+        """Return the function's result. What the environment's code raises beyond the contract is an EnvironmentBug."""
+        # Catch exceptions here, not around an `await`: StopIteration cannot leave a thread, and SystemExit would end
+        # the server.
+        process_id = os.getpid()
+        try:
+            return function()
+        except (Busy, EpisodeOver, OptionsError, StateError, Unavailable):
+            raise
+        except BaseException as error:
+            if is_ctrl_c(error):
                 raise
-            except BaseException as error:
-                if is_ctrl_c(error):
-                    raise
-                is_intact = intact or isinstance(error, UselessReply)
-                raise EnvironmentBug.from_exception(self._environment, error, intact=is_intact) from error
-            finally:
-                end_forked_copy(process_id, self._environment.spec.id)
+            is_intact = intact or isinstance(error, UselessReply)
+            raise EnvironmentBug.from_exception(self._environment, error, intact=is_intact) from error
+        finally:
+            end_forked_copy(process_id, self._environment.spec.id)
 
-        measured_work = measured(work)
+    async def _run(self, function: Callable[[], R], *, intact: bool, pool: ThreadPool | None = None) -> R:
+        measured_work = measured(functools.partial(self._attempt, function, intact=intact))
         if self._threaded:
             pool = self._pools.waiting
         if pool is None:

@@ -351,8 +351,9 @@ def _answer(
             wanted = Want(*want)
             plan = ResetPlan(environment.Options.model_validate(options), Limits(*limits), seed, dynamics_seed, wanted)
             new_episode, started = start_episode(environment, plan)
-            session = pb.Session(observation=started.observation)
-            return new_episode, pb.ResetResponse(session=session, instructions=started.instructions).SerializeToString()
+            response = pb.ResetResponse(instructions=started.instructions)
+            convert.copy_observation(response.session.observation, started.observation)
+            return new_episode, response.SerializeToString()
         case "load", [data]:
             return Episode.load(environment, data), None
     assert episode is not None

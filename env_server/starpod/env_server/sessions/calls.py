@@ -12,7 +12,7 @@ from google.protobuf import struct_pb2
 
 from starpod.env_server import convert
 from starpod.env_server.environment import Busy, Environment, EnvironmentOptions, Limits
-from starpod.env_server.episode import Pictures, SavedEpisode, Transition, Want
+from starpod.env_server.episode import Observation, Pictures, SavedEpisode, Transition, Want
 from starpod.env_server.errors import CallError, bad_argument, overloaded, unsupported
 from starpod.env_server.limits import SLICE_SECONDS
 from starpod.env_server.processes.hosts import EnvironmentBug, Host, HostDied, LocalHost, ResetPlan
@@ -21,7 +21,7 @@ from starpod.env_server.seeding import derive_seed
 from starpod.env_server.sessions.requests import check_actions, check_options, parse_options, snapshot_too_large
 from starpod.env_server.sessions.responses import ENVELOPE_BYTES, too_large
 from starpod.env_server.sessions.seal import digest_snapshot
-from starpod.env_server.sessions.session import Session, digest_request
+from starpod.env_server.sessions.session import Session, digest_reset
 from starpod.env_server.sessions.table import Created, SessionTable
 from starpod.env_server.sessions.worker import Worker
 from starpod.env_server.state import StateError
@@ -29,7 +29,7 @@ from starpod.env_server.timing import clock
 from starpod.v1 import environment_pb2 as pb
 
 R = TypeVar("R")
-Make = Callable[[int, list[Session]], Awaitable[pb.Observation]]
+Make = Callable[[int, list[Session]], Awaitable[pb.Observation | Observation]]
 """Function that creates a member's session, appends it to the list and returns its first observation."""
 
 
@@ -59,7 +59,7 @@ class Calls:
         pictures: Pictures = {}
         first_host: LocalHost | None = None
 
-        async def make(member: int, sessions: list[Session]) -> pb.Observation:
+        async def make(member: int, sessions: list[Session]) -> pb.Observation | Observation:
             nonlocal first_host
             plan = group_plan
             if not request.HasField("dynamics_seed"):
@@ -223,27 +223,21 @@ class Calls:
         async with session.turn_taking():
             if (last_reply := session.earlier_reset(request)) is not None:
                 return last_reply
-            environment, before = session.environment, session.plan
-            options = before.options
-            if request.HasField("options"):
-                options = await self._options(environment, request.options)
-            want = before.want
-            if request.HasField("want"):
-                want = self._check_want(environment, convert.want_from(request.want))
-            limits = convert.limits_from(request.limits, before.limits)
-            seed = request.seed if request.HasField("seed") else secrets.randbits(48)
-            dynamics_seed = (
-                request.dynamics_seed
-                if request.HasField("dynamics_seed")
-                else derive_seed(seed, "member", session.member)
+            environment = session.environment
+            plan = session.plan_episode(
+                request.seed if request.HasField("seed") else None,
+                request.dynamics_seed if request.HasField("dynamics_seed") else None,
             )
-            plan = ResetPlan(options, limits, seed, dynamics_seed, want)
-            observation, instructions = await self._guard(session, session.host.reset(plan), "Reset")
+            if request.HasField("options"):
+                plan = plan._replace(options=await self._options(environment, request.options))
+            if request.HasField("want"):
+                plan = plan._replace(want=self._check_want(environment, convert.want_from(request.want)))
+            if request.HasField("limits"):
+                plan = plan._replace(limits=convert.limits_from(request.limits, plan.limits))
+            started = await self._guard(session, session.host.reset(plan), "Reset")
             session.begin_episode(plan)
-            response = pb.ResetResponse(instructions=instructions)
-            session.describe(response.session, observation)
-            convert.fill_limits(response.limits, limits)
-            session.last_request, session.last_reply = digest_request(request), response.SerializeToString()
+            response = session.reset_response(started)
+            session.last_request, session.last_reply = digest_reset(request), response.SerializeToString()
             return response
 
     async def step(self, table: SessionTable, request: pb.StepRequest) -> pb.StepResponse:

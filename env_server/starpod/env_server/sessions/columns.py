@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from itertools import chain, compress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from starpod.env_server.convert import fill_transition, outcome_flags
 from starpod.env_server.environment import Busy, Environment
-from starpod.env_server.episode import Transition
+from starpod.env_server.episode import Observation, Transition
 from starpod.env_server.errors import bad_argument
 from starpod.env_server.limits import SLICE_SECONDS
 from starpod.env_server.metrics import Metrics
+from starpod.env_server.processes.hosts import LocalHost
 from starpod.env_server.sessions.session import SHORT_TEXT, Session, digest_actions
 from starpod.env_server.sessions.table import SessionTable
+from starpod.env_server.sessions.worker import Worker
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.user_code import end_forked_copy, is_ctrl_c
 
@@ -27,48 +29,25 @@ SAMPLED = 8
 
 
 class Rows:
-    """The columns of a request as lists of equal length.
+    """The columns of a request as lists of equal length, with one row for each call."""
 
-    Attributes:
-        long: whether a row may hold actions that are longer than a session keeps as text.
+    __slots__ = ("call_ids", "epochs", "session_ids")
 
-    Raises:
-        CallError: BAD_ARGUMENT if the columns differ in length, so that rows cannot be identified.
-    """
-
-    __slots__ = ("actions", "call_ids", "epochs", "indices", "long", "session_ids")
-
-    def __init__(self, columns: pb.StepColumns) -> None:
+    def __init__(self, columns: pb.StepColumns | pb.ResetColumns) -> None:
         # Copy the columns, because iterating over a repeated field is slow.
         self.call_ids = columns.call_ids[:]
         self.session_ids = columns.session_ids[:]
         self.epochs = columns.epochs[:]
-        self.indices = columns.step_indices[:]
-        texts = columns.actions[:]
-        counts = columns.action_counts
-        rows = len(self.call_ids)
-        self.long = max(map(len, texts), default=0) * (max(counts) if counts else 1) > SHORT_TEXT
-        if counts:
-            self.actions: list[tuple[str, ...]] = []
-            start = 0
-            for count in counts:
-                self.actions.append(tuple(texts[start : start + count]))
-                start += count
-            if start != len(texts):
-                raise bad_argument("steps.actions", f"has {len(texts)} entries; action_counts add up to {start}")
-        else:
-            self.actions = list(zip(texts, strict=True))
-        for name, column in (
-            ("session_ids", self.session_ids),
-            ("epochs", self.epochs),
-            ("step_indices", self.indices),
-            ("actions", self.actions),
-        ):
-            if len(column) != rows:
-                raise bad_argument(f"steps.{name}", f"has {len(column)} rows; call_ids has {rows}")
 
     def __len__(self) -> int:
         return len(self.call_ids)
+
+    def check_lengths(self, field: str, columns: Mapping[str, Sequence[Any]]) -> None:
+        """Raise BAD_ARGUMENT if the columns, which `field` has by name, differ in length."""
+        all_columns: dict[str, Sequence[Any]] = {"session_ids": self.session_ids, "epochs": self.epochs, **columns}
+        for name, column in all_columns.items():
+            if len(column) != len(self):
+                raise bad_argument(f"{field}.{name}", f"has {len(column)} rows; call_ids has {len(self)}")
 
     def until_repeated(self, start: int, stop: int, sessions: Container[str]) -> int:
         """Return the first row in [start, stop) whose session has an earlier row there, or `stop` if there is none.
@@ -87,8 +66,70 @@ class Rows:
         return stop
 
 
-class Transitions:
-    """The response to a message while it is collected: plain transitions as columns, everything else as replies.
+class StepRows(Rows):
+    """The rows of steps.
+
+    Attributes:
+        long: whether a row may hold actions that are longer than a session keeps as text.
+
+    Raises:
+        CallError: BAD_ARGUMENT if the columns differ in length, so that rows cannot be identified.
+    """
+
+    __slots__ = ("actions", "indices", "long")
+    verb = "Step"
+
+    def __init__(self, columns: pb.StepColumns) -> None:
+        super().__init__(columns)
+        self.indices = columns.step_indices[:]
+        texts = columns.actions[:]
+        counts = columns.action_counts
+        self.long = max(map(len, texts), default=0) * (max(counts) if counts else 1) > SHORT_TEXT
+        if counts:
+            self.actions: list[tuple[str, ...]] = []
+            start = 0
+            for count in counts:
+                self.actions.append(tuple(texts[start : start + count]))
+                start += count
+            if start != len(texts):
+                raise bad_argument("steps.actions", f"has {len(texts)} entries; action_counts add up to {start}")
+        else:
+            self.actions = list(zip(texts, strict=True))
+        self.check_lengths("steps", {"step_indices": self.indices, "actions": self.actions})
+
+
+class ResetRows(Rows):
+    """The rows of resets. A seed is None if it is to be drawn, and a dynamics seed if it is to be derived.
+
+    Raises:
+        CallError: BAD_ARGUMENT if the columns differ in length.
+    """
+
+    __slots__ = ("dynamics_seeds", "seeds")
+    verb = "Reset"
+
+    def __init__(self, columns: pb.ResetColumns) -> None:
+        super().__init__(columns)
+        self.seeds: list[int | None] = [*columns.seeds] or [None] * len(self)
+        self.dynamics_seeds: list[int | None] = [*columns.dynamics_seeds] or [None] * len(self)
+        self.check_lengths("resets", {"seeds": self.seeds, "dynamics_seeds": self.dynamics_seeds})
+
+    def request(self, row: int) -> pb.ResetRequest:
+        """Return one row as a request."""
+        return pb.ResetRequest(
+            session_id=self.session_ids[row],
+            epoch=self.epochs[row],
+            seed=self.seeds[row],
+            dynamics_seed=self.dynamics_seeds[row],
+        )
+
+
+Start = tuple[int, str, bytes, int, int, str]
+"""A row of StartColumns: call id, text, state key, seed, dynamics seed, instructions."""
+
+
+class Answers:
+    """The response to a message while it is collected: plain transitions and starts as columns, others as replies.
 
     Attributes:
         environment_seconds: time that environments spent on the message.
@@ -103,12 +144,30 @@ class Transitions:
 
     def __len__(self) -> int:
         """Return the number of calls that it answers."""
-        return len(self.message.replies) + len(self.message.transitions.call_ids)
+        message = self.message
+        return len(message.replies) + len(message.transitions.call_ids) + len(message.starts.call_ids)
 
     @property
     def columns(self) -> bool:
-        """Whether a batch of rows was added. There cannot be a second, because row numbers count within a batch."""
-        return len(self.message.transitions.call_ids) > 0
+        """Whether a batch of rows was added. A second one of its kind cannot be, because rows count within a batch."""
+        return len(self.message.transitions.call_ids) + len(self.message.starts.call_ids) > 0
+
+    def add_starts(self, starts: list[Start]) -> None:
+        """Add new episodes, one per call."""
+        if not starts:
+            return
+        columns = self.message.starts
+        call_ids, texts, keys, seeds, dynamics_seeds, instructions = zip(*starts, strict=True)
+        columns.call_ids.extend(call_ids)
+        columns.texts.extend(texts)
+        if any(keys):
+            columns.state_keys.extend(keys)
+        columns.seeds.extend(seeds)
+        columns.dynamics_seeds.extend(dynamics_seeds)
+        places = {text: place for place, text in enumerate(dict.fromkeys(instructions))}
+        columns.instructions.extend(places)
+        if len(places) > 1:
+            columns.instruction_places.extend([places[text] for text in instructions])
 
     def take(
         self,
@@ -201,14 +260,65 @@ class Broken(NamedTuple):
     error: BaseException
 
 
+def reset_rows(
+    rows: ResetRows, start: int, stop: int, table: SessionTable, worker: Worker, answers: Answers
+) -> tuple[list[int], list[tuple[int, Exception]], int]:
+    """Reset the sessions of the rows from `start` to `stop` as `step_rows` steps them.
+
+    Returns:
+        The rows that need the slow path, the rows that failed, each with its error, and the row at which to continue.
+    """
+    other_rows: list[int] = []
+    failures: list[tuple[int, Exception]] = []
+    starts: list[Start] = []
+    now, deadline = time.monotonic(), time.perf_counter() + SLICE_SECONDS
+    for row in range(start, stop):
+        session, host = table.get(rows.session_ids[row]), None
+        if session is not None and session.epoch == rows.epochs[row] and not session.pending:
+            host = session.host
+        if (
+            session is None
+            or not isinstance(host, LocalHost)
+            or host.episode is None
+            or session.environment.spec.slow_reset
+        ):
+            other_rows.append(row)
+            continue
+        before = time.perf_counter()
+        if before > deadline:
+            stop = row
+            break
+        seeds = rows.seeds[row], rows.dynamics_seeds[row]
+        plan = session.plan_episode(*seeds)
+        try:
+            started = host.start(plan)
+        except Exception as error:
+            failures.append((row, worker.failure(session, error, "Reset")))
+            continue
+        answers.environment_seconds += time.perf_counter() - before
+        session.begin_episode(plan)
+        session.last_request, session.last_reply, session.last_call = seeds, started, now
+        observation, instructions = started
+        if isinstance(observation, Observation):
+            text, key, _ = observation
+            assert isinstance(text, str)
+            starts.append((rows.call_ids[row], text, key, plan.seed, plan.dynamics_seed, instructions))
+        else:
+            reply = answers.message.replies.add(call_id=rows.call_ids[row])
+            reply.reset.CopyFrom(session.reset_response(started))
+            session.last_reply = reply.reset.SerializeToString()
+    answers.add_starts(starts)
+    return other_rows, failures, stop
+
+
 def step_rows(
-    rows: Rows,
+    rows: StepRows,
     start: int,
     stop: int,
     table: SessionTable,
     max_actions: int,
     metrics: Metrics,
-    transitions: Transitions,
+    answers: Answers,
 ) -> tuple[list[int], list[Broken], int]:
     """Step the rows from `start` to `stop` whose sessions can be stepped inline, until SLICE_SECONDS have passed.
 
@@ -243,7 +353,7 @@ def step_rows(
             if session.environment is not environment:
                 if environment is not None:
                     metrics.steps(environment.spec.id, step_count, seconds)
-                    transitions.environment_seconds += _scaled(seconds, step_count)
+                    answers.environment_seconds += _scaled(seconds, step_count)
                     step_count, seconds = 0, []
                 environment = session.environment
             try:
@@ -277,7 +387,7 @@ def step_rows(
     end_forked_copy(process_id, "an environment")
     if environment is not None:
         metrics.steps(environment.spec.id, step_count, seconds)
-        transitions.environment_seconds += _scaled(seconds, step_count)
+        answers.environment_seconds += _scaled(seconds, step_count)
     stop = start + len(results) + len(other_rows) + len(broken_rows)
     stepped_rows: Sequence[int] = range(start, stop)
     call_ids, indices = rows.call_ids[start:stop], rows.indices[start:stop]
@@ -290,7 +400,7 @@ def step_rows(
     def session_at(place: int) -> Session:
         return table[rows.session_ids[stepped_rows[place]]]
 
-    for position, problem in transitions.take(call_ids, indices, results, session_at).items():
+    for position, problem in answers.take(call_ids, indices, results, session_at).items():
         broken_rows.append(Broken(stepped_rows[position], session_at(position), problem))
     return other_rows, broken_rows, stop
 

@@ -22,22 +22,44 @@ def split_response(response: pb.StreamResponse, size: int, limit: int) -> Iterat
     if not limit or size <= limit:
         yield response
         return
-    rows, replies = len(response.transitions.call_ids), len(response.replies)
-    if rows + replies == 1:
-        call_id = response.transitions.call_ids[0] if rows else response.replies[0].call_id
-        yield pb.StreamResponse(replies=[pb.Reply(call_id=call_id, error=too_large(size, limit).status())])
+    replies, starts, transitions = response.replies, response.starts, response.transitions
+    call_ids = [*(reply.call_id for reply in replies), *starts.call_ids, *transitions.call_ids]
+    if len(call_ids) == 1:
+        error = too_large(size, limit).status()
+        yield pb.StreamResponse(
+            replies=[pb.Reply(call_id=call_ids[0], error=error)], acknowledged=response.acknowledged
+        )
         return
-    if rows and replies:
-        halves = [pb.StreamResponse(replies=response.replies), pb.StreamResponse(transitions=response.transitions)]
-    elif rows:
-        halves = [pb.StreamResponse(transitions=half) for half in _halves(response.transitions)]
+    if len(call_ids) == len(replies):
+        middle = len(replies) // 2
+        halves = [pb.StreamResponse(replies=part) for part in (replies[:middle], replies[middle:])]
+    elif len(call_ids) == len(transitions.call_ids):
+        halves = [pb.StreamResponse(transitions=half) for half in _halves(transitions)]
+    elif len(call_ids) == len(starts.call_ids):
+        halves = [pb.StreamResponse(starts=half) for half in _start_halves(starts)]
     else:
-        middle = replies // 2
-        halves = [pb.StreamResponse(replies=part) for part in (response.replies[:middle], response.replies[middle:])]
+        halves = [pb.StreamResponse(replies=replies)] if replies else []
+        halves += [pb.StreamResponse(starts=starts)] if starts.call_ids else []
+        halves += [pb.StreamResponse(transitions=transitions)] if transitions.call_ids else []
     if response.HasField("timing"):
         halves[0].timing.CopyFrom(response.timing)
+    halves[-1].acknowledged = response.acknowledged
     for half in halves:
         yield from split_response(half, half.ByteSize(), limit)
+
+
+def _start_halves(columns: pb.StartColumns) -> Iterator[pb.StartColumns]:
+    middle = len(columns.call_ids) // 2
+    for part in (slice(None, middle), slice(middle, None)):
+        yield pb.StartColumns(
+            call_ids=columns.call_ids[part],
+            texts=columns.texts[part],
+            state_keys=columns.state_keys[part],
+            seeds=columns.seeds[part],
+            dynamics_seeds=columns.dynamics_seeds[part],
+            instructions=columns.instructions,
+            instruction_places=columns.instruction_places[part],
+        )
 
 
 def too_large(size: int, limit: int) -> CallError:

@@ -11,10 +11,12 @@ from collections.abc import Sequence
 
 from google.protobuf.message import Message
 
+from starpod.env_server.convert import copy_observation, fill_limits
 from starpod.env_server.environment import Environment
-from starpod.env_server.episode import Transition
+from starpod.env_server.episode import Observation, Transition
 from starpod.env_server.errors import CallError
-from starpod.env_server.processes.hosts import Host, ResetPlan
+from starpod.env_server.processes.hosts import Host, ResetPlan, Started
+from starpod.env_server.seeding import derive_seed
 from starpod.v1 import environment_pb2 as pb
 
 SHORT_TEXT = 1_024
@@ -32,9 +34,9 @@ class Session:
         next_index: step index that the next Step must carry.
         over: whether the episode has ended.
         last_request: the latest turn, or the latest Reset if no turn followed. It is stored as a digest, or as the
-            actions if these are short texts.
+            actions if these are short texts, or as the seeds of a Reset that changes nothing else.
         last_reply: the reply to `last_request`, for a caller that did not receive it. A small reply is stored as a
-            Transition, any other as the serialized message.
+            Transition or Started, any other as the serialized message.
         lost: why the session can no longer be used; empty if it can.
         closed: whether it has been removed from its table.
         last_call: monotonic time of the latest call, in seconds.
@@ -83,8 +85,8 @@ class Session:
         self.epoch = 1
         self.next_index = turns
         self.over = over
-        self.last_request: tuple[str, ...] | bytes | None = None
-        self.last_reply: Transition | bytes | None = None
+        self.last_request: tuple[str, ...] | tuple[int | None, int | None] | bytes | None = None
+        self.last_reply: Transition | Started | bytes | None = None
         self.lost = ""
         self.closed = False
         self.last_call = time.monotonic()
@@ -130,10 +132,14 @@ class Session:
 
     def check(self) -> None:
         """Raise SESSION_LOST if the session can no longer be used, or UNKNOWN_SESSION if it was closed."""
+        if self.closed or self.lost:
+            raise self.loss()
+
+    def loss(self) -> CallError:
+        """Return the error of calls on a session that was closed or lost."""
         if self.closed:
-            raise unknown_session(self.id)
-        if self.lost:
-            raise CallError("SESSION_LOST", f"the session is gone: {self.lost}; open a new one", {"cause": self.lost})
+            return unknown_session(self.id)
+        return CallError("SESSION_LOST", f"the session is gone: {self.lost}; open a new one", {"cause": self.lost})
 
     def earlier_reply(
         self, epoch: int, index: int, actions: Sequence[pb.Action | str]
@@ -149,6 +155,7 @@ class Session:
                 return None
             reply = self.last_reply
             if index == self.next_index - 1 and reply is not None and digest_actions(actions) == self.last_request:
+                assert not isinstance(reply, Started)  # a turn followed
                 return reply if isinstance(reply, Transition) else pb.Transition.FromString(reply)
         raise self.out_of_order(epoch, index)
 
@@ -162,9 +169,18 @@ class Session:
         if request.epoch == self.epoch:
             return None
         is_repeat = request.epoch == self.epoch - 1 and self.next_index == 0
-        if is_repeat and isinstance(self.last_reply, bytes) and self.last_request == digest_request(request):
-            return pb.ResetResponse.FromString(self.last_reply)
+        reply = self.last_reply
+        if is_repeat and isinstance(reply, bytes | Started) and self.last_request == digest_reset(request):
+            return self.reset_response(reply) if isinstance(reply, Started) else pb.ResetResponse.FromString(reply)
         raise self.out_of_order(request.epoch, self.next_index)
+
+    def plan_episode(self, seed: int | None, dynamics_seed: int | None) -> ResetPlan:
+        """Return the plan of a new episode. A seed of None is drawn, and a dynamics seed of None is derived."""
+        if seed is None:
+            seed = secrets.randbits(48)
+        if dynamics_seed is None:
+            dynamics_seed = derive_seed(seed, "member", self.member)
+        return ResetPlan(self.plan.options, self.plan.limits, seed, dynamics_seed, self.want)
 
     def begin_episode(self, plan: ResetPlan) -> None:
         """Update the session for a new episode that its host has started."""
@@ -172,6 +188,13 @@ class Session:
         self.epoch += 1
         self.next_index = 0
         self.over = False
+
+    def reset_response(self, started: Started) -> pb.ResetResponse:
+        """Return the reply to the Reset that started the current episode, of which no turn was played."""
+        response = pb.ResetResponse(instructions=started.instructions)
+        self.describe(response.session, started.observation)
+        fill_limits(response.limits, self.plan.limits)
+        return response
 
     def keep_turn(self, actions: Sequence[pb.Action | str], transition: Transition | pb.Transition) -> None:
         """Update the session for a turn that was executed, and keep the reply for a repeated call."""
@@ -191,7 +214,7 @@ class Session:
             problem = f"got epoch {epoch}, step {index}"
         return CallError("OUT_OF_ORDER", f"{problem}; expected epoch {self.epoch}, step {self.next_index}", numbers)
 
-    def describe(self, message: pb.Session, observation: pb.Observation) -> None:
+    def describe(self, message: pb.Session, observation: pb.Observation | Observation) -> None:
         """Write the session into an empty message."""
         message.session_id = self.id
         message.epoch = self.epoch
@@ -199,7 +222,7 @@ class Session:
         message.seed = self.plan.seed
         message.dynamics_seed = self.plan.dynamics_seed
         message.member = self.member
-        message.observation.CopyFrom(observation)
+        copy_observation(message.observation, observation)
 
     def lose(self, cause: str) -> None:
         """Mark the session as lost and free its resources. Later calls get the cause until the lease expires."""
@@ -235,6 +258,14 @@ def digest_actions(actions: Sequence[pb.Action | str]) -> tuple[str, ...] | byte
     else:
         message = pb.StepColumns(actions=texts)
     return hashlib.blake2b(message.SerializeToString(), digest_size=16).digest()
+
+
+def digest_reset(request: pb.ResetRequest) -> tuple[int | None, int | None] | bytes:
+    """Return a key that recognizes a repeated Reset, which may have come in columns before."""
+    if request.HasField("options") or request.HasField("want") or request.HasField("limits"):
+        return digest_request(request)
+    seed = request.seed if request.HasField("seed") else None
+    return seed, request.dynamics_seed if request.HasField("dynamics_seed") else None
 
 
 def digest_request(request: Message) -> bytes:

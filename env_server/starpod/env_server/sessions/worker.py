@@ -16,7 +16,14 @@ from starpod.env_server.episode import EpisodeOver, Want
 from starpod.env_server.errors import CallError, bad_argument, overloaded, unsupported
 from starpod.env_server.limits import RECEIVED_SECONDS, LoopShare, Tenant
 from starpod.env_server.metrics import Metrics
-from starpod.env_server.processes.hosts import EnvironmentBug, Host, HostDied, LocalHost, Pools, StateTooLarge
+from starpod.env_server.processes.hosts import (
+    EnvironmentBug,
+    Host,
+    HostDied,
+    LocalHost,
+    Pools,
+    StateTooLarge,
+)
 from starpod.env_server.processes.process_host import ProcessHost
 from starpod.env_server.registry import Registry
 from starpod.env_server.sandbox.sandbox import UNTRUSTING, Sandbox
@@ -167,27 +174,36 @@ class Worker:
         """Await an environment's work and convert its exceptions to the contract's errors."""
         try:
             return await work
-        except EpisodeOver:
-            raise session.out_of_order(session.epoch, session.next_index) from None
-        except OptionsError as error:
-            raise bad_argument("options", str(error)) from error
-        except Busy as busy:
-            raise overloaded("environment", busy.message, busy.retry_after) from busy
-        except Unavailable as missing:
-            raise unsupported(session.environment, "render", f"cannot draw here: {missing}") from missing
-        except StateError as error:
-            raise unsupported(session.environment, "snapshot", str(error)) from error
-        except StateTooLarge as error:
-            raise CallError("TOO_LARGE", f"the state has {error}", {"limit": "max_snapshot_bytes"}) from error
-        except HostDied as death:
-            host_kind = "process" if session.environment.spec.concurrency is Concurrency.PROCESS else "thread"
-            session.lose(f"its environment {host_kind} {death}")
-            self.metrics.count_lost(session.environment.spec.id)
-            logger.warning("session lost", extra={"session": session.id, "verb": verb, "cause": session.lost})
-            session.check()
-            raise
-        except EnvironmentBug as bug:
-            raise self._bug(session, bug, verb) from bug
+        except Exception as error:
+            failure = self.failure(session, error, verb)
+            if failure is error:
+                raise
+            raise failure from error
+
+    def failure(self, session: Session, error: Exception, verb: str) -> Exception:
+        """Return the contract's error for an exception of an environment's work. Other exceptions are returned."""
+        match error:
+            case EpisodeOver():
+                return session.out_of_order(session.epoch, session.next_index)
+            case OptionsError():
+                return bad_argument("options", str(error))
+            case Busy():
+                return overloaded("environment", error.message, error.retry_after)
+            case Unavailable():
+                return unsupported(session.environment, "render", f"cannot draw here: {error}")
+            case StateError():
+                return unsupported(session.environment, "snapshot", str(error))
+            case StateTooLarge():
+                return CallError("TOO_LARGE", f"the state has {error}", {"limit": "max_snapshot_bytes"})
+            case HostDied():
+                host_kind = "process" if session.environment.spec.concurrency is Concurrency.PROCESS else "thread"
+                session.lose(f"its environment {host_kind} {error}")
+                self.metrics.count_lost(session.environment.spec.id)
+                logger.warning("session lost", extra={"session": session.id, "verb": verb, "cause": session.lost})
+                return session.loss()
+            case EnvironmentBug():
+                return self._bug(session, error, verb)
+        return error
 
     def break_off(self, session: Session, error: BaseException) -> CallError:
         """Return ENVIRONMENT_BUG for a Step that failed or whose transition cannot be sent. The session is lost."""

@@ -92,7 +92,9 @@ class EnvironmentService:
             server_name="starpod",
             server_version=server_version(),
             instance_id=self._worker.instance_id,
-            capabilities=pb.ServerCapabilities(stream=True, step_columns=True),
+            capabilities=pb.ServerCapabilities(
+                stream=True, step_columns=True, reset_columns=True, acknowledgements=True
+            ),
             limits=pb.ServerLimits(
                 max_sessions=limits.max_sessions,
                 max_message_bytes=limits.max_message_bytes,

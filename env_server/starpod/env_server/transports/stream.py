@@ -14,7 +14,15 @@ from google.rpc import status_pb2
 from starpod.env_server.errors import CallError, bad_argument, overloaded, release
 from starpod.env_server.limits import SLICE_SECONDS
 from starpod.env_server.sessions.calls import Calls
-from starpod.env_server.sessions.columns import ROWS_AT_ONCE, Broken, Rows, Transitions, step_rows
+from starpod.env_server.sessions.columns import (
+    ROWS_AT_ONCE,
+    Answers,
+    Broken,
+    ResetRows,
+    StepRows,
+    reset_rows,
+    step_rows,
+)
 from starpod.env_server.sessions.requests import check_texts, count_bytes, extra_members, is_large, measure, parse
 from starpod.env_server.sessions.responses import split_response
 from starpod.env_server.sessions.table import SessionTable
@@ -109,8 +117,16 @@ class StreamServer:
             self._worker.metrics.streams -= 1
 
     async def _serve_message(self, message: pb.StreamRequest, size: int) -> None:
-        arrived, transitions = clock(), Transitions()
-        count = len(message.calls) + len(message.steps.call_ids)
+        arrived = clock()
+        answers = await self._work_through(message, size, arrived)
+        if message.acknowledge:
+            answers.message.acknowledged = 1
+        await self._write(answers, arrived)
+
+    async def _work_through(self, message: pb.StreamRequest, size: int, arrived: float) -> Answers:
+        """Start all calls of a message, and return the replies that are available at once and have not been sent."""
+        answers = Answers()
+        count = len(message.calls) + len(message.resets.call_ids) + len(message.steps.call_ids)
         if count > CALLS_AT_ONCE:
             problem = f"one message holds {count} calls; send at most {CALLS_AT_ONCE}"
             raise CallError("TOO_LARGE", problem, {"limit": "calls_per_message"})
@@ -123,8 +139,9 @@ class StreamServer:
         try:
             self._tenant.take_calls(count + extra_count, size)
         except CallError as error:
-            await self._refuse(message, error, arrived)
-            return
+            call_ids = [*(call.call_id for call in message.calls), *message.resets.call_ids, *message.steps.call_ids]
+            await self._refuse(call_ids, error, arrived)
+            return answers
         index = 0
         while index < len(calls):
             if index:
@@ -132,59 +149,61 @@ class StreamServer:
             if self._unsent > _UNSENT_BYTES:
                 await self._keep_up()
             with self._tenant.working:
-                index = self._start_slice(calls, index, arrived, transitions)
+                index = self._start_slice(calls, index, arrived, answers)
             # Collect slices, because a message for each would cost more than the slice. But send before the tenant has
             # to wait for its next turn.
-            if (
-                transitions.message.ByteSize() > _MESSAGE_BYTES
-                or len(transitions) >= ROWS_AT_ONCE
-                or self._worker.share.exceeded(self._tenant)
-            ):
-                await self._write(transitions, arrived)
-                transitions = Transitions()
-        if not message.HasField("steps"):
-            await self._write(transitions, arrived)
-            return
-        try:
-            rows = Rows(message.steps)
-        except CallError as error:
-            await self._write(transitions, arrived)
-            if len(message.steps.call_ids) > _RAGGED_ROWS:
-                raise
-            await self._refuse(pb.StreamRequest(steps=message.steps), error, arrived)
-            return
-        row_count = len(rows)
-        if not row_count:
-            await self._write(transitions, arrived)  # calls that came with empty columns
-        limits = self._worker.limits
-        # Measure rows only if the message is long enough for one of them to exceed the limit.
-        may_exceed = size > limits.max_step_bytes
+            if answers.message.ByteSize() > _MESSAGE_BYTES or self._worker.share.exceeded(self._tenant):
+                await self._write(answers, arrived)
+                answers = Answers()
+        for columns in (message.resets, message.steps):
+            try:
+                rows = ResetRows(columns) if isinstance(columns, pb.ResetColumns) else StepRows(columns)
+            except CallError as error:
+                await self._write(answers, arrived)
+                answers = Answers()
+                if len(columns.call_ids) > _RAGGED_ROWS:
+                    raise
+                await self._refuse(columns.call_ids, error, arrived)
+            else:
+                answers = await self._serve_rows(rows, size, arrived, answers)
+        return answers
+
+    async def _serve_rows(self, rows: ResetRows | StepRows, size: int, arrived: float, answers: Answers) -> Answers:
+        """Start the calls of rows, which came in a message of `size` bytes. Return the replies that were not sent."""
+        row_count, limits = len(rows), self._worker.limits
         max_rows = min(ROWS_AT_ONCE, 1 + row_count * _MESSAGE_BYTES // max(1, size))
         stop, deadline = 0, clock() + SLICE_SECONDS
         while (start := stop) < row_count:
+            is_late = clock() > deadline
+            # Rows that repeat a session run one by one, and a message for each would cost more than the rows.
+            if (start and (is_late or answers.columns)) or len(answers) >= ROWS_AT_ONCE:
+                await self._write(answers, arrived)
+                answers = Answers()
+            if is_late:
+                await self._pause()
+                deadline = clock() + SLICE_SECONDS
             stop = rows.until_repeated(start, min(start + self._rows_at_once, start + max_rows, row_count), self._table)
-            broken_rows = list[Broken]()
             with self._tenant.working:
-                max_bytes = limits.max_step_bytes
-                if may_exceed and any(count_bytes(turn, max_bytes) > max_bytes for turn in rows.actions[start:stop]):
+                broken_rows = list[Broken]()
+                if isinstance(rows, ResetRows):
+                    single_rows, broken_rows, stop = reset_rows(rows, start, stop, self._table, answers)
+                elif self._has_long_row(rows, start, stop, size):
                     single_rows = list(range(start, stop))
                 else:
                     single_rows, broken_rows, stop = step_rows(
-                        rows, start, stop, self._table, limits.max_step_actions, self._worker.metrics, transitions
+                        rows, start, stop, self._table, limits.max_step_actions, self._worker.metrics, answers
                     )
                 for row, session, cause in broken_rows:
-                    status = self._status("Step", self._worker.break_off(session, cause))
-                    transitions.message.replies.append(pb.Reply(call_id=rows.call_ids[row], error=status))
+                    status = self._status(rows.verb, self._worker.blame(session, cause, rows.verb))
+                    answers.message.replies.append(pb.Reply(call_id=rows.call_ids[row], error=status))
                 for row in single_rows:
-                    self._start(rows.call_ids[row], 0, self._serve_row(rows, row), arrived, transitions)
-            is_late = clock() > deadline
-            # Rows that repeat a session run one by one, and a message for each would cost more than the rows.
-            if is_late or stop == row_count or transitions.columns or len(transitions) >= ROWS_AT_ONCE:
-                await self._write(transitions, arrived)
-                transitions = Transitions()
-            if is_late and stop < row_count:
-                await self._pause()
-                deadline = clock() + SLICE_SECONDS
+                    self._start(rows.call_ids[row], 0, self._serve_row(rows, row), arrived, answers)
+        return answers
+
+    def _has_long_row(self, rows: StepRows, start: int, stop: int, size: int) -> bool:
+        """Return whether a row exceeds the limit. Rows are measured only if their message is long enough for that."""
+        max_bytes = self._worker.limits.max_step_bytes
+        return size > max_bytes and any(count_bytes(turn, max_bytes) > max_bytes for turn in rows.actions[start:stop])
 
     async def _pause(self) -> None:
         """Yield the event loop in the middle of a long batch."""
@@ -196,31 +215,30 @@ class StreamServer:
             self._room.clear()
             await self._room.wait()
 
-    async def _refuse(self, message: pb.StreamRequest, error: CallError, arrived: float) -> None:
-        """Answer all calls and rows of a message with the same error."""
+    async def _refuse(self, call_ids: Sequence[int], error: CallError, arrived: float) -> None:
+        """Answer calls with the same error."""
         self._worker.metrics.error("Stream", error.reason)
         status = error.status()
-        call_ids = [*(call.call_id for call in message.calls), *message.steps.call_ids]
         for start in range(0, len(call_ids), ROWS_AT_ONCE):
             if start:
                 await self._pause()
-            transitions = Transitions()
+            answers = Answers()
             for call_id in call_ids[start : start + ROWS_AT_ONCE]:
-                transitions.message.replies.append(pb.Reply(call_id=call_id, error=status))
-            await self._write(transitions, arrived)
+                answers.message.replies.append(pb.Reply(call_id=call_id, error=status))
+            await self._write(answers, arrived)
 
     def _start_slice(
-        self, calls: Sequence[tuple[pb.Call, str | None]], start: int, arrived: float, transitions: Transitions
+        self, calls: Sequence[tuple[pb.Call, str | None]], start: int, arrived: float, answers: Answers
     ) -> int:
         """Start calls for SLICE_SECONDS or until their replies fill a message. Return the index to continue at."""
         deadline, size = clock() + SLICE_SECONDS, 0
         for index in range(start, len(calls)):
             call, verb = calls[index]
             is_bulky = verb in _BULKY
-            self._start(call.call_id, call.timeout_ms, self._serve(call, verb), arrived, transitions, is_bulky)
-            if is_bulky and transitions.message.replies:
-                size += transitions.message.replies[-1].ByteSize()
-            if size > _MESSAGE_BYTES or len(transitions) >= ROWS_AT_ONCE or clock() > deadline:
+            self._start(call.call_id, call.timeout_ms, self._serve(call, verb), arrived, answers, is_bulky)
+            if is_bulky and answers.message.replies:
+                size += answers.message.replies[-1].ByteSize()
+            if size > _MESSAGE_BYTES or len(answers) >= ROWS_AT_ONCE or clock() > deadline:
                 return index + 1
         return len(calls)
 
@@ -230,10 +248,10 @@ class StreamServer:
         timeout_ms: int,
         work: Coroutine[Any, Any, pb.Reply],
         arrived: float,
-        transitions: Transitions,
+        answers: Answers,
         bulky: bool = False,
     ) -> None:
-        """Run a call. Its reply is added to `transitions` if it is available at once; otherwise it is sent later."""
+        """Run a call. Its reply is added to `answers` if it is available at once; otherwise it is sent later."""
         metrics = self._worker.metrics
         try:
             self._worker.check_in_flight()
@@ -243,14 +261,14 @@ class StreamServer:
         except CallError as error:
             work.close()
             metrics.error("Stream", error.reason)
-            transitions.message.replies.append(pb.Reply(call_id=call_id, error=error.status()))
+            answers.message.replies.append(pb.Reply(call_id=call_id, error=error.status()))
             return
         timing = begin(arrived)
         reply, task = run_eagerly(work, self._tenant)
         if task is None:
             assert reply is not None
-            transitions.message.replies.append(reply)
-            transitions.environment_seconds += timing.environment
+            answers.message.replies.append(reply)
+            answers.environment_seconds += timing.environment
             return
         self._worker.keep(task)
         waiter = task if not timeout_ms else asyncio.get_running_loop().create_task(_expire(task, call_id, timeout_ms))
@@ -280,9 +298,12 @@ class StreamServer:
         except Exception as error:
             return pb.Reply(call_id=call.call_id, error=self._status(verb or "Stream", error))
 
-    async def _serve_row(self, rows: Rows, row: int) -> pb.Reply:
-        call_id, index, actions = rows.call_ids[row], rows.indices[row], rows.actions[row]
+    async def _serve_row(self, rows: ResetRows | StepRows, row: int) -> pb.Reply:
+        call_id = rows.call_ids[row]
         try:
+            if isinstance(rows, ResetRows):
+                return pb.Reply(call_id=call_id, reset=await self._calls.reset(self._table, rows.request(row)))
+            index, actions = rows.indices[row], rows.actions[row]
             session = self._table.find(rows.session_ids[row])
             check_texts(actions, self._worker.limits)
             transition = await self._calls.turn(session, rows.epochs[row], index, actions, None)
@@ -291,7 +312,7 @@ class StreamServer:
             self._calls.write_transition(reply.step.transition, session, transition)
             return reply
         except Exception as error:
-            return pb.Reply(call_id=call_id, error=self._status("Step", error))
+            return pb.Reply(call_id=call_id, error=self._status(rows.verb, error))
 
     def _status(self, verb: str, error: Exception) -> status_pb2.Status:
         failure = self._worker.as_call_error(error)
@@ -320,13 +341,15 @@ class StreamServer:
                 self._unsent -= sum(size for _, _, size in entries)
                 self._room.set()
 
-    async def _write(self, transitions: Transitions, arrived: float) -> None:
-        response, count = transitions.message, len(transitions)
+    async def _write(self, answers: Answers, arrived: float) -> None:
+        response, count = answers.message, len(answers)
         if count:
-            response.timing.environment_ms = 1e3 * transitions.environment_seconds
+            response.timing.environment_ms = 1e3 * answers.environment_seconds
             response.timing.total_ms = 1e3 * (clock() - arrived) * count
+        if count or response.acknowledged:
             async with self._writing:
                 size = await self._send(response)
+        if count:
             self._rows_at_once = max(1, min(ROWS_AT_ONCE, count * _MESSAGE_BYTES // size))
 
     async def _send(self, response: pb.StreamResponse) -> int:
