@@ -73,7 +73,9 @@ class FakeServer(ReferenceService):
         self, *, stream: bool = True, columns: bool = True, deterministic: bool = True, version: str = "1.2.0"
     ) -> None:
         super().__init__()
-        self.capabilities = pb.ServerCapabilities(stream=stream, step_columns=columns)
+        self.capabilities = pb.ServerCapabilities(
+            stream=stream, step_columns=columns, reset_columns=columns, acknowledgements=columns
+        )
         self.deterministic = deterministic
         self.limits = pb.ServerLimits(
             default_lease_seconds=60, max_lease_seconds=600, max_group=ROOM, max_sessions=ROOM, max_step_actions=ROOM
@@ -180,7 +182,7 @@ class FakeServer(ReferenceService):
             await asyncio.sleep(seconds)
 
     def pack(self, reply: pb.Reply, columns: bool) -> pb.StreamResponse:
-        return super().pack(reply, columns or self.answers_in_columns)
+        return super().pack(reply, columns or (self.answers_in_columns and reply.HasField("step")))
 
     # --- the environment -------------------------------------------------------------------------------------------
 

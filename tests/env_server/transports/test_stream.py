@@ -1,6 +1,8 @@
 """The Stream call: columns equal calls, replies come as they finish, one bad call fails alone."""
 
 import asyncio
+from collections.abc import Sequence
+from typing import Any
 
 import grpc
 import pytest
@@ -9,13 +11,24 @@ from hypothesis import strategies as st
 
 from starpod.env_server.config import ServerLimits
 from starpod.env_server.sessions.columns import Answers
+from starpod.env_server.sessions.responses import split_response
 from starpod.env_server.sessions.table import SessionTable
 from starpod.env_server.timing import begin, clock
 from starpod.env_server.transports.auth import Grant
 from starpod.env_server.transports.stream import StreamServer
 from starpod.v1 import environment_pb2 as pb
-from tests.env_server.conftest import Client, Failure, Serve, Stream, columns, entered, step_request, text_of
-from tests.env_server.troublesome import Waiting
+from tests.env_server.conftest import (
+    Client,
+    Failure,
+    Serve,
+    Stream,
+    columns,
+    entered,
+    read_status,
+    step_request,
+    text_of,
+)
+from tests.env_server.troublesome import Waiting, Walk
 from tests.waiting import eventually
 
 
@@ -150,6 +163,110 @@ async def test_one_bad_call_fails_alone(client: Client) -> None:
     assert [each.reason for each in failures] == ["UNKNOWN_SESSION", "ENVIRONMENT_BUG", "BAD_ARGUMENT", "OUT_OF_ORDER"]
     assert len(opened.sessions) == 1 and stepped.observation.parts
     assert (await stream.ask((bug, 0, "Right")))[0].reason == "SESSION_LOST"
+
+
+def start_of(response: pb.ResetResponse) -> pb.ResetResponse:
+    """What a row of StartColumns can tell of a reply."""
+    session = response.session
+    told = pb.Session(seed=session.seed, dynamics_seed=session.dynamics_seed, observation=session.observation)
+    return pb.ResetResponse(session=told, instructions=response.instructions)
+
+
+async def ask_in_columns(stream: Stream, **columns: Sequence[Any]) -> list[Any]:
+    """The replies to resets in the order of their rows: what rows can tell, or a Failure."""
+    resets = pb.ResetColumns(call_ids=range(len(columns["session_ids"])), **columns)
+    await stream.call.write(pb.StreamRequest(resets=resets, acknowledge=True))
+    replies: dict[int, Any] = {}
+    acknowledged = 0
+    while len(replies) < len(resets.call_ids) or not acknowledged:
+        response = await asyncio.wait_for(stream.call.read(), 60)
+        acknowledged += response.acknowledged
+        for reply in response.replies:
+            replies[reply.call_id] = read_status(reply.error) if reply.HasField("error") else start_of(reply.reset)
+        starts = response.starts
+        keys, places = starts.state_keys or [b""] * len(starts.call_ids), starts.instruction_places or [0] * 9999
+        for row, call_id in enumerate(starts.call_ids):
+            observation = pb.Observation(parts=[pb.Part(text=starts.texts[row])], state_key=keys[row])
+            replies[call_id] = pb.ResetResponse(
+                session=pb.Session(
+                    seed=starts.seeds[row], dynamics_seed=starts.dynamics_seeds[row], observation=observation
+                ),
+                instructions=starts.instructions[places[row]],
+            )
+    assert acknowledged == 1
+    return [replies[row] for row in range(len(replies))]
+
+
+@pytest.mark.parametrize("environment", ["walk-v1", "waiting-v1", "searched-v1", "anything-v1", "fragile-v1"])
+async def test_resets_in_columns_equal_resets_by_call(client: Client, environment: str) -> None:
+    """With and without seeds, repeated in either form, and however many messages the replies take."""
+    want = pb.Want(state_key=True)
+    by_call, other, by_row = [await client.open(environment, seed=3, dynamics_seed=4, want=want) for _ in range(3)]
+    calls = [await client.ask("Reset", session, epoch=1, seed=7) for session in (by_call, other)]
+    stream, ids = Stream(client), [by_row.session_id, "none", by_call.session_id]
+    first, unknown, again = await ask_in_columns(stream, session_ids=ids, epochs=[1] * 3, seeds=[7] * 3)
+    assert (first, again) == (start_of(calls[1]), start_of(calls[0])) and unknown.reason == "UNKNOWN_SESSION"
+    repeated = await client.ask("Reset", by_row, epoch=1, seed=7)
+    assert start_of(repeated) == first and (repeated.session.epoch, repeated.limits) == (2, calls[0].limits)
+    rows = {"session_ids": [by_row.session_id, other.session_id], "epochs": [2, 2]}
+    drawn = await ask_in_columns(stream, **rows, dynamics_seeds=[5, 6])
+    assert [reply.session.dynamics_seed for reply in drawn] == [5, 6]
+    assert drawn[0].session.seed != drawn[1].session.seed
+    assert await ask_in_columns(stream, **rows, dynamics_seeds=[5, 6]) == drawn
+    late = await ask_in_columns(stream, **rows, dynamics_seeds=[6, 5])
+    assert [failure.reason for failure in late] == ["OUT_OF_ORDER"] * 2
+    ragged = await ask_in_columns(stream, session_ids=ids, epochs=[3] * 3, seeds=[1])
+    assert [failure.fields for failure in ragged] == [["resets.seeds"]] * 3
+
+
+async def test_a_reset_in_columns_that_fails_leaves_the_old_episode(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = await client.open("walk-v1")
+    await client.step(session, 0, "Right")
+
+    def fail(*_: object) -> None:
+        raise SystemExit("no start")
+
+    monkeypatch.setattr(Walk, "reset", fail)
+    (failure,) = await ask_in_columns(Stream(client), session_ids=[session.session_id], epochs=[1])
+    assert failure.reason == "ENVIRONMENT_BUG" and failure.metadata["session"] == "intact"
+    await client.step(session, 1, "Right")
+
+
+async def test_many_starts_are_answered_in_parts_and_whole(client: Client) -> None:
+    ids = [session.session_id for session in await client.group("walk-v1", 700)]
+    replies = await ask_in_columns(Stream(client), session_ids=ids, epochs=[1] * 700)
+    assert all(isinstance(reply, pb.ResetResponse) for reply in replies)
+
+
+def test_a_large_response_is_split_and_acknowledges_once() -> None:
+    texts = ["a" * 10, "b" * 20]
+    answers = Answers()
+    answers.add_starts([(row, f"at {row}", b"", row, row, texts[row % 2]) for row in range(40)])
+    response = answers.message
+    response.transitions.MergeFrom(pb.TransitionColumns(call_ids=[40], texts=["on"], rewards=[1], outcome_flags=[7]))
+    response.replies.add(call_id=41)
+    response.acknowledged = 1
+    parts = list(split_response(response, response.ByteSize(), 200))
+    assert all(part.ByteSize() <= 200 for part in parts) and not any(part.acknowledged for part in parts[:-1])
+    rows = [
+        (call_id, part.starts.texts[row], part.starts.instructions[part.starts.instruction_places[row]])
+        for part in parts
+        for row, call_id in enumerate(part.starts.call_ids)
+    ]
+    assert rows == [(row, f"at {row}", texts[row % 2]) for row in range(40)]
+    others = [(list(part.transitions.call_ids), len(part.replies)) for part in parts if not part.starts.call_ids]
+    assert others == [([], 1), ([40], 0)] and parts[-1].acknowledged == 1
+
+
+async def test_a_message_is_acknowledged_when_its_calls_have_begun(client: Client) -> None:
+    slow, stream = await client.open("waiting-v1"), Stream(client)
+    for calls in ([], [pb.Call(step=step_request(slow, 0, "gate"))], [pb.Call()]):
+        await stream.call.write(pb.StreamRequest(calls=calls, acknowledge=True))
+        response = await asyncio.wait_for(stream.call.read(), 60)
+        assert response.acknowledged == 1 and len(response.replies) == (calls == [pb.Call()])
+    Waiting.opened.set()
 
 
 async def test_columns_that_do_not_fit_fail_row_by_row(client: Client) -> None:

@@ -122,11 +122,13 @@ class ReferenceService(pb_grpc.EnvironmentServiceServicer):
         async def read() -> None:
             async for message in self.incoming(requests):
                 calls = [(call, False) for call in message.calls]
-                calls += [(call, True) for call in self.rows(message.steps)]
+                calls += [(call, True) for call in (*self.reset_rows(message.resets), *self.rows(message.steps))]
                 for call, columns in calls:
                     task = asyncio.create_task(answer(call, columns))
                     running.add(task)
                     task.add_done_callback(running.discard)
+                if message.acknowledge:
+                    replies.put_nowait(pb.StreamResponse(acknowledged=1))
             while running:
                 await asyncio.wait(running)
             replies.put_nowait(None)
@@ -170,8 +172,42 @@ class ReferenceService(pb_grpc.EnvironmentServiceServicer):
             calls.append(pb.Call(call_id=call_id, step=step))
         return calls
 
+    def reset_rows(self, resets: pb.ResetColumns) -> list[pb.Call]:
+        """The calls that columns stand for, as `rows` has them."""
+        count = len(resets.call_ids)
+        columns = (resets.session_ids, resets.epochs, resets.seeds or [None] * count)
+        if {count} != {*map(len, columns), len(resets.dynamics_seeds or resets.call_ids)}:
+            return [pb.Call(call_id=call_id) for call_id in resets.call_ids]
+        dynamics_seeds = resets.dynamics_seeds or [None] * count
+        return [
+            pb.Call(
+                call_id=call_id,
+                reset=pb.ResetRequest(session_id=session_id, epoch=epoch, seed=seed, dynamics_seed=dynamics_seed),
+            )
+            for call_id, session_id, epoch, seed, dynamics_seed in zip(
+                resets.call_ids, *columns, dynamics_seeds, strict=True
+            )
+        ]
+
+    def pack_start(self, call_id: int, response: pb.ResetResponse) -> pb.StreamResponse:
+        """A row of columns for a new episode."""
+        session = response.session
+        row = pb.StartColumns(
+            call_ids=[call_id],
+            texts=[session.observation.parts[0].text],
+            seeds=[session.seed],
+            dynamics_seeds=[session.dynamics_seed],
+            instructions=[response.instructions],
+        )
+        row.state_keys.extend([session.observation.state_key] if session.observation.state_key else [])
+        return pb.StreamResponse(starts=row)
+
     def pack(self, reply: pb.Reply, columns: bool) -> pb.StreamResponse:
         """A row of columns for what fits into one, else a Reply."""
+        first = reply.reset.session.observation
+        if columns and [part.WhichOneof("kind") for part in first.parts] == ["text"]:
+            if not {field.name for field, _ in first.ListFields()} - IN_A_ROW:
+                return self.pack_start(reply.call_id, reply.reset)
         transition = reply.step.transition
         observation = transition.observation
         fields = {field.name for each in (transition, observation) for field, _ in each.ListFields()}
@@ -201,7 +237,9 @@ class ReferenceService(pb_grpc.EnvironmentServiceServicer):
             server_name="reference",
             server_version="1.0.0",
             instance_id=self.instance_id,
-            capabilities=pb.ServerCapabilities(stream=True, step_columns=True),
+            capabilities=pb.ServerCapabilities(
+                stream=True, step_columns=True, reset_columns=True, acknowledgements=True
+            ),
             limits=self.limits,
             environments=[self.spec],
             live_sessions=len(self.seats),

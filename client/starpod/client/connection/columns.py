@@ -144,7 +144,9 @@ def read_starts(
         if not isinstance(reset, Reset):
             continue  # a row can only answer a reset
         del pending[call_id]
-        if reset.seed is not None and start.seed != reset.seed:
+        if not reset.plain:
+            results.append((reset, BadReply("a row of columns for a reset of more than seeds")))
+        elif reset.seed is not None and start.seed != reset.seed:
             results.append((reset, BadReply(f"asked for seed {reset.seed}, it began {start.seed}")))
         else:
             results.append((reset, start))

@@ -17,7 +17,6 @@ from starpod.env_server.sessions.calls import Calls
 from starpod.env_server.sessions.columns import (
     ROWS_AT_ONCE,
     Answers,
-    Broken,
     ResetRows,
     StepRows,
     reset_rows,
@@ -184,17 +183,18 @@ class StreamServer:
                 deadline = clock() + SLICE_SECONDS
             stop = rows.until_repeated(start, min(start + self._rows_at_once, start + max_rows, row_count), self._table)
             with self._tenant.working:
-                broken_rows = list[Broken]()
+                failures = list[tuple[int, Exception]]()
                 if isinstance(rows, ResetRows):
-                    single_rows, broken_rows, stop = reset_rows(rows, start, stop, self._table, answers)
+                    single_rows, failures, stop = reset_rows(rows, start, stop, self._table, self._worker, answers)
                 elif self._has_long_row(rows, start, stop, size):
                     single_rows = list(range(start, stop))
                 else:
                     single_rows, broken_rows, stop = step_rows(
                         rows, start, stop, self._table, limits.max_step_actions, self._worker.metrics, answers
                     )
-                for row, session, cause in broken_rows:
-                    status = self._status(rows.verb, self._worker.blame(session, cause, rows.verb))
+                    failures = [(row, self._worker.break_off(session, cause)) for row, session, cause in broken_rows]
+                for row, failure in failures:
+                    status = self._status(rows.verb, failure)
                     answers.message.replies.append(pb.Reply(call_id=rows.call_ids[row], error=status))
                 for row in single_rows:
                     self._start(rows.call_ids[row], 0, self._serve_row(rows, row), arrived, answers)
