@@ -205,9 +205,9 @@ class ReferenceService(pb_grpc.EnvironmentServiceServicer):
     def pack(self, reply: pb.Reply, columns: bool) -> pb.StreamResponse:
         """A row of columns for what fits into one, else a Reply."""
         first = reply.reset.session.observation
-        if columns and [part.WhichOneof("kind") for part in first.parts] == ["text"]:
-            if not {field.name for field, _ in first.ListFields()} - IN_A_ROW:
-                return self.pack_start(reply.call_id, reply.reset)
+        is_text = [part.WhichOneof("kind") for part in first.parts] == ["text"]
+        if columns and is_text and not {field.name for field, _ in first.ListFields()} - IN_A_ROW:
+            return self.pack_start(reply.call_id, reply.reset)
         transition = reply.step.transition
         observation = transition.observation
         fields = {field.name for each in (transition, observation) for field, _ in each.ListFields()}
