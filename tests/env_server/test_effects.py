@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import replace
@@ -13,7 +14,7 @@ import pytest
 from starpod.client import EnvironmentBug, Fleet, Overloaded, Session
 from starpod.env_server import effects
 from starpod.env_server.config import ServerConfig
-from starpod.env_server.effects import EffectFailed, Journal
+from starpod.env_server.effects import EffectFailed, Journal, UselessReply
 from starpod.env_server.environment import Concurrency, EnvironmentOptions
 from starpod.env_server.registry import Registry, RegistryError
 from starpod.env_server.server import EnvironmentServer, ServerError
@@ -231,6 +232,17 @@ def test_what_was_caught_fails_all_the_same(tmp_path: Path) -> None:
     with pytest.raises(EffectFailed, match="nobody there"):
         recording.__exit__(None, None, None)
     assert journal.counts == {(JUDGED, "failed"): 1}
+
+
+@pytest.mark.parametrize("perform", [lambda: {}["mark"], lambda: float("well"), lambda: math.nan, object])
+def test_a_reply_that_cannot_be_read_or_recorded_is_useless(tmp_path: Path, perform: Any) -> None:
+    """It is no reason to ask a paid service again, as no reply is."""
+    environment, journal = player(), Journal(tmp_path)
+    with (
+        pytest.raises(UselessReply, match=f"a call of {JUDGED} got no usable reply"),
+        journal.recording(environment, 0),
+    ):
+        environment.effect("a question", perform)
 
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
