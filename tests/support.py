@@ -1,9 +1,12 @@
 """Real servers for tests and benchmarks: each a process of its own, reached over a real socket."""
 
 import contextlib
+import html
 import io
+import json
 import os
 import queue
+import re
 import resource
 import signal
 import socket
@@ -15,7 +18,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 from unittest.mock import patch
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -255,3 +258,8 @@ def gone(pid: int) -> bool:
             return True
         time.sleep(0.02)
     return False
+
+
+def charts_of(page: str) -> list[dict[str, Any]]:
+    """Return what the script of a page reads of its charts."""
+    return [json.loads(html.unescape(chart)) for chart in re.findall(r'data-chart="([^"]+)"', page)]

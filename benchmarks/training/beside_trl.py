@@ -33,14 +33,14 @@ import torch
 
 from benchmarks.machine import child_process, origin
 from benchmarks.training.experiment import starpod
+from benchmarks.training.pictures import draw_charts
 from starpod.client import SyncFleet
-from starpod.report.charts import Series, line_chart, standalone
+from starpod.report.curves import Chart, ChartLine
 from starpod.trainer.config import load_config
 from starpod.trainer.data.episode import episodes_of
 from starpod.trainer.engines.base import Request
 from starpod.trainer.interrupts import Interrupts
 from starpod.trainer.models.config import SMOLLM2, model_title
-from starpod.trainer.output.files import write_atomic
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.parallel import Parallel
@@ -124,7 +124,7 @@ def main() -> None:
     content = {**origin(), "model": model_title(SMOLLM2), "threads": THREADS, "results": results}
     RESULT.write_text(json.dumps(content, indent=2) + "\n")
     if {"starpod", "TRL"} <= results.keys():
-        write_atomic(PICTURE, success_chart(results))
+        draw_charts(PICTURE, [success_chart(results)])
     print(json.dumps(results, indent=2))
 
 
@@ -275,18 +275,18 @@ def train_trl(
     return json.loads(report.read_text()) | {"peak_gib": peak, "evaluations": evaluations}
 
 
-def success_chart(results: Mapping[str, Mapping[str, Any]]) -> str:
+def success_chart(results: Mapping[str, Mapping[str, Any]]) -> Chart:
     """Return a chart of success on the held-out start states over training time, with intervals."""
     start = results["starpod"]["evaluations"][0]
-    series = []
+    lines = []
     for colour, name in enumerate(("starpod", "TRL")):
         minutes = [0.0, *(seconds / 60 for seconds in accumulate(results[name]["seconds"]))]
         entries = [start, *(entry for entry in results[name]["evaluations"] if entry["step"] > 0)]
         points = [(minutes[entry["step"]], entry["success"]) for entry in entries]
         band = [(minutes[entry["step"]], entry["success_low"], entry["success_high"]) for entry in entries]
-        series.append(Series(name, points, colour, band=band, dots=True))
+        lines.append(ChartLine(name, points, colour, band=band, dots=True))
     title = f"Success on {EPISODES} held-out start states"
-    return standalone(line_chart(title, series, kind="share", x_label="minutes of training", width=600, height=280))
+    return Chart(title, lines, "share", "minutes of training")
 
 
 if __name__ == "__main__":

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from html import escape
 from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from starpod.report.charts import COLOURS, Point, Rule, Series, finite, line_chart, smooth, standalone
+from benchmarks.training.pictures import draw_charts
+from starpod.report.curves import COLOURS, Chart, ChartLine, Point, Rule, smooth
 from starpod.report.figures import Kind, show
+from starpod.report.pages import PageSection, PageTable, render_file
 from starpod.trainer.diagnostics.metrics import spent_in
+from starpod.trainer.diagnostics.registry import metric
 from starpod.trainer.evaluation.statistics import mean_interval
 from starpod.trainer.output.files import write_atomic
-from starpod.trainer.output.report import page
 from starpod.trainer.output.run_folder import RunFolder
-from starpod.trainer.output.sections import curve
-from starpod.trainer.output.words import metric
+from starpod.trainer.output.run_page import curve
 
 EVALUATION = "evaluation/success"
 """Metric of the success in evaluations.jsonl. `evaluation/success/NAME` is the success in one environment."""
@@ -48,61 +47,47 @@ DEFAULT_METRICS = (
 
 
 def write_comparison(
-    run_dirs: Mapping[str, Sequence[Path]],
-    path: Path,
-    *,
-    metrics: Sequence[str] = DEFAULT_METRICS,
-    over: Sequence[str] = (STEPS,),
-    title: str = "Comparison",
-    about: str = "",
-) -> list[Path]:
-    """Write a page, and standalone SVG files beside it: one per chart, `<page>-<metric>.svg`, and one with all charts.
+    run_dirs: Mapping[str, Sequence[Path]], path: Path, charts: Sequence[Chart], about: str, title: str
+) -> Path:
+    """Write a page of charts, and a picture of them beside it (`<page>.svg`), whose path is returned."""
+    kinds = {label: [RunFolder(folder) for folder in folders] for label, folders in run_dirs.items()}
+    note = "Lines are means over seeds, bands their 95 % intervals, thin lines the seeds."
+    section = PageSection("Curves", note, charts, _table(kinds))
+    write_atomic(path, render_file("sections.html", title=title, about=about, sections=[section]))
+    draw_charts(path.with_suffix(".svg"), charts)
+    return path.with_suffix(".svg")
+
+
+def compare_runs(
+    run_dirs: Mapping[str, Sequence[Path]], metrics: Sequence[str] = DEFAULT_METRICS, over: Sequence[str] = (STEPS,)
+) -> list[Chart]:
+    """Return a chart of each metric over each x axis that any run has.
 
     Lines are means over seeds, and thin lines the seeds. Bands are 95 % intervals of the mean (Student's t), or the
     evaluation's own interval if there is only one seed.
 
     Args:
         run_dirs: folders of the seeds by label.
+        metrics: names of metrics.
         over: x axes of each metric, STEPS or names of SPENT.
-        about: sentences below the page's title.
-
-    Returns:
-        Paths of the page, of the file with all charts (`<page>.svg`), and of the charts.
     """
     kinds = {label: [RunFolder(folder) for folder in folders] for label, folders in run_dirs.items()}
-    charts = {}
+    charts = []
     for name, axis in product(metrics, over):
-        series = [
+        lines = [
             line
             for colour, (label, folders) in enumerate(kinds.items())
-            if (line := _series(label, folders, name, axis, colour % COLOURS)) is not None
+            if (line := _line(label, folders, name, axis, colour % COLOURS)) is not None
         ]
         spec, environment = metric(_figure(name)), _environment(name)
         rules = _rules(kinds, name, spec.kind) if _figure(name) in _EVALUATED else []
         label = f"{spec.label}: {environment}" if environment else spec.label
-        chart = line_chart(label, series, rules=rules, kind=spec.kind, x_label=axis, width=600, height=280)
-        if chart:
-            charts[name if axis == STEPS else f"{name} {axis}"] = chart
-    body = (
-        f"<h1>{escape(title)}</h1><p>{escape(about)}</p>"
-        f'<p class="muted">Lines are means over seeds, bands their 95 % intervals, thin lines '
-        f'the seeds.</p>{_table(kinds)}<div class="charts large">'
-        + "".join(f"<div>{chart}</div>" for chart in charts.values())
-        + "</div>"
-    )
-    write_atomic(path, page(title, body))
-    picture = path.with_suffix(".svg")
-    write_atomic(picture, standalone(*charts.values()))
-    written = [path, picture]
-    for name, chart in charts.items():
-        file = path.with_name(f"{path.stem}-{re.sub('[^a-z0-9]+', '-', name.lower())}.svg")
-        write_atomic(file, standalone(chart))
-        written.append(file)
-    return written
+        charts.append(Chart(label, lines, spec.kind, axis, rules))
+    return [chart for chart in charts if chart]
 
 
-def _series(label: str, folders: Sequence[RunFolder], name: str, axis: str, colour: int) -> Series | None:
-    pairs = [(folder, points) for folder in folders if (points := finite(_curve(folder, name)))]
+def _line(label: str, folders: Sequence[RunFolder], name: str, axis: str, colour: int) -> ChartLine | None:
+    pairs = [(folder, points) for folder in folders if (points := _curve(folder, name))]
     curves = [points for _, points in pairs]
     if not curves:
         return None
@@ -115,7 +100,7 @@ def _series(label: str, folders: Sequence[RunFolder], name: str, axis: str, colo
     if len(curves) == 1:
         (at_step,) = scales
         band = [(at_step(x), low, high) for x, low, high in _own_interval(pairs[0][0], name)] if dots else ()
-        return Series(label, [(at_step(x), y) for x, y in curves[0]], colour, band=band, dots=dots)
+        return ChartLine(label, [(at_step(x), y) for x, y in curves[0]], colour, band=band, dots=dots)
     values: defaultdict[float, list[float]] = defaultdict(list)
     for points in curves:
         for x, y in points:
@@ -131,7 +116,7 @@ def _series(label: str, folders: Sequence[RunFolder], name: str, axis: str, colo
     places = {
         x: fmean(at_step(end if x == END else x) for at_step, (end, _) in zip(scales, ends, strict=True)) for x in xs
     }
-    return Series(
+    return ChartLine(
         label,
         [(places[x], fmean(values[x])) for x in xs],
         colour,
@@ -194,29 +179,21 @@ def _rules(kinds: Mapping[str, Sequence[RunFolder]], name: str, kind: Kind) -> l
     return [Rule(each[value], f"{name} {show(each[value], kind)}") for name, each in reference.items() if value in each]
 
 
-def _table(kinds: Mapping[str, Sequence[RunFolder]]) -> str:
+def _table(kinds: Mapping[str, Sequence[RunFolder]]) -> PageTable:
     rows = []
     for label, folders in kinds.items():
         ends = [lines for folder in folders if (lines := folder.read_evaluations())]
         if not ends:
             continue
-        cells = []
         finals = [final for folder in folders if (final := folder.read_final())]
+        cells = []
         for values in (
             [lines[0]["success"] for lines in ends],
             [lines[-1]["success"] for lines in ends],
             [final["success"] for final in finals],
         ):
-            if not values:
-                cells.append('<td class="n">-</td>')
-                continue
-            low, high = mean_interval(values)
+            low, high = mean_interval(values) if len(values) > 1 else (0.0, 1.0)
             interval = f" ({show(max(low, 0), 'share')} to {show(min(high, 1), 'share')})" if len(values) > 1 else ""
-            cells.append(f'<td class="n">{show(fmean(values), "share")}{interval}</td>')
-        rows.append(f'<tr><td>{escape(label)}</td><td class="n">{len(ends)}</td>{"".join(cells)}</tr>')
-    if not rows:
-        return ""
-    return (
-        '<table><tr><th>Run</th><th class="n">Seeds</th><th class="n">Success before</th>'
-        f'<th class="n">Last evaluation</th><th class="n">Final, best checkpoint</th></tr>{"".join(rows)}</table>'
-    )
+            cells.append(f"{show(fmean(values), 'share')}{interval}" if values else "-")
+        rows.append((label, str(len(ends)), *cells))
+    return PageTable(("Run", "#Seeds", "#Success before", "#Last evaluation", "#Final, best checkpoint"), rows)

@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import origin
-from benchmarks.training.comparison import EVALUATION, SPENT, STEPS, spent_by, write_comparison
+from benchmarks.training.comparison import EVALUATION, SPENT, STEPS, compare_runs, spent_by, write_comparison
 from starpod.client.spelling import near, nearest
 from starpod.trainer.config import Config, load_config
 from starpod.trainer.diagnostics.echo_trap import SIGNALS, Signal
@@ -302,14 +302,10 @@ def run_experiment(path: Path, arguments: argparse.Namespace) -> None:
             folders.setdefault(label, []).append(folder)
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / f"learning_{name}.json").write_text(json.dumps(results, indent=2) + "\n")
-    _, picture, *_ = write_comparison(
-        folders,
-        arguments.runs / f"learning_{name}.html",
-        metrics=experiment.metrics,
-        over=tuple(SPENT) if experiment.over == "resources" else (STEPS,),
-        title=experiment.title,
-        about=f"{experiment.question} {experiment.caption}.",
-    )
+    over = tuple(SPENT) if experiment.over == "resources" else (STEPS,)
+    charts = compare_runs(folders, experiment.metrics, over)
+    about = f"{experiment.question} {experiment.caption}."
+    picture = write_comparison(folders, arguments.runs / f"learning_{name}.html", charts, about, experiment.title)
     shutil.copy(picture, arguments.out)
     Console().print(_table(name, results))
 

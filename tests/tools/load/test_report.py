@@ -12,6 +12,7 @@ from starpod.load.page import render_page
 from starpod.load.plan import Place, Plan, Stage
 from starpod.load.report import describe_paths, describe_servers, document, judge, stage_report
 from starpod.load.requirements import parse_requirement
+from tests.support import charts_of
 
 PLAN = Plan((Place("a:1"), Place("b:2")), Transport(), "stream", "lake-v1", "1.0.0")
 
@@ -132,11 +133,16 @@ def test_the_page_shows_it_all_and_fetches_nothing() -> None:
         "No rate held it.",
         "no: p99 &lt;high&gt;",
         "busy &lt;now&gt;",
-        "--option &#x27;x=&lt;y&gt;&#x27;",
+        "--option &#39;x=&lt;y&gt;&#39;",
         "in the environment",
         "b:2",
     ):
         assert words in text, words
-    assert text.count("<svg") == 2 + 2 * 3
+    drawn = charts_of(text)
+    assert len(drawn) == 2 + 2 * 3
+    percentiles = drawn[2]
+    assert percentiles["log"] and [name for _, name in percentiles["ticks"]][:2] == ["50 %", "75 %"]
     assert text.count("<details") == text.count("</details>") == 3
-    assert not re.search(r"(src|href)=|https?://(?!www\.w3\.org)|@import", text)
+    assert not re.search(
+        r"(src|href)=(?!\"#)|https?://(?!www\.w3\.org)|@import", text.partition("<body")[2].partition("<script")[0]
+    )

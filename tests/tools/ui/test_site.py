@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlencode
 
 import httpx
@@ -24,7 +23,7 @@ from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.sinks import JsonlSink
 from starpod.ui.cli import ui
 from starpod.ui.reading import read_notes
-from tests.support import ServerProcess
+from tests.support import ServerProcess, charts_of
 from tests.tools.ui.conftest import a_group, site_over, wait_until
 from tests.trainer.diagnostics.synthetic import WARNING, metrics_at
 
@@ -156,7 +155,10 @@ def test_a_comparison(pages: httpx.Client) -> None:
     assert "+10.0 points" in text and "A solved, B did not: 3 · B solved, A did not: 5" in text
     assert "McNemar" in text and '<code class="key">seed</code>' in text and "algorithm.<wbr>preset" not in text
     assert "sampled tokens" in text
-    assert re.search(r'<title>B, step 66: reward deviation[^<]*</title><line class="mark"', text)
+    assert all(chart["x"] == "sampled tokens" for chart in charts_of(text))
+    for chart in charts_of(text):  # a warning names its run and has its colour
+        ((_, told, name, colour),) = chart["marks"]
+        assert (told, name, colour) == (f"B, step 66: {WARNING}", "B", chart["lines"][1]["colour"])
     assert f"<li>B, step 66: {WARNING}</li>" in text
     assert pages.get("/compare?run=calm").status_code == 400
     assert pages.get("/compare?run=calm&run=nobody").status_code == 404
@@ -166,45 +168,20 @@ def test_a_comparison_of_chosen_metrics(pages: httpx.Client) -> None:
     names = ("policy/kl", "collect/turns_mean")
     link = "/compare?run=calm&run=sweep/trapped&over=step" + "".join(f"&metric={name}" for name in names)
     text = pages.get(link).text
-    assert text.count('<div class="wide zoomable">') == 3  # and that of the evaluations
+    assert len(charts_of(text)) == 3  # and that of the evaluations
     assert re.findall(r'name="metric" value="([^"]+)" checked', text) == list(reversed(names))
-    (own,) = re.findall(r'id="link" href="([^"]+)"', text)
-    assert pages.get(html.unescape(own)).text == text
-
-
-def charts(text: str) -> list[dict[str, Any]]:
-    """The values of the wide charts of a page."""
-    return [json.loads(html.unescape(each)) for each in re.findall(r'data-hover="([^"]+)"', text)][::2]
-
-
-def test_a_comparison_is_drawn_as_the_form_says(pages: httpx.Client) -> None:
-    link = "/compare?run=calm&run=sweep/trapped"
-    text = pages.get(f"{link}&from=50&to=100.5&log=x&smooth=none").text
-    zoomed = charts(text)
-    assert all(chart["across"][2:] == [50, 100.5, True] for chart in zoomed)
-    assert [point[2] for point in zoomed[1]["lines"][0]["points"]] == list(range(50, 101))
-    assert 'class="faint' not in text and 'class="faint' in pages.get(f"{link}&smooth=strong").text
-    assert "leave out values that are not above 0" in text
-    assert 'name="from" value="50"' in text and '<option value="none" selected>' in text
-    (own,) = re.findall(r'id="link" href="([^"]+)"', text)
-    assert pages.get(html.unescape(own)).text == text
-    assert "No curve has a point there" in pages.get(f"{link}&from=500").text
-    for wrong, told in (
-        ("from=9&to=3", "from=9 is not below to=3"),
-        ("to=x", "to=x is not a number"),
-        ("smooth=9", "none"),
-    ):
-        reply = pages.get(f"{link}&{wrong}")
-        assert reply.status_code == 400 and told in reply.text
 
 
 def test_a_comparison_can_be_sent_as_a_file(pages: httpx.Client) -> None:
-    """It holds what the page shows, and nothing that leads elsewhere."""
-    query = "run=calm&run=sweep/trapped&from=50"
+    """It holds what the page shows, as it was set, and nothing that leads elsewhere."""
+    query = "run=calm&run=sweep/trapped&from=50&log=y"
     page, sent = pages.get(f"/compare?{query}").text, pages.get(f"/comparison.html?{query}")
     assert "attachment" in sent.headers["content-disposition"]
-    assert not re.search(r"<(a|form|link|img|iframe)\b|\bsrc=|url\((?!#)|@import", sent.text)
-    assert charts(sent.text) == charts(page) and "McNemar" in sent.text and "readable(document)" in sent.text
+    body = sent.text.partition("<body")[2].partition("<script")[0]
+    assert not re.search(r"<(link|img|iframe)\b|\b(src|href)=(?!\"#main)|url\((?!#)|@import", body)
+    assert charts_of(sent.text) == charts_of(page) and "McNemar" in sent.text
+    (view,) = re.findall(r'data-view="([^"]+)"', sent.text)
+    assert html.unescape(view) == query
     (link,) = re.findall(r'href="(/comparison.html[^"]+)" download', page)
     assert pages.get(html.unescape(link)).text == sent.text
 
@@ -226,18 +203,19 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
 def test_seeds_of_one_configuration_are_one_line(sweep: httpx.Client) -> None:
     link = "/compare?" + urlencode({"run": [f"lr{rate}-{seed}" for rate in range(5) for seed in range(10)]}, True)
     text = sweep.get(link).text
-    (chart,) = charts(text)
+    (chart,) = charts_of(text)
     assert [line["label"] for line in chart["lines"]] == [f"{letter}, 10 seeds" for letter in "ABCDE"]
     # Of ten values, five of which are 0.06 above the others, the deviation is 0.0316, and t is 2.262.
-    assert [point[3] for point in chart["lines"][3]["points"]] == ["33 % (31 % to 35 %)"] * 10
-    assert [point[2] for point in chart["lines"][0]["points"]] == list(range(1, 9)), "as far as all of them go"
+    assert chart["lines"][3]["points"][1] == pytest.approx([0.33] * 10)
+    assert chart["lines"][3]["band"][1] == pytest.approx([0.33 - 0.0316 * 2.262 / 10**0.5] * 10, abs=1e-4)
+    assert chart["lines"][0]["points"][0] == list(range(1, 9)), "as far as all of them go"
     assert "compared in pairs where at most 8 runs are marked" in text
     assert "optimizer.<wbr>lr" in text and "<code>0, 1, 2, 3, 4, 5, 6, 7, 8, 9</code>" in text
     for words, told in (("&seeds=apart", "50 lines, and 8 can be told apart"), ("&run=lr9", "marked: 51")):
         reply = sweep.get(link + words)
         assert reply.status_code == 400 and told in reply.text
-    two = charts(sweep.get("/compare?run=lr1-0&run=lr1-1&seeds=together").text)
-    assert [point[3] for point in two[0]["lines"][0]["points"]] == ["13 %"] * 10, "two seeds have no interval"
+    (two,) = charts_of(sweep.get("/compare?run=lr1-0&run=lr1-1&seeds=together").text)
+    assert two["lines"][0]["band"] == [[], [], []] and len(two["lines"][0]["faint"]) == 2, "two seeds have no interval"
 
 
 def test_a_run_has_tags_and_a_note(sweep: httpx.Client) -> None:

@@ -1,23 +1,22 @@
-"""Charts, the report and the comparison."""
+"""The report of a run, and the comparison of benchmarks."""
 
-import html
+import base64
 import json
 import re
-import xml.etree.ElementTree as ET
 from collections.abc import Mapping
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from benchmarks.training.comparison import EVALUATION, FORKS, RETURN, write_comparison
-from starpod.report.charts import Mark, Rule, Series, axis, line_chart, share_chart, smooth, standalone, thin
+from benchmarks.training.comparison import EVALUATION, FORKS, RETURN, compare_runs, write_comparison
+from starpod.report.curves import Rule
+from starpod.report.pages import plotly
 from starpod.trainer.output.report import write_report
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.words import withdrawal
+from tests.support import charts_of
 from tests.trainer.diagnostics.synthetic import WARNING, episode, write_run
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
@@ -37,6 +36,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
+        self.words += [value or "" for key, value in attrs if key == "aria-label"]
         named = [(key, value or "") for key, value in attrs if key in ("src", "href", "xlink:href", "action")]
         self.fetched += [f"{key}={value}" for key, value in named if not value.startswith(("#", "data:image/png"))]
         if tag not in VOID:
@@ -66,11 +66,13 @@ def read(path: Path) -> Page:
 
 def test_the_report_tells_the_run_and_fetches_nothing(tmp_path: Path) -> None:
     write_run(tmp_path, steps=100, title="FrozenLake <local> & StarPO-S")
-    path = write_report(tmp_path)
+    commands = {"go on": "starpod train --resume"}
+    path = write_report(tmp_path, commands)
     assert path == tmp_path / "report.html"
     page, source = read(path), path.read_text(encoding="utf-8")
-    assert page.fetched == [] and not re.search(r"(https?:)?//(?!www\.w3\.org)\w+\.\w+", source)
-    assert "@import" not in source and "url(http" not in source
+    assert page.fetched == [] and "@import" not in source and "url(http" not in source
+    packed = re.findall(r'<script type="text/plain" id="plotly">([^<]+)</script>', source)
+    assert [base64.b64decode(each) for each in packed] == [plotly()]
     page.tells(
         "FrozenLake <local> & StarPO-S",
         "SmolLM2, dequantised · ",
@@ -81,17 +83,18 @@ def test_the_report_tells_the_run_and_fetches_nothing(tmp_path: Path) -> None:
         "Deviation by chance: identical replies",
         "No warning was given.",
         "algorithm.preset starpo-s starpo-ppo",
+        "starpod train --resume",
         "the same start before training",
         "the goal lies 4 down & 0 right; the hole is <next> to me",
         "reply, from what the prompt prefilled on",
         "What the policy was told Reach the goal.",
     )
-    assert page.tags.count("svg") >= 12
-    assert "prefers-color-scheme: dark" in source
-    assert write_report(tmp_path).read_text(encoding="utf-8") == source, "the same folder gives the same page"
+    assert len(charts_of(source)) >= 12 and "light-dark(" in source
+    assert write_report(tmp_path, commands).read_text(encoding="utf-8") == source, "the same folder gives the same page"
+    scripts = page.tags.count("script")
     file = RunFolder(tmp_path).episode_files()[-1]
     file.write_text(file.read_text().replace("the goal", "</script><script>alert(1)</script><b>"))
-    assert read(write_report(tmp_path)).tags.count("script") == 1, "text of the policy cannot break the page"
+    assert read(write_report(tmp_path)).tags.count("script") == scripts, "text of the policy cannot break the page"
 
 
 def test_groups_that_were_searched_are_drawn_as_trees(tmp_path: Path) -> None:
@@ -122,8 +125,9 @@ def test_warnings_are_told_and_marked(tmp_path: Path) -> None:
     write_run(tmp_path, steps=100, collapse=True)
     page = read(write_report(tmp_path))
     assert f"Step 66 {WARNING}" in page.text and "1 warning" in page.text
-    # In each chart of learning, and for both widths in those of the signals, of success and of return.
-    assert (tmp_path / "report.html").read_text().count('class="markhead"') == 7 + 2 * (5 + 2)
+    # In each chart of learning, of the signals, of success and of return.
+    marks = [chart["marks"] for chart in charts_of((tmp_path / "report.html").read_text()) if chart["marks"]]
+    assert marks == [[[66, WARNING, "", None]]] * (7 + 5 + 2)
     with (tmp_path / "metrics.jsonl").open("a") as file:
         over = withdrawal(WARNING.partition(" has")[0], "the task is solved")
         file.write(json.dumps({"step": 101, "time": 9e9, "metrics": {}, "warnings": [over]}) + "\n")
@@ -173,15 +177,16 @@ def test_where_purchases_are_graded_the_return_has_a_curve_of_its_own(tmp_path: 
             rung = {"reference": {"random": {"success": 0.0, "return_mean": 0.125}}} if step == 0 else {}
             folder.append_evaluation({**line, **rung})
         page = read(write_report(folder.path))
-        assert ("Return on selection seeds" in page.text) == bool(graded)
-        assert ("random 0.125" in page.text) == bool(graded)
+        titles = {chart["title"]: chart for chart in charts_of(folder.report.read_text())}
+        assert ("Return on selection seeds" in titles) == bool(graded)
+        rules = [label for chart in titles.values() for _, label in chart["rules"]]
+        assert ("random 0.125" in rules) == bool(graded)
         assert ("Its intervals do not overlap: the policy has improved." in page.text) == bool(graded)
     told = "The return went from 0.4 (0.3 to 0.5) to 0.85 (0.75 to 0.95)."
     assert told in page.text and "The intervals overlap: the difference may be chance." in page.text
-    _, together, chart = write_comparison({"graded": folders[1:]}, tmp_path / "shop.html", metrics=(RETURN,))
-    assert chart.name == "shop-evaluation-return.svg" and together.exists()
-    drawn = chart.read_text(encoding="utf-8")
-    assert "Return on selection seeds" in drawn and "random 0.125" in drawn and 'class="band' in drawn
+    (chart,) = compare_runs({"graded": folders[1:]}, (RETURN,))
+    assert chart.lines[0].band[0][0] == 0 and chart.lines[0].band[-1][0] == 25
+    assert (chart.title, chart.rules) == ("Return on selection seeds", [Rule(0.125, "random 0.125")])
 
 
 def test_a_run_that_has_only_begun_has_a_report(tmp_path: Path) -> None:
@@ -204,34 +209,20 @@ def test_runs_and_seeds_in_one_picture(tmp_path: Path) -> None:
             folders.append(
                 write_run(tmp_path / f"{label}-{seed}", steps=50, seed=seed, collapse=label == "vanilla").path
             )
-    written = write_comparison(kinds, tmp_path / "trap.html", title="The Echo Trap")
-    page = read(written[0])
+    charts = compare_runs(kinds)
+    assert len(charts) == 6
+    for chart in charts:
+        assert [(line.label, len(line.faint)) for line in chart.lines] == [("StarPO-S", 2), ("vanilla", 2)]
+    pytest.importorskip("matplotlib")
+    picture = write_comparison(kinds, tmp_path / "trap.html", charts, "Why.", "The Echo Trap")
+    page = read(tmp_path / "trap.html")
     assert "The Echo Trap" in page.text and "StarPO-S 2" in page.text and page.fetched == []
-    assert [path.name for path in written[1:4]] == [
-        "trap.svg",
-        "trap-evaluation-success.svg",
-        "trap-collect-reward-std-in-group.svg",
-    ]
-    together = ET.parse(written[1]).getroot()
-    panels = together.findall("{http://www.w3.org/2000/svg}svg")
-    places = {(panel.get("x"), panel.get("y")) for panel in panels}
-    assert len(places) == len(panels) == len(written[2:])
-    for path in written[2:]:
-        root = ET.parse(path).getroot()
-        assert root.tag == "{http://www.w3.org/2000/svg}svg"
-        assert len(root.findall(".//*[@class='line s0']")) == len(root.findall(".//*[@class='line s1']")) == 1
-        assert len(root.findall(".//*[@class='faint s1']")) == 2
+    assert len(re.findall('id="axes_[0-9]+"', picture.read_text())) == len(charts)
 
 
 def add_metrics(folder: RunFolder, more: Mapping[str, float]) -> None:
     lines = [json.loads(line) for line in folder.metrics.read_text().splitlines()]
     folder.metrics.write_text("".join(json.dumps({**x, "metrics": x["metrics"] | more}) + "\n" for x in lines))
-
-
-def hovered(path: Path) -> list[dict[str, Any]]:
-    """What the charts of a page tell a pointer."""
-    page = html.unescape(path.read_text())
-    return [json.JSONDecoder().raw_decode(page, found.start())[0] for found in re.finditer(r'\{"x":', page)]
 
 
 def test_curves_over_what_was_collected(tmp_path: Path) -> None:
@@ -241,12 +232,9 @@ def test_curves_over_what_was_collected(tmp_path: Path) -> None:
     few, many = tmp_path / "few", tmp_path / "many"
     axes = ("environment steps", "sampled tokens")
     runs = {"few": [few], "both": [few, many]}
-    written = write_comparison(runs, tmp_path / "a.html", metrics=[EVALUATION], over=axes)
-    names = [f"a-evaluation-success-{axis.replace(' ', '-')}.svg" for axis in axes]
-    assert [path.name for path in written[2:]] == names
-    for chart, axis_name, factor in zip(hovered(written[0]), axes, (1, 5), strict=True):
-        ends = {line["label"]: line["points"][-1][2] for line in chart["lines"]}
-        assert (chart["x"], ends) == (axis_name, {"few": 50 * 64 * 2 * factor, "both": 50 * 96 * 2 * factor})
+    for chart, axis_name, factor in zip(compare_runs(runs, [EVALUATION], axes), axes, (1, 5), strict=True):
+        ends = {line.label: line.points[-1][0] for line in chart.lines}
+        assert (chart.x_label, ends) == (axis_name, {"few": 50 * 64 * 2 * factor, "both": 50 * 96 * 2 * factor})
 
 
 def test_runs_that_end_at_other_steps_have_a_mean_of_their_ends(tmp_path: Path) -> None:
@@ -256,62 +244,17 @@ def test_runs_that_end_at_other_steps_have_a_mean_of_their_ends(tmp_path: Path) 
         last = {**folder.read_evaluations()[-1], "step": folder.read_metrics()[-1]["step"], "success": success}
         folder.append_evaluation(last)
     both = {"both": [folder.path for folder in runs]}
-    page, *_ = write_comparison(both, tmp_path / "a.html", metrics=[EVALUATION], over=("environment steps",))
-    (chart,) = hovered(page)
-    (line,) = chart["lines"]
-    assert line["points"][-1][2:4] == [55, "40 % (0 % to 100 %)"]
+    ((line,),) = (chart.lines for chart in compare_runs(both, [EVALUATION], ("environment steps",)))
+    assert (line.points[-1], line.band[-1]) == ((55, 0.4), (55, 0, 1))
 
 
 def test_runs_that_fork_have_a_line_over_forks_and_others_none(tmp_path: Path) -> None:
     runs = {name: [write_run(tmp_path / name, steps=50).path] for name in ("plain", "searched")}
     add_metrics(RunFolder(runs["searched"][0]), {"search/forks": 3.0})
-    written = write_comparison(runs, tmp_path / "a.html", metrics=[EVALUATION], over=(FORKS,))
-    assert [path.name for path in written[2:]] == ["a-evaluation-success-forks.svg"]
-    (chart,) = hovered(written[0])
-    assert [(line["label"], line["points"][-1][2]) for line in chart["lines"]] == [("searched", 150.0)]
-    metrics = [EVALUATION, "no/such"]  # a metric that no run has gets no chart either
-    assert len(write_comparison({"plain": runs["plain"]}, tmp_path / "b.html", metrics=metrics, over=(FORKS,))) == 2
-
-
-# --- charts --------------------------------------------------------------------------------------------------------
-
-numbers = st.floats(-1e6, 1e6, allow_nan=False)
-
-
-@settings(max_examples=40)
-@given(st.lists(numbers, min_size=1, max_size=20), st.booleans())
-def test_an_axis_encloses_its_values_in_few_round_steps(values: list[float], zero: bool) -> None:
-    ticks = axis(values, zero=zero)
-    assert ticks[0] <= min(values) + 1e-6 * max(map(abs, values)) + 1e-9
-    assert ticks[-1] >= max(values) - 1e-6 * max(map(abs, values)) - 1e-9
-    assert 2 <= len(ticks) <= 9 and ticks == sorted(set(ticks))
-    assert not zero or ticks[0] <= 0 <= ticks[-1]
-
-
-@settings(max_examples=40)
-@given(st.lists(st.tuples(st.floats(0, 1000), st.floats(allow_nan=True, allow_infinity=True)), max_size=30))
-def test_any_values_make_a_chart_that_parses(points: list[tuple[float, float]]) -> None:
-    points = [(x, y) for x, y in points if not abs(y) > 1e100] + [(0.0, float("nan"))]
-    chart = line_chart("a & b", [Series("<c>", points)], rules=[Rule(0.5, "half")], marks=[Mark(3, "here")])
-    assert not chart or ET.fromstring(standalone(chart)) is not None
-
-
-def test_no_axis_counts_parts_of_steps() -> None:
-    points = [(float(step), 0.5) for step in range(1, 7)]
-    for chart in (share_chart("a", [("b", points)], width=1080), line_chart("a", [Series("b", points)], width=1080)):
-        assert ">2<" in chart and ">1.5<" not in chart
-    assert ">1.5<" in line_chart("a", [Series("b", points)], width=1080, x_label="minutes")
-    chart = line_chart("tokens", [Series("a", [(0, 1.0), (1.4e6, 2.0)])])
-    assert ">500,000<" in chart and ">1,000,000<" in chart and "e+" not in chart
-
-
-def test_a_legend_without_room_beside_the_title_stands_below_it() -> None:
-    layers = [(name, [(1.0, 0.5), (2.0, 0.5)]) for name in ("Waiting for environments", "Everything else")]
-    for width, rows in ((720, {13}), (430, {13, 31}), (250, {13, 31, 49})):
-        chart = share_chart("Share of each step", layers, width=width)
-        words = re.findall(r'<text[^>]* x="(\d+)" y="(13|31|49)">([^<]+)<', chart)
-        assert {int(y) for _, y, _ in words} == rows
-        assert all(int(x) + 6.3 * len(text) <= width for x, _, text in words)
+    ((line,),) = (chart.lines for chart in compare_runs(runs, [EVALUATION], (FORKS,)))
+    assert (line.label, line.points[-1][0]) == ("searched", 150)
+    # A metric that no run has gets no chart either.
+    assert compare_runs({"plain": runs["plain"]}, [EVALUATION, "no/such"], (FORKS,)) == []
 
 
 def test_one_of_several_environments_has_a_chart_of_its_own(tmp_path: Path) -> None:
@@ -320,32 +263,6 @@ def test_one_of_several_environments_has_a_chart_of_its_own(tmp_path: Path) -> N
     for line in folder.read_evaluations():
         own = {"success": 0.25, "success_low": 0.2, "success_high": 0.3, "reference": {"random": {"success": 0.125}}}
         folder.append_evaluation({**line, "environments": {"lake": own}})
-    _, _, chart = write_comparison({"both": [folder.path]}, tmp_path / "page.html", metrics=["evaluation/success/lake"])
-    told = chart.read_text()
-    assert "Success on selection seeds: lake" in told and "random 12 %" in told
-    page = read(write_report(folder.path)).text
-    assert "Environments" in page and "lake 25 % (20 to 30 %)" in page
-
-
-def test_labels_of_close_rules_do_not_overlap() -> None:
-    chart = line_chart("a", [Series("b", [(0, 0), (1, 1)])], rules=[Rule(0.5, "one"), Rule(0.501, "two")])
-    places = {text: float(y) for y, text in re.findall(r'y="([\d.]+)">(one|two)<', chart)}
-    assert places["one"] - places["two"] >= 12
-
-
-@settings(max_examples=40)
-@given(st.lists(numbers, min_size=1, max_size=300))
-def test_smoothing_keeps_length_and_range(values: list[float]) -> None:
-    points = list(enumerate(values))
-    smoothed = smooth(points)
-    assert [x for x, _ in smoothed] == [x for x, _ in points]
-    slack = 1e-6 * (1 + max(map(abs, values)))
-    assert all(min(values) - slack <= y <= max(values) + slack for _, y in smoothed)
-
-
-def test_smoothing_bends_no_straight_line_and_long_runs_are_thinned_to_means() -> None:
-    line = [(float(x), 2.0 * x) for x in range(100)]
-    assert [y for _, y in smooth(line, 9)] == pytest.approx([y for _, y in line])
-    thinned = thin([(float(x), float(x % 2)) for x in range(10_000)])
-    assert len(thinned) == 400 and all(y == pytest.approx(0.5, abs=0.1) for _, y in thinned)
-    assert line_chart("a", [Series("b", [])]) == "" and share_chart("a", []) == "" == share_chart("a", [("b", [])])
+    (chart,) = compare_runs({"both": [folder.path]}, ["evaluation/success/lake"])
+    assert (chart.title, chart.rules) == ("Success on selection seeds: lake", [Rule(0.125, "random 12 %")])
+    read(write_report(folder.path)).tells("Environments", "lake 25 % (20 to 30 %)")

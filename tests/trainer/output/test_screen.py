@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from starpod.report.figures import duration, show
+from starpod.trainer.diagnostics.registry import metric
 from starpod.trainer.output.live import SHARE, LiveScreen, View, make_screen
 from starpod.trainer.output.screen import PlainScreen, Screen, client_events, evaluation_line, step_line
-from starpod.trainer.output.words import final_line, metric, sparkline, standing_warnings, trend, withdrawal
+from starpod.trainer.output.words import final_line, sparkline, standing_warnings, trend, withdrawal
 from tests.trainer.diagnostics.synthetic import LADDER, episode, metrics_at
 
 EVALUATION = {"success": 0.72, "success_low": 0.66, "success_high": 0.77, "episodes": 256, "reference": LADDER}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
@@ -20,10 +20,8 @@ from starlette.routing import Route
 
 from starpod.client import BadArgument, StarpodError, Unreachable
 from starpod.client.catalog import no_answer
-from starpod.report.charts import STYLE as CHART_STYLE
-from starpod.report.page import ASSETS
+from starpod.report.pages import asset, plotly
 from starpod.report.site import headers
-from starpod.trainer.output.report import STYLE as RUN_STYLE
 from starpod.ui.compare import compare_file, compare_page
 from starpod.ui.continuing import Continuing
 from starpod.ui.episodes import episode_page, episodes_page, with_pictures
@@ -126,7 +124,7 @@ def create_app(
         else:
             response = await call(request)
         for name, value in HEADERS.items():
-            response.headers[name] = value
+            response.headers.setdefault(name, value)
         return response
 
     app = FastAPI(
@@ -194,21 +192,22 @@ def _events(site: Site) -> Callable[[Request], Awaitable[Response]]:
     return events
 
 
+_ASSETS: Mapping[str, Callable[[], str]] = {
+    "site.css": lambda: asset("page.css") + (OWN / "site.css").read_text(encoding="utf-8"),
+    "theme.js": lambda: asset("theme.js"),
+    # site.js goes first: it records the page as it was served, before charts are drawn in it.
+    "site.js": lambda: (OWN / "site.js").read_text(encoding="utf-8") + asset("charts.js"),
+}
+
+
 def _asset(request: Request) -> Response:
-    parts = {
-        "site.css": [
-            CHART_STYLE,
-            (ASSETS / "page.css").read_text(encoding="utf-8"),
-            RUN_STYLE,
-            (OWN / "site.css").read_text(encoding="utf-8"),
-        ],
-        # site.js goes first: it records the page as it was served, before page.js changes it.
-        "site.js": [(OWN / "site.js").read_text(encoding="utf-8"), (ASSETS / "page.js").read_text(encoding="utf-8")],
-    }.get(request.path_params["name"])
-    if parts is None:
+    name = request.path_params["name"]
+    if name == "plotly.js":
+        headers = {"Content-Encoding": "gzip", "Cache-Control": "private, max-age=86400"}
+        return Response(plotly(), media_type="text/javascript", headers=headers)
+    if name not in _ASSETS:
         raise HTTPException(404)
-    kind = "text/css" if request.path_params["name"].endswith(".css") else "text/javascript"
-    return PlainTextResponse("\n".join(parts), media_type=kind)
+    return PlainTextResponse(_ASSETS[name](), media_type="text/css" if name.endswith(".css") else "text/javascript")
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

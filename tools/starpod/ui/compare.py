@@ -9,45 +9,41 @@ import json
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
-from markupsafe import Markup
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from starpod.report import page as shared
-from starpod.report.charts import COLOURS, Mark, Point, Series, line_chart, smooth
+from starpod.report.curves import COLOURS, Chart, ChartLine, Mark, Point, spread
 from starpod.report.figures import Kind, show
+from starpod.trainer.diagnostics.registry import SHOWN, metric
 from starpod.trainer.evaluation.compare import NotComparable, compare_evaluations, read_evaluation
 from starpod.trainer.evaluation.statistics import CONFIDENCE, mean_interval, t_quantile
-from starpod.trainer.output.report import STYLE as RUN_STYLE
-from starpod.trainer.output.sections import curve as curve_of
-from starpod.trainer.output.sections import for_each_width, warning_marks
-from starpod.trainer.output.words import SHOWN, metric
-from starpod.ui.index import Curve, spread
-from starpod.ui.page import OWN, Site, query, render, templates
+from starpod.trainer.output.run_page import curve as curve_of
+from starpod.trainer.output.run_page import evaluated, warning_marks
+from starpod.ui.index import Curve
+from starpod.ui.page import Site, query, render, templates
 from starpod.ui.reading import DAMAGED, mapping, objects
+
+Placed = TypeVar("Placed", bound=tuple[float, ...])
 
 MOST = 50
 """Maximum number of runs on a page, in at most COLOURS lines."""
 AXES = {"step": "iterations", "seconds": "training time", "env_steps": "environment steps", "tokens": "sampled tokens"}
 """Quantities that the x axis can show."""
-SMOOTHING = {"light": 30, "none": 0, "medium": 10, "strong": 4}
-"""Divisors for smoothing. The moving average spans a curve's number of points divided by this number; 0: no average.
-The first entry is the default."""
 METRICS = ("collect/success", "policy/entropy", "collect/own_std_in_group", "collect/response_diversity")
 """Metrics that are drawn by default, below the curve of evaluations."""
 SEEDS = 200
 """Maximum number of links to episodes that one run of a pair solved and the other run did not, for each run."""
-MARKS, WARNINGS = 200, 20
-"""Maximum number of warnings that are marked on a chart, and maximum number that are listed below the charts."""
+WARNINGS = 20
+"""Maximum number of warnings that are listed below the charts."""
 INTERVAL_SEEDS = 3
 """Minimum number of runs for a confidence interval of their mean. With two runs, it would be too wide to be useful."""
 POINTS = 200
@@ -76,7 +72,7 @@ class RunCurves:
 
 
 @dataclass(slots=True)
-class Line:
+class SeedGroup:
     """A line of the charts: one run, or the runs that differ only in their seed."""
 
     letter: str
@@ -103,73 +99,31 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Settings of the charts, as chosen in the page's form."""
+    """Which curves are drawn, as chosen in the page's form. How they are drawn is up to the page's script."""
 
     over: str = "step"
-    log: tuple[str, ...] = ()
-    smoothing: str = "light"
     together: bool = False
-    between: tuple[float, float] = (-math.inf, math.inf)
-    """Part of the x axis that is shown."""
     metrics: list[str] = field(default_factory=list)
 
     @classmethod
     def from_request(cls, request: Request, runs: int) -> View:
         """Read the settings from a request that compares `runs` runs. Raises HTTPException 400."""
         parameters = request.query_params
-        over, smoothing = parameters.get("over", "step"), parameters.get("smooth", "light")
-        seeds = parameters.get("seeds", "together" if runs > COLOURS else "apart")
-        for name, value, values in (
-            ("over", over, AXES),
-            ("smooth", smoothing, SMOOTHING),
-            ("seeds", seeds, ("apart", "together")),
-        ):
+        over, seeds = parameters.get("over", "step"), parameters.get("seeds", "together" if runs > COLOURS else "apart")
+        for name, value, values in (("over", over, AXES), ("seeds", seeds, ("apart", "together"))):
             if value not in values:
                 raise HTTPException(400, f"{name}={value[:20]} is none of {', '.join(values)}.")
-        between = (_edge(request, "from", -math.inf), _edge(request, "to", math.inf))
-        if between[0] >= between[1]:
-            raise HTTPException(400, f"from={between[0]:g} is not below to={between[1]:g}: curves have no part there.")
-        log = tuple(axis for axis in "xy" if axis in parameters.getlist("log"))
-        return cls(over, log, smoothing, seeds == "together", between, parameters.getlist("metric"))
-
-    def smooth(self, points: Sequence[Point]) -> list[Point]:
-        divisor = SMOOTHING[self.smoothing]
-        return smooth(points, max(len(points) // divisor, 1)) if divisor else list(points)
-
-    def query(self, path: str, runs: Sequence[RunCurves], **changes: Any) -> str:
-        """Return the address of a page with these runs and settings. changes: query values to replace."""
-        edges = {name: f"{edge:g}" for name, edge in zip(("from", "to"), self.between, strict=True)}
-        values = {
-            "run": [run.path for run in runs], "over": self.over, "smooth": self.smoothing, "log": list(self.log),
-            "seeds": "together" if self.together else "apart", "metric": self.metrics,
-            **{name: edge for name, edge in edges.items() if math.isfinite(float(edge))},
-        }  # fmt: skip
-        return query(path, **values | changes)
-
-
-def _edge(request: Request, name: str, default: float) -> float:
-    """Return an end of the x axis from the query. Raises HTTPException 400."""
-    text = request.query_params.get(name, "").strip()
-    try:
-        value = float(text) if text else default
-    except ValueError:
-        value = math.nan
-    if math.isnan(value) or (text and math.isinf(value)):
-        raise HTTPException(400, f"{name}={text[:20]} is not a number.")
-    return value
+        return cls(over, seeds == "together", parameters.getlist("metric"))
 
 
 def compare_page(site: Site, request: Request) -> Response:
     """Compare the runs named in the query, in that order. The address holds all settings, so that it can be shared."""
-    return render("compare.html", site=site, **_comparison(site, request), sent=False)
+    return render("compare.html", site=site, **_comparison(site, request))
 
 
 def compare_file(site: Site, request: Request) -> Response:
-    """Return the comparison as a standalone HTML file, with style sheet and values, and without links and forms."""
-    values = _comparison(site, request)
-    body = templates().get_template("comparison.html").render(**values, sent=True)
-    style = RUN_STYLE + (OWN / "site.css").read_text(encoding="utf-8")
-    page = shared.page(f"{len(values['runs'])} runs beside each other", body, style=style)
+    """Return the comparison as a standalone HTML file, without links that lead elsewhere."""
+    page = templates().get_template("compare.html").render(file=True, **_comparison(site, request))
     return HTMLResponse(page, headers={"Content-Disposition": 'attachment; filename="comparison.html"'})
 
 
@@ -186,16 +140,13 @@ def _comparison(site: Site, request: Request) -> dict[str, Any]:
     runs = [_run(site, summary, names) for summary in summaries]
     lines = _lines(runs, view.together)
     marks = _warnings(runs, view.over)
-    charts = [_evaluations(lines, view, marks), *(_metric(lines, name, view, marks) for name in names)]
+    charts = [_evaluations(lines, view), *(_metric(lines, name, view) for name in names)]
     return {
-        "runs": runs, "lines": lines, "view": view, "axes": AXES, "smoothing": list(SMOOTHING),
-        "between": ["" if math.isinf(edge) else f"{edge:g}" for edge in view.between],
-        "charts": [Markup(chart) for chart in charts if chart],
+        "runs": runs, "lines": lines, "view": view, "axes": AXES, "query_text": request.url.query,
+        "charts": [replace(chart, marks=marks) for chart in charts if chart],
         "metrics": [(name, metric(name).label) for name in sorted(logged, key=lambda name: (name not in SHOWN, name))],
         "warned": marks[:WARNINGS], "more": len(marks[WARNINGS:]), "differing": _differing(runs, lines),
         "pairs": _pairs(runs) if len(runs) <= COLOURS else None, "most_pairs": COLOURS,
-        "link": view.query("/compare", runs), "file": view.query("/comparison.html", runs),
-        "whole": view.query("/compare", runs, **{"from": "", "to": ""}),
     }  # fmt: skip
 
 
@@ -225,7 +176,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return flat_values
 
 
-def _lines(runs: Sequence[RunCurves], together: bool) -> list[Line]:
+def _lines(runs: Sequence[RunCurves], together: bool) -> list[SeedGroup]:
     """Group runs into lines, in order, with letters and colours. Raises HTTPException 400 for too many lines."""
     groups: dict[Any, list[RunCurves]] = {}
     for run in runs:
@@ -237,7 +188,7 @@ def _lines(runs: Sequence[RunCurves], together: bool) -> list[Line]:
             f"These runs are {len(groups)} lines, and {COLOURS} can be told apart. Mark fewer runs; those that "
             "differ only in their seed are one line with seeds=together.",
         )
-    lines = [Line("ABCDEFGH"[index], index, group) for index, group in enumerate(groups.values())]
+    lines = [SeedGroup("ABCDEFGH"[index], index, group) for index, group in enumerate(groups.values())]
     for line in lines:
         for run in line.runs:
             run.colour = line.colour
@@ -245,77 +196,69 @@ def _lines(runs: Sequence[RunCurves], together: bool) -> list[Line]:
     return lines
 
 
-def _over(curve: Curve, axis: str, points: Sequence[Point]) -> list[Point]:
+def _over(curve: Curve, axis: str, points: Sequence[Placed]) -> list[Placed]:
     """Replace each point's step by the run's total at that step, such as the seconds or tokens so far."""
     if axis == "step":
         return list(points)
     totals: Mapping[int, float] = {"seconds": curve.seconds, "env_steps": curve.env_steps, "tokens": curve.tokens}[axis]
     steps = sorted(totals)
     new_points = []
-    for step, value in points:
+    for step, *values in points:
         index = bisect_right(steps, step)
-        new_points.append((totals[steps[index - 1]] if index else 0.0, value))
-    return new_points
+        new_points.append((totals[steps[index - 1]] if index else 0.0, *values))
+    return cast(list[Placed], new_points)
 
 
 def _warnings(runs: Sequence[RunCurves], axis: str) -> list[Mark]:
-    """Return the warnings of all runs, each labelled with its run and placed on the x axis."""
+    """Return the warnings of all runs, each with its run's name and colour, placed on the x axis."""
     marks = []
     for run in runs:
         run_marks = warning_marks(run.curve.lines)
         places = _over(run.curve, axis, [(mark.x, 0.0) for mark in run_marks])
         marks += [
-            Mark(x, f"{run.name}, step {mark.x:,.0f}: {mark.label}")
+            Mark(x, f"{run.name}, step {mark.x:,.0f}: {mark.label}", run.name, run.colour)
             for (x, _), mark in zip(places, run_marks, strict=True)
         ]
     return marks
 
 
-def _metric(lines: Sequence[Line], name: str, view: View, marks: Sequence[Mark]) -> str:
+def _metric(lines: Sequence[SeedGroup], name: str, view: View) -> Chart:
     spec = metric(name)
-    series = []
+    drawn = []
     for line in lines:
         curves = [(run.curve, curve_of(run.curve.lines, name)) for run in line.runs]
         if len(line.runs) > 1:
-            series.append(_mean(line, curves, view, spec.kind))
-            continue
-        points = _over(line.runs[0].curve, view.over, curves[0][1])
-        faint = [points] if SMOOTHING[view.smoothing] else []
-        series.append(Series(line.label, view.smooth(points), line.colour, faint=faint))
-    return _chart(spec.label, series, spec.kind, view, marks)
+            drawn.append(_mean(line, curves, view, spec.kind))
+        else:
+            drawn.append(ChartLine(line.label, _over(line.runs[0].curve, view.over, curves[0][1]), line.colour))
+    return Chart(spec.label, drawn, spec.kind, AXES[view.over], size="wide")
 
 
-def _evaluations(lines: Sequence[Line], view: View, marks: Sequence[Mark]) -> str:
-    series = []
+def _evaluations(lines: Sequence[SeedGroup], view: View) -> Chart:
+    drawn = []
     for line in lines:
-        evaluations = []
+        rows = []
         for run in line.runs:
-            rows = [row for row in objects(run.folder / "evaluations.jsonl", []) if row.get("success") is not None]
-            evaluations.append(spread(rows, 200))
-        curves = [
-            (run.curve, [(row["step"], row["success"]) for row in rows])
-            for run, rows in zip(line.runs, evaluations, strict=True)
-        ]
+            known = objects(run.folder / "evaluations.jsonl", [])
+            rows.append(spread([row for row in known if row.get("success") is not None], POINTS))
+        own = [evaluated(line.label, each, colour=line.colour) for each in rows]
         if len(line.runs) > 1:
-            series.append(_mean(line, curves, view, "share", dots=True))
+            curves = [(run.curve, each.points) for run, each in zip(line.runs, own, strict=True)]
+            drawn.append(_mean(line, curves, view, "share", dots=True))
             continue
-        points = _over(line.runs[0].curve, view.over, curves[0][1])
-        band = [
-            (x, row["success_low"], row["success_high"])
-            for (x, _), row in zip(points, evaluations[0], strict=True)
-            if row.get("success_low") is not None and row.get("success_high") is not None
-        ]
-        series.append(Series(line.label, points, line.colour, band=band, dots=True))
-    return _chart("Success on selection seeds", series, "share", view, marks)
+        run, points = line.runs[0], _over(line.runs[0].curve, view.over, own[0].points)
+        band = _over(run.curve, view.over, own[0].band)
+        drawn.append(replace(own[0], points=points, band=band))
+    return Chart("Success on selection seeds", drawn, "share", AXES[view.over], size="wide")
 
 
 def _mean(
-    line: Line, run_curves: Sequence[tuple[Curve, Sequence[Point]]], view: View, kind: Kind, *, dots: bool = False
-) -> Series:
+    line: SeedGroup, run_curves: Sequence[tuple[Curve, Sequence[Point]]], view: View, kind: Kind, *, dots: bool = False
+) -> ChartLine:
     """Return the mean over the runs of a line, with its 95 % interval (Student's t) if there are three or more.
 
-    The mean ends where the shortest run ends, because it would jump where a seed drops out. Faint lines show the raw
-    mean, or the single runs if there are only two.
+    The mean ends where the shortest run ends, because it would jump where a seed drops out. Faint lines show the single
+    runs if there are only two.
 
     Args:
         run_curves: curve of each run, and its points (step, value) of the metric.
@@ -323,7 +266,7 @@ def _mean(
     """
     run_curves = [(curve, points) for curve, points in run_curves if points]
     if not run_curves:
-        return Series(line.label, [], line.colour)
+        return ChartLine(line.label, [], line.colour)
     first, last = max(points[0][0] for _, points in run_curves), min(points[-1][0] for _, points in run_curves)
     steps = spread(sorted({x for _, points in run_curves for x, _ in points if first <= x <= last}), POINTS)
     places = np.mean([[x for x, _ in _over(curve, view.over, [(x, 0.0) for x in steps])] for curve, _ in run_curves], 0)
@@ -335,40 +278,17 @@ def _mean(
         return list(zip(places.tolist(), values.tolist(), strict=True))
 
     raw = at_steps([points for _, points in run_curves])
-    values = raw if dots else at_steps([view.smooth(points) for _, points in run_curves])
-    mean, count = values.mean(0), len(run_curves)
-    band: list[tuple[float, float, float]] = []
-    if count >= INTERVAL_SEEDS:
-        half_width = t_quantile((1 + CONFIDENCE) / 2, count - 1) * values.std(0, ddof=1) / math.sqrt(count)
-        low, high = (0.0, 1.0) if kind == "share" else (0.0 if raw.min() >= 0 else -math.inf, math.inf)
-        edges = np.clip(mean - half_width, low, high), np.clip(mean + half_width, low, high)
-        band = list(zip(places.tolist(), edges[0].tolist(), edges[1].tolist(), strict=True))
-        faint = [] if dots or not SMOOTHING[view.smoothing] else [drawn(raw.mean(0))]
-    else:
-        faint = [drawn(row) for row in raw]
-    return Series(line.label, drawn(mean), line.colour, band=band, faint=faint, dots=dots)
+    mean, count = raw.mean(0), len(run_curves)
+    if count < INTERVAL_SEEDS:
+        return ChartLine(line.label, drawn(mean), line.colour, faint=[drawn(row) for row in raw], dots=dots)
+    half_width = t_quantile((1 + CONFIDENCE) / 2, count - 1) * raw.std(0, ddof=1) / math.sqrt(count)
+    low, high = (0.0, 1.0) if kind == "share" else (0.0 if raw.min() >= 0 else -math.inf, math.inf)
+    edges = np.clip(mean - half_width, low, high), np.clip(mean + half_width, low, high)
+    band = list(zip(places.tolist(), edges[0].tolist(), edges[1].tolist(), strict=True))
+    return ChartLine(line.label, drawn(mean), line.colour, band=band, dots=dots)
 
 
-def _chart(title: str, series: Sequence[Series], kind: Kind, view: View, marks: Sequence[Mark]) -> str:
-    xs = [x for curve in series for x, _ in curve.points]
-    visible_marks = spread([mark for mark in marks if xs and min(xs) <= mark.x <= max(xs)], MARKS)
-    return for_each_width(
-        lambda width: line_chart(
-            title,
-            series,
-            marks=visible_marks,
-            kind=kind,
-            x_label=AXES[view.over],
-            logarithmic="y" in view.log,
-            log_x="x" in view.log,
-            between=view.between,
-            width=width,
-            height=300 if width > 400 else 220,
-        )
-    )
-
-
-def _differing(runs: Sequence[RunCurves], lines: Sequence[Line]) -> list[tuple[str, list[str]]]:
+def _differing(runs: Sequence[RunCurves], lines: Sequence[SeedGroup]) -> list[tuple[str, list[str]]]:
     """Return the dotted keys whose values differ between runs, each with the values of every line."""
     keys = dict.fromkeys(key for run in runs for key in run.config)
     return [

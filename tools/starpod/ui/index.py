@@ -12,9 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
-
-T = TypeVar("T")
+from typing import Any
 
 NAME = ".starpod-index.sqlite"
 """File name of the index, in the folder of the runs."""
@@ -364,10 +362,3 @@ def _wasteful(database: sqlite3.Connection) -> bool:
 
 def _summary(row: sqlite3.Row) -> dict[str, Any]:
     return {**json.loads(row["summary"]), "run": row["id"], "path": row["path"]}
-
-
-def spread(items: Sequence[T], limit: int) -> list[T]:
-    """Return at most `limit` (2 or more) of the items, evenly spaced, including the first and the last."""
-    if len(items) <= limit:
-        return list(items)
-    return [items[round(index * (len(items) - 1) / (limit - 1))] for index in range(limit)]

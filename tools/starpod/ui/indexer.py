@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from starpod.report.charts import smooth
+from starpod.report.curves import smooth, spread
 from starpod.trainer.data.untrusted import open_regular, read_json
 from starpod.trainer.diagnostics.metrics import spent_in
 from starpod.trainer.output.words import evaluation_after_best, missing_result, standing_warnings
-from starpod.ui.index import MOST_PARTS, POINTS, Index, episode_id, run_word, spread
+from starpod.ui.index import MOST_PARTS, POINTS, Index, episode_id, run_word
 from starpod.ui.reading import (
     DAMAGED,
     MOST_PROBLEMS,

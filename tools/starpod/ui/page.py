@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,16 +11,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 from markupsafe import Markup
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from starpod.report.charts import spark
-from starpod.report.figures import duration, show, signed
+from starpod.report import pages
 from starpod.report.form import marked
-from starpod.report.page import breakable, dotted, tagged
 from starpod.report.site import Guard
 from starpod.report.tree import Continuation, draw_tree
 from starpod.ui.continuing import Branches, Continuing
@@ -73,7 +70,7 @@ def render(template: str, *, status: int = 200, site: Site | None = None, **fiel
     page = (
         templates()
         .get_template(template)
-        .render(notices=notices, fleet=site is not None and site.games is not None, **fields)
+        .render(file=False, notices=notices, fleet=site is not None and site.games is not None, **fields)
     )
     return HTMLResponse(page, status)
 
@@ -96,11 +93,6 @@ def query(path: str, **values: Any) -> str:
     """Return a path with a query string. Empty values are left out."""
     parameters = {name: value for name, value in values.items() if value not in ("", None)}
     return f"{path}?{urlencode(parameters, True)}"
-
-
-def headings(content: str) -> list[tuple[str, str]]:
-    """Return the ids and texts of the second-level headings of a page."""
-    return re.findall(r'<h2 id="([^"]+)">([^<]+)</h2>', content)
 
 
 def ago(moment: float | None) -> str:
@@ -135,18 +127,9 @@ def _tree(branches: Branches, label: str) -> Markup:
 
 @cache
 def templates() -> Environment:
-    environment = Environment(
-        loader=FileSystemLoader(str(files(__package__) / "templates")),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = pages.environment(Path(str(files(__package__) / "templates")))
     environment.globals.update(
-        ago=ago, duration=duration, headings=headings, interval=interval, query=query, run_link=run_link, show=show,
-        signed=signed, tree=_tree, continuation_link=continuation_link,
-        spark=lambda values, label, **size: Markup(spark(values, label, **size)),
-        marked=lambda text: Markup(marked(text)), dotted=lambda key: Markup(dotted(key)),
-        breakable=lambda name: Markup(breakable(name)), tagged=lambda text: Markup(tagged(text)),
+        ago=ago, interval=interval, query=query, run_link=run_link, tree=_tree, continuation_link=continuation_link,
+        marked=lambda text: Markup(marked(text)),
     )  # fmt: skip
     return environment

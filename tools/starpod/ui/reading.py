@@ -264,7 +264,7 @@ def held_locks() -> set[int]:
 
 
 def status(folder: Path, facts: dict[str, Any], locks: set[int], written: float) -> str:
-    """Return "running", "ended" or "interrupted".
+    """Return "running", "ended", "stopped" (by a signal, before its end) or "interrupted".
 
     A run on this machine is running if its lock is held. Locks of other machines are invisible, so such a run counts as
     running while its metrics are recent.
@@ -274,8 +274,9 @@ def status(folder: Path, facts: dict[str, Any], locks: set[int], written: float)
         locks: result of `held_locks`.
         written: time of the last metrics, in seconds since the epoch.
     """
-    if facts.get("ended"):
-        return "ended"
+    if ended := facts.get("ended"):
+        outcome = ended.get("outcome") if isinstance(ended, dict) else ""
+        return "stopped" if str(outcome).startswith("stopped by ") else "ended"
     lock = folder / ".lock"
     try:
         if lock.stat().st_ino in locks:

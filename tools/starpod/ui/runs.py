@@ -6,16 +6,13 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import Response
 
-from starpod.report.figures import show
+from starpod.report.curves import spread
 from starpod.trainer.commands.train import commands
-from starpod.trainer.output import sections
-from starpod.trainer.output.words import SHOWN, metric, trend
+from starpod.trainer.output.run_page import run_values
 from starpod.ui.compare import MOST
-from starpod.ui.index import Curve, spread
 from starpod.ui.page import Site, number, query, render
 from starpod.ui.reading import checkpoints, doing_of, mapping, objects, read_notes, shown_text
 
@@ -25,7 +22,7 @@ EVALUATIONS = 400
 """Maximum number of evaluations in a chart."""
 SEARCHED = ("path", "title", "environment", "algorithm")
 """Fields in which the list is searched for a text, besides the tags."""
-STATUSES = ("running", "ended", "interrupted")
+STATUSES = ("running", "ended", "stopped", "interrupted")
 SORTS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
     "highest success": lambda run: -(run["evaluation"] or {"success": -1.0})["success"],
     "longest": lambda run: -run["seconds"],
@@ -66,55 +63,17 @@ def run_page(site: Site, request: Request) -> Response:
     facts, final = mapping(folder / "run.json", problems), mapping(folder / "final.json", problems)
     evaluations = [line for line in objects(folder / "evaluations.jsonl", problems) if line.get("success") is not None]
     curve, files = site.index.curve(run["run"]), site.index.files(run["run"])
-    metric_lines = [line for line in curve.lines if line["metrics"]]
     checkpoint_rows = checkpoints(folder)
     best = next((row["step"] for row in checkpoint_rows if "best" in row["marks"]), None)
     shown = spread(evaluations, EVALUATIONS)
-    body = [
-        sections.evaluation(shown, curve.lines),
-        sections.environments(curve.lines, shown, final or None),
-        sections.learning(curve.lines),
-        sections.agents(curve.lines),
-        sections.echo_trap(curve.lines),
-        sections.information(curve.lines),
-        sections.time_spent(curve.lines),
-    ]
+    values = run_values(run["title"] or run["path"], facts, curve.lines, shown, final or None, best)
     return render(
-        "run.html", site=site, run=run,
+        "run.html", site=site, **values, run=run, checkpoints=checkpoint_rows,
         problems=[*run["problems"], *(file["problem"] for file in files if file["problem"])],
-        headline=Markup(sections.headline(run["title"] or run["path"], facts, curve.lines, shown, final or None, best)),
-        metrics=metrics_table(curve), sections=[Markup(part) for part in body if part], checkpoints=checkpoint_rows,
-        configuration=Markup(sections.configuration(facts)), config=shown_text(folder / "config.yaml"),
-        provenance=Markup(sections.provenance(facts, metric_lines)),
-        commands=commands(folder, mapping(folder / "config.yaml", [])), kinds=_kinds(files),
-        doing=doing_of(folder) if run["status"] == "running" else "",
+        config=shown_text(folder / "config.yaml"), commands=commands(folder, mapping(folder / "config.yaml", [])),
+        kinds=_kinds(files), doing=doing_of(folder) if run["status"] == "running" else "",
         notes=read_notes(folder, problems), token=site.guard.token("notes"),
     )  # fmt: skip
-
-
-def metrics_table(curve: Curve) -> list[dict[str, Any]]:
-    """Return a row for each metric, with its newest value, formatted as on the terminal's screen."""
-    points = [line["metrics"] for line in curve.lines if line["metrics"]]
-    if not points:
-        return []
-    row = points[-1]
-    rows = []
-    for name in [*(name for name in SHOWN if name in row), *sorted(name for name in row if name not in SHOWN)]:
-        values = [metrics[name] for metrics in points if name in metrics]
-        spec, arrow = metric(name), trend(values)
-        sign = {"↗": 1, "↘": -1}.get(arrow, 0) * spec.better
-        rows.append(
-            {
-                "name": name,
-                "label": spec.label,
-                "value": show(row[name], spec.kind),
-                "trend": arrow.strip(),
-                "tone": "plus" if sign > 0 else "minus" if sign < 0 else "muted",
-                "spark": spread(values, 60),
-                "main": name in SHOWN,
-            }
-        )
-    return rows
 
 
 def _kinds(files: Sequence[Mapping[str, Any]]) -> Sequence[tuple[str, int]]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import Field
 
-from starpod.trainer.output.words import metric, misspelt
+from starpod.trainer.diagnostics.registry import metric, misspelt
 from starpod.trainer.section import Section
 
 MAY_CHANGE = (

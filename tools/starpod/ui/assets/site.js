@@ -48,7 +48,7 @@ function refresh(page, sent) {  // sent: a form that was answered by it
       const each = find(part);
       if (each) { each.value = old.value; each.checked = old.checked; }
     }
-    readable(part);
+    curves.readable(part);
     if (!find) continue;
     find(part)?.focus({preventScroll: true});
     if (part.contains(document.activeElement)) continue;
@@ -109,49 +109,15 @@ document.addEventListener('click', event => {
   follow(link.href);
 });
 
-// A comparison is drawn anew in place. Dragging over a chart zooms all of them in, a double click out.
-const draw = from => {
-  history.pushState(null, '', '?' + new URLSearchParams(new FormData(from)));
-  follow(location.href);
-};
+// A comparison of other metrics, or over another quantity, takes the place of the one that is shown.
 document.addEventListener('submit', event => {
   if (event.target.id !== 'draw') return;
   event.preventDefault();
-  draw(event.target);
+  history.pushState(null, '', '?' + curves.viewed(new URLSearchParams(new FormData(event.target))));
+  follow(location.href);
 });
 addEventListener('popstate', () => document.getElementById('draw') && follow(location.href));
-function zoom(low, high) {
-  const form = document.getElementById('draw');
-  [form.elements.from.value, form.elements.to.value] = [low, high];
-  draw(form);
-}
-let drag = null;
-document.addEventListener('pointerdown', event => {
-  const svg = event.target.closest('.zoomable svg[data-hover]');
-  if (!svg || event.button || !event.isPrimary) return;
-  const {across: [left, right, low, high, log], edges} = JSON.parse(svg.dataset.hover), box = svg.getBoundingClientRect();
-  const x = event => Math.max(left, Math.min(right, (event.clientX - box.left) * svg.viewBox.baseVal.width / box.width));
-  const value = x => { const part = (x - left) / (right - left);
-    return Number((log ? low * (high / low) ** part : low + part * (high - low)).toPrecision(4)); };
-  const shade = document.createElementNS(NS, 'rect');
-  svg.append(shade);
-  drag = {shade, from: x(event), at: x(event), x, value};
-  for (const [name, each] of Object.entries({class: 'zoom', y: edges[0], height: edges[1] - edges[0]})) shade.setAttribute(name, each);
-});
-document.addEventListener('pointermove', event => {
-  if (!drag) return;
-  drag.at = drag.x(event);
-  drag.shade.setAttribute('x', Math.min(drag.from, drag.at));
-  drag.shade.setAttribute('width', Math.abs(drag.at - drag.from));
-});
-for (const name of ['pointerup', 'pointercancel']) document.addEventListener(name, () => {
-  if (!drag) return;
-  const {shade, value, from, at} = drag, [low, high] = [from, at].sort((a, b) => a - b).map(value);
-  shade.remove();
-  drag = null;
-  if (name === 'pointerup' && Math.abs(at - from) > 8 && low < high) zoom(low, high);
-});
-document.addEventListener('dblclick', event => event.target.closest('.zoomable svg[data-hover]') && zoom('', ''));
+document.addEventListener('click', ({target}) => { if (target.id === 'file') target.search = location.search; });
 
 // Turns of an episode: arrow keys go from one to the next, and the address says which one is shown.
 const turns = [...document.querySelectorAll('.turnbox')];
@@ -205,7 +171,6 @@ document.documentElement.classList.toggle('no-clipboard', !navigator.clipboard);
 document.addEventListener('click', async event => {
   const button = event.target.closest('[data-copy]');
   if (!button) return;
-  const from = document.getElementById(button.dataset.copy);
-  await navigator.clipboard.writeText(from.href ?? from.textContent);
+  await navigator.clipboard.writeText(document.getElementById(button.dataset.copy)?.textContent ?? location.href);
   button.textContent = 'Copied';
 });
