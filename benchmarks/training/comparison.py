@@ -14,8 +14,8 @@ from benchmarks.training.pictures import draw_charts
 from starpod.report.curves import COLOURS, Chart, ChartLine, Point, Rule, smooth
 from starpod.report.figures import Kind, show
 from starpod.report.pages import PageSection, PageTable, render_file
+from starpod.trainer.data.metric_names import metric
 from starpod.trainer.diagnostics.metrics import spent_in
-from starpod.trainer.diagnostics.registry import metric
 from starpod.trainer.evaluation.statistics import mean_interval
 from starpod.trainer.output.files import write_atomic
 from starpod.trainer.output.run_folder import RunFolder

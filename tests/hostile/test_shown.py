@@ -128,7 +128,7 @@ def test_what_a_report_shows_of_a_run(tmp_path: Path) -> None:
     own = Tags(write_report(folder.path).read_text())
     file.write_text(text.replace("the goal", json.dumps(" ".join(MARKUP))[1:-1]))
     page = Tags(write_report(folder.path).read_text())
-    assert own.tags.count("script") == own.tags.count("form") == 1
+    assert (own.tags.count("script"), own.tags.count("form")) == (3, 2)
     assert [page.tags.count(tag) for tag in ACTIVE] == [own.tags.count(tag) for tag in ACTIVE]
     assert not page.handlers
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from starpod.report.figures import duration, show
-from starpod.trainer.diagnostics.registry import metric
+from starpod.trainer.data.metric_names import metric
 from starpod.trainer.output.live import SHARE, LiveScreen, View, make_screen
 from starpod.trainer.output.screen import PlainScreen, Screen, client_events, evaluation_line, step_line
 from starpod.trainer.output.words import final_line, sparkline, standing_warnings, trend, withdrawal

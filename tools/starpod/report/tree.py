@@ -104,7 +104,7 @@ def draw_tree(continuations: Sequence[Continuation], label: str) -> str:
     )
     role = "group" if any(continuation.link for continuation in continuations) else "img"  # an "img" may not have links
     return (
-        f'<svg class="chart tree" role="{role}" aria-label="{escape(aria)}" width="{width:.0f}" height="{height:.0f}" '
+        f'<svg class="tree" role="{role}" aria-label="{escape(aria)}" width="{width:.0f}" height="{height:.0f}" '
         f'viewBox="0 0 {width:.0f} {height:.0f}">{"".join(parts)}</svg>'
     )
 

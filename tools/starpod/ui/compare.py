@@ -23,7 +23,7 @@ from starlette.responses import HTMLResponse, Response
 
 from starpod.report.curves import COLOURS, Chart, ChartLine, Mark, Point, spread
 from starpod.report.figures import Kind, show
-from starpod.trainer.diagnostics.registry import SHOWN, metric
+from starpod.trainer.data.metric_names import SHOWN, metric
 from starpod.trainer.evaluation.compare import NotComparable, compare_evaluations, read_evaluation
 from starpod.trainer.evaluation.statistics import CONFIDENCE, mean_interval, t_quantile
 from starpod.trainer.output.run_page import curve as curve_of

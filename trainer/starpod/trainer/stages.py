@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import Field
 
-from starpod.trainer.diagnostics.registry import metric, misspelt
+from starpod.trainer.data.metric_names import metric, misspelt
 from starpod.trainer.section import Section
 
 MAY_CHANGE = (

@@ -23,7 +23,7 @@ from rich.text import Text
 from starpod.report.console import safe_console
 from starpod.report.figures import duration, show, signed
 from starpod.trainer.data.episode import Episode, Turn
-from starpod.trainer.diagnostics.registry import SHOWN, TASKS, metric
+from starpod.trainer.data.metric_names import SHOWN, TASKS, metric
 from starpod.trainer.output.screen import PlainScreen, Screen, evaluation_line, step_line
 from starpod.trainer.output.words import (
     is_graded,

@@ -13,7 +13,7 @@ from typing import Any
 from starpod.report.curves import COLOURS, Chart, ChartLine, Mark, Point, Rule, spread
 from starpod.report.figures import Kind, duration, show
 from starpod.report.pages import PageSection, PageTable, dotted
-from starpod.trainer.diagnostics.registry import AGENTS, METRICS, SHOWN, TASKS, metric
+from starpod.trainer.data.metric_names import AGENTS, METRICS, SHOWN, TASKS, metric
 from starpod.trainer.output.words import (
     evaluation_after_best,
     is_graded,

@@ -13,7 +13,7 @@ from typing import IO, Any, Self
 from starpod.report.console import visible
 from starpod.report.figures import Kind, duration, show
 from starpod.trainer.data.episode import Episode
-from starpod.trainer.diagnostics.registry import TASKS
+from starpod.trainer.data.metric_names import TASKS
 from starpod.trainer.output.words import (
     WITHDRAWN,
     by_task,
