@@ -25,7 +25,7 @@ NEVER_SHOWN = {
     "C-98",  # pings take long
     *("C-65", "C-70"),  # nor a score or pictures
     *("C-92", "C-95", "C-97", "S-15"),  # it is too large to fill, asks for no token, tells no timing
-    *("S-11", "S-12", "S-13", "S-14", "S-16"),  # and takes no columns
+    *("S-11", "S-12", "S-13", "S-14", "S-16", "S-17", "S-18"),  # and takes no columns
 }
 
 

@@ -109,8 +109,9 @@ class StreamConnection:
     """An open Stream.
 
     Attributes:
-        replies: all replies by call id. A row of TransitionColumns is stored as the equivalent Reply.
-        columns: number of rows received in columns.
+        replies: all replies by call id. A row of TransitionColumns or StartColumns is stored as the equivalent Reply.
+        columns: number of rows of TransitionColumns received.
+        acknowledged: number of messages that the server has acknowledged.
         timings: the ServerTiming of each message that carried one.
     """
 
@@ -119,11 +120,25 @@ class StreamConnection:
         self._seconds = seconds
         self._portion = portion
         self.replies: dict[int, list[pb.Reply]] = {}
-        self.columns = 0
+        self.columns = self.acknowledged = 0
         self.timings: list[pb.ServerTiming] = []
 
     async def send(self, *calls: pb.Call, steps: pb.StepColumns | None = None) -> None:
         await self._write([pb.StreamRequest(calls=calls, steps=steps)])
+
+    async def ask_acknowledged(self, *calls: pb.Call) -> list[pb.Reply]:
+        """Send calls in a message that asks to be acknowledged. Return their replies, when that has come too."""
+        before = self.acknowledged
+        await self._write([pb.StreamRequest(calls=calls, acknowledge=True)])
+        replies = await self.collect([call.call_id for call in calls])
+        while self.acknowledged == before:
+            await self._read("an acknowledgement")
+        return replies
+
+    async def ask_resets(self, resets: pb.ResetColumns) -> list[pb.Reply]:
+        """Send resets in columns, and return their replies."""
+        await self._write([pb.StreamRequest(resets=resets)])
+        return await self.collect(resets.call_ids)
 
     async def ask(self, *calls: pb.Call, steps: pb.StepColumns | None = None) -> list[pb.Reply]:
         """Send calls and rows of columns. Return the replies to the calls in their order, then those to the rows.
@@ -167,12 +182,14 @@ class StreamConnection:
     async def collect(self, call_ids: Sequence[int]) -> list[pb.Reply]:
         """Read until every call has a reply, and return the first reply of each call."""
         while missing_ids := [call_id for call_id in call_ids if call_id not in self.replies]:
-            message = await self._within(self._call.read(), f"replies to the calls {missing_ids[:5]}")
-            if message is grpc.aio.EOF:
-                code = await self._call.code()
-                raise Unmet(f"replies to the calls {missing_ids[:5]}", f"the end of the stream ({code.name})")
-            self._store(message)
+            await self._read(f"replies to the calls {missing_ids[:5]}")
         return [self.replies[call_id][0] for call_id in call_ids]
+
+    async def _read(self, what: str) -> None:
+        message = await self._within(self._call.read(), what)
+        if message is grpc.aio.EOF:
+            raise Unmet(what, f"the end of the stream ({(await self._call.code()).name})")
+        self._store(message)
 
     async def finish(self) -> grpc.StatusCode:
         """Half-close the stream, read it to the end and return its status."""
@@ -187,7 +204,8 @@ class StreamConnection:
         self._call.cancel()
 
     def _store(self, message: pb.StreamResponse) -> None:
-        for reply in (*message.replies, *rows(message.transitions)):
+        self.acknowledged += message.acknowledged
+        for reply in (*message.replies, *rows(message.transitions), *start_rows(message.starts)):
             if reply.HasField("error") and (refusal := from_status(reply.error)).bug:
                 raise Broken(refusal)
             self.replies.setdefault(reply.call_id, []).append(reply)
@@ -255,4 +273,18 @@ def rows(columns: pb.TransitionColumns) -> list[pb.Reply]:
             if success := columns.end_successes[end_indices[row]]:
                 transition.success = success == 2
         replies.append(pb.Reply(call_id=call_id, step=pb.StepResponse(transition=transition)))
+    return replies
+
+
+def start_rows(columns: pb.StartColumns) -> list[pb.Reply]:
+    """Return the equivalent Reply of each row, without session id, epoch and limits, which columns do not carry."""
+    replies = []
+    for row, call_id in enumerate(columns.call_ids):
+        session = pb.Session(seed=columns.seeds[row], dynamics_seed=columns.dynamics_seeds[row])
+        session.observation.parts.add(text=columns.texts[row])
+        if columns.state_keys:
+            session.observation.state_key = columns.state_keys[row]
+        place = columns.instruction_places[row] if columns.instruction_places else 0
+        response = pb.ResetResponse(session=session, instructions=columns.instructions[place])
+        replies.append(pb.Reply(call_id=call_id, reset=response))
     return replies

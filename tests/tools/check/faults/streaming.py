@@ -17,7 +17,12 @@ class ReversesBatches(Faulty, reported="S-02 S-03"):
 
     async def incoming(self, requests: Any) -> AsyncIterator[pb.StreamRequest]:
         async for message in requests:
-            yield pb.StreamRequest(calls=reversed(message.calls), steps=message.steps)
+            yield pb.StreamRequest(
+                calls=reversed(message.calls),
+                steps=message.steps,
+                resets=message.resets,
+                acknowledge=message.acknowledge,
+            )
 
 
 class StreamsNoCopies(Faulty, reported="S-01"):
@@ -85,7 +90,27 @@ class RepeatsLast(Faulty, reported="S-16"):
         return [calls[place] for place in sorted(late, key=late.__getitem__)]
 
 
-class EndsStreamOnErrors(Faulty, reported="S-04 S-05 S-10 S-13 S-14 S-16", perhaps="S-09"):
+class ForgetsRowSeeds(Faulty, reported="S-17"):
+    """Rows of resets draw their seeds."""
+
+    def reset_rows(self, resets: pb.ResetColumns) -> list[pb.Call]:
+        calls = super().reset_rows(resets)
+        for call in calls:
+            if call.HasField("reset"):
+                call.reset.ClearField("seed")
+        return calls
+
+
+class AcknowledgesCallsAlone(Faulty, reported="S-18"):
+    """A message without calls is not acknowledged."""
+
+    async def incoming(self, requests: Any) -> AsyncIterator[pb.StreamRequest]:
+        async for message in requests:
+            message.acknowledge &= bool(message.calls)
+            yield message
+
+
+class EndsStreamOnErrors(Faulty, reported="S-04 S-05 S-10 S-13 S-14 S-16 S-17 S-18", perhaps="S-09"):
     """One bad call ends the Stream."""
 
     async def reply(self, call: pb.Call) -> pb.Reply:

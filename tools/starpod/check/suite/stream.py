@@ -340,6 +340,49 @@ async def rows_of_one_session(probe: Probe) -> None:
     expect_played(expected, [_transition(reply) for reply in replies[:5]], "rows of one session", fix)
 
 
+@must(
+    "S-17",
+    "A row of ResetColumns gets the same answer as a Reset with the same fields, repeated in either form. Errors are "
+    "Replies.",
+)
+async def reset_rows(probe: Probe) -> None:
+    needs(probe.server.capabilities.reset_columns, "the server does not declare reset_columns")
+    want = pb.Want(state_key=probe.spec.capabilities.state_key)
+    handle, other_handle = await probe.seeded(want=want), await probe.seeded(want=want)
+    ids, epochs = [handle.id, UNKNOWN_SESSION.session_id], [handle.epoch, 1]
+    seeds = {"seed": 2, "dynamics_seed": 3}
+    async with open_stream(probe.connection) as stream:
+        columns = {"session_ids": ids, "epochs": epochs, "seeds": [2, 2], "dynamics_seeds": [3, 3]}
+        replies = await stream.ask_resets(pb.ResetColumns(call_ids=[3, 4], **columns))
+        expect(_kinds(replies) == ["reset", "error"], "a reset, and an error for an unknown session", _kinds(replies))
+        again = (await stream.ask_resets(pb.ResetColumns(call_ids=[5, 6], **columns)))[0]
+    expect_same(replies[0].reset, again.reset, "the same reply to the same row again")
+    repeated: pb.ResetResponse = await probe.call(handle.reset_request(**seeds))
+    expect_same(_start(replies[0].reset), _start(repeated), "the same reply to the same Reset, which is no row")
+    if probe.spec.capabilities.deterministic:
+        reply: pb.ResetResponse = await probe.call(other_handle.reset_request(**seeds))
+        expect_same(_start(reply), _start(replies[0].reset), "a Reset in columns as in a unary call")
+
+
+def _start(response: pb.ResetResponse) -> pb.ResetResponse:
+    """Return what a row of StartColumns can tell of a reply."""
+    session = response.session
+    told = pb.Session(seed=session.seed, dynamics_seed=session.dynamics_seed, observation=session.observation)
+    return pb.ResetResponse(session=told, instructions=response.instructions)
+
+
+@must("S-18", "Every message that asks for it is acknowledged once, whether or not it holds calls.")
+async def acknowledgements(probe: Probe) -> None:
+    needs(probe.server.capabilities.acknowledgements, "the server does not declare acknowledgements")
+    handle = await probe.seeded()
+    async with open_stream(probe.connection) as stream:
+        await stream.ask_acknowledged(pb.Call(call_id=1, step=handle.request()), pb.Call(call_id=2))
+        await stream.ask_acknowledged()
+        await stream.ask(pb.Call(call_id=3, renew=pb.RenewRequest(session_ids=[handle.id])))
+        await stream.finish()
+    expect(stream.acknowledged == 2, "two acknowledgements for two messages that asked", stream.acknowledged)
+
+
 def _needs_columns(probe: Probe) -> None:
     needs(probe.server.capabilities.step_columns, "the server does not declare step_columns")
 
