@@ -233,7 +233,10 @@ class LocalHost:
         return started
 
     def start(self, plan: ResetPlan) -> Started:
-        """Start a new episode in the event loop. If this raises, the old one stays."""
+        """Start a new episode in the event loop. If this raises, the old one stays.
+
+        The caller has to look for a forked copy of the process, once for many episodes: os.getpid takes microseconds.
+        """
         work = functools.partial(start_episode, self._environment, plan, self._journal)
         episode, started = self._attempt(work, intact=True)
         self._take(episode, plan.want)
@@ -311,9 +314,6 @@ class LocalHost:
 
     def _attempt(self, function: Callable[[], R], *, intact: bool) -> R:
         """Return the function's result. What the environment's code raises beyond the contract is an EnvironmentBug."""
-        # Catch exceptions here, not around an `await`: StopIteration cannot leave a thread, and SystemExit would end
-        # the server.
-        process_id = os.getpid()
         try:
             return function()
         except (Busy, EpisodeOver, OptionsError, StateError, Unavailable):
@@ -323,11 +323,18 @@ class LocalHost:
                 raise
             is_intact = intact or isinstance(error, UselessReply)
             raise EnvironmentBug.from_exception(self._environment, error, intact=is_intact) from error
-        finally:
-            end_forked_copy(process_id, self._environment.spec.id)
 
     async def _run(self, function: Callable[[], R], *, intact: bool, pool: ThreadPool | None = None) -> R:
-        measured_work = measured(functools.partial(self._attempt, function, intact=intact))
+        def work() -> R:
+            # Catch exceptions here, not around `await`: StopIteration cannot leave a thread, and SystemExit would end
+            # the server.
+            process_id = os.getpid()
+            try:
+                return self._attempt(function, intact=intact)
+            finally:
+                end_forked_copy(process_id, self._environment.spec.id)
+
+        measured_work = measured(work)
         if self._threaded:
             pool = self._pools.waiting
         if pool is None:

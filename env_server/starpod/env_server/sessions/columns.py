@@ -271,7 +271,7 @@ def reset_rows(
     other_rows: list[int] = []
     failures: list[tuple[int, Exception]] = []
     starts: list[Start] = []
-    now, deadline = time.monotonic(), time.perf_counter() + SLICE_SECONDS
+    now, deadline, process_id = time.monotonic(), time.perf_counter() + SLICE_SECONDS, os.getpid()
     for row in range(start, stop):
         session, host = table.get(rows.session_ids[row]), None
         if session is not None and session.epoch == rows.epochs[row] and not session.pending:
@@ -307,6 +307,7 @@ def reset_rows(
             reply = answers.message.replies.add(call_id=rows.call_ids[row])
             reply.reset.CopyFrom(session.reset_response(started))
             session.last_reply = reply.reset.SerializeToString()
+    end_forked_copy(process_id, "an environment")
     answers.add_starts(starts)
     return other_rows, failures, stop
 

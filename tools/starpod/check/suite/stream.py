@@ -349,13 +349,19 @@ async def reset_rows(probe: Probe) -> None:
     needs(probe.server.capabilities.reset_columns, "the server does not declare reset_columns")
     want = pb.Want(state_key=probe.spec.capabilities.state_key)
     handle, other_handle = await probe.seeded(want=want), await probe.seeded(want=want)
-    ids, epochs = [handle.id, UNKNOWN_SESSION.session_id], [handle.epoch, 1]
+    columns = pb.ResetColumns(
+        call_ids=[3, 4],
+        session_ids=[handle.id, UNKNOWN_SESSION.session_id],
+        epochs=[handle.epoch, 1],
+        seeds=[2, 2],
+        dynamics_seeds=[3, 3],
+    )
     seeds = {"seed": 2, "dynamics_seed": 3}
     async with open_stream(probe.connection) as stream:
-        columns = {"session_ids": ids, "epochs": epochs, "seeds": [2, 2], "dynamics_seeds": [3, 3]}
-        replies = await stream.ask_resets(pb.ResetColumns(call_ids=[3, 4], **columns))
+        replies = await stream.ask_resets(columns)
         expect(_kinds(replies) == ["reset", "error"], "a reset, and an error for an unknown session", _kinds(replies))
-        again = (await stream.ask_resets(pb.ResetColumns(call_ids=[5, 6], **columns)))[0]
+        columns.call_ids[:] = [5, 6]
+        again = (await stream.ask_resets(columns))[0]
     expect_same(replies[0].reset, again.reset, "the same reply to the same row again")
     repeated: pb.ResetResponse = await probe.call(handle.reset_request(**seeds))
     expect_same(_start(replies[0].reset), _start(repeated), "the same reply to the same Reset, which is no row")
