@@ -24,7 +24,8 @@ _OUTCOMES = ("success", "success_low", "success_high", "return_mean", "return_lo
 def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
     """Return metrics of episodes as JSON values. A metric without data is None.
 
-    If most episodes failed, success, return and pass_at_k are None as well: the others are a selection, not a sample.
+    If half of the episodes failed or more, success, return and pass_at_k are None as well: the others are a selection,
+    not a sample.
 
     episodes, starts: number of episodes, and of their start states.
     failed: number of episodes that the infrastructure or a bug of the environment failed. No other metric includes
@@ -67,7 +68,7 @@ def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
         "pass_at_k": _pass_at(wins),
         "ends": dict(Counter(episode.end for episode in played_episodes).most_common()),
     }
-    if len(played_episodes) < len(episodes) - len(played_episodes):
+    if 2 * len(played_episodes) <= len(episodes):
         figures |= dict.fromkeys(_OUTCOMES) | {"pass_at_k": {}}
     return figures
 

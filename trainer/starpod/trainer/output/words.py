@@ -70,6 +70,7 @@ def final_line(final: Mapping[str, Any]) -> str:
         return f"no success rate, because {problem}{by_task(final)}, by the checkpoint of step {final['step']}"
     graded = is_graded(final)
     line = f"success {with_interval(final)} of {final['episodes']} episodes"
+    line += f" ({failed} more failed)" if (failed := final.get("failed")) else ""
     line += f", return {return_with_interval(final)}" if graded else ""
     line += by_task(final)
     line += f", by the checkpoint of step {final['step']}"
