@@ -31,8 +31,8 @@ WITHOUT_EXPERT = {"right": [], "any end is a success": [("solved = self.dial == 
 Results = dict[str, list[Result]]
 
 
-def examine(address: str, environments: Sequence[str] = ()) -> Results:
-    report = asyncio.run(check(address, REWARD, environments=environments, seconds=120.0))
+def examine(address: str, environments: Sequence[str] = (), requirements: Sequence[Requirement] = REWARD) -> Results:
+    report = asyncio.run(check(address, requirements, environments=environments, seconds=120.0))
     return {environment.id: environment.results for environment in report.environments}
 
 
@@ -50,14 +50,18 @@ def id_of(name: str, *, expert: bool = True) -> str:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """The results of every vault, right and wrong, on one server."""
+    """The results of every vault on one server: of a wrong one, those of the requirement that finds its bug."""
     folder = tmp_path_factory.mktemp("vaults")
     texts = {id_of(name): vault(id_of(name), changes) for name, (_, changes) in REWARDS.items()}
     texts |= {"right-v1": vault("right-v1"), "lenient-v1": BARE_NUMBERS}
     ids = {id_of(name, expert=False): changes for name, changes in WITHOUT_EXPERT.items()}
     texts |= {id_: vault(id_, changes, expert=False) for id_, changes in ids.items()}
     with start_server(*write_modules(folder, texts)) as server:
-        return examine(server.address)
+        results = examine(server.address, ["right-v1", *ids])
+        for requirement in REWARD:
+            if wrong := [id_of(name) for name, (number, _) in REWARDS.items() if number == requirement.id]:
+                results |= examine(server.address, wrong, [requirement])
+        return results
 
 
 @pytest.mark.parametrize("name", REWARDS)
