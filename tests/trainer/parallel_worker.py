@@ -1,7 +1,6 @@
 """What each rank of test_parallel.py runs, and what it is compared with in one process."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +204,3 @@ def main(folder: Path) -> None:
         (folder / "results.json").write_text(json.dumps(results))
     parallel.close()
     parallel.end(0)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

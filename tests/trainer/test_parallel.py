@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 
 from starpod.trainer.checkpoints.checkpoint import load_checkpoint
 from starpod.trainer.parallel import MOST_IDLE, Parallel
+from tests.forks import run_ranks
+from tests.trainer import parallel_worker
 from tests.trainer.parallel_worker import adapt, make_policy, team, train
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,10 +100,7 @@ def assert_close(theirs: dict[str, Any], ours: dict[str, Any], rtol: float, atol
 def test_two_ranks_do_what_one_does(tmp_path):
     alone = train(Parallel(), tmp_path / "one")
     make_policy().save(tmp_path / "base")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["--log-dir", str(tmp_path / "logs"), "-m", "tests.trainer.parallel_worker", str(tmp_path)]
-    outcome = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250)
-    assert outcome.returncode == 0, outcome.stderr
+    run_ranks(parallel_worker.main, tmp_path)
     results = json.loads((tmp_path / "results.json").read_text())
     # The norm is that of the sum over the ranks: their mean would give half of it.
     for name in ("losses", "norms", "critic_norms"):

@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,8 @@ from hypothesis.extra import numpy as nps
 from starpod.trainer.checkpoints.checkpoint import CheckpointError, Checkpoints, load_checkpoint
 from starpod.trainer.checkpoints.config import CheckpointConfig
 from starpod.trainer.checkpoints.state import capture_rng, flatten_optimizer, restore_rng, unflatten_optimizer
-from tests.support import ROOT, small_files
+from tests.forks import run_forks
+from tests.support import small_files
 
 
 def tensors_of(step: int) -> dict[str, dict[str, torch.Tensor]]:
@@ -379,6 +379,7 @@ def killed_at(line: int, folder: Path) -> bool:
 
 def kill_everywhere(folder: Path) -> None:
     """Kills a save between any two of its writes, and looks at what is left."""
+    torch.set_num_threads(1)
     os.fsync = lambda _: None  # the kernel outlives the process; what it holds is there without it
     config = CheckpointConfig(keep=1)
     before = Checkpoints(folder / "before", config)
@@ -406,14 +407,8 @@ def kill_everywhere(folder: Path) -> None:
 
 
 def test_killed_between_any_two_writes(tmp_path):
-    code = """
-        import sys
-        from tests.trainer.checkpoints.test_checkpoint import *
-        torch.set_num_threads(1)
-        kill_everywhere(Path(sys.argv[1]))
-    """
-    # A process of its own: one thread, so that it may fork.
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code), str(tmp_path)], cwd=ROOT, check=True)
+    # In a process of one thread, so that it may fork.
+    assert run_forks(1, kill_everywhere, tmp_path) == [0]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

@@ -4,7 +4,6 @@ import gzip
 import hashlib
 import itertools
 import json
-import multiprocessing
 import os
 import resource
 import shutil
@@ -13,7 +12,6 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +25,10 @@ from starpod.environments.webshop.store.build import BuildError, Files, Syntheti
 from starpod.environments.webshop.store.sections import SectionWriter, StoreError
 from starpod.environments.webshop.store.store import MANIFEST, Store
 from tests.environments.webshop.conftest import COUNT
+from tests.forks import run_forks
 from tests.golden import ROOT, golden
 
 NOUNS = "textblob"
-# Not forks of pytest's own process: other tests leave threads of gRPC in it, and a fork of these may crash.
-processes = multiprocessing.get_context("forkserver")
-processes.set_forkserver_preload([__name__])
 
 
 def contents(store: Path) -> dict[str, str]:
@@ -42,14 +38,6 @@ def contents(store: Path) -> dict[str, str]:
         for path in sorted(store.rglob("*"))
         if path.is_file() and path.name not in (".lock", "build.json")
     }
-
-
-def in_a_process(work: Callable[[], Any]) -> int | None:
-    """Runs a function of this module in a process; its exit status."""
-    process = processes.Process(target=work)
-    process.start()
-    process.join()
-    return process.exitcode
 
 
 def build_and_die(out: Path, at: int) -> None:
@@ -88,7 +76,7 @@ def test_killed_in_any_write_it_goes_on_to_the_same_store(built: Path, tmp_path:
     deaths = 0
     for at in itertools.count(1, 11):  # one of eleven: each takes a quarter of a second
         out = tmp_path / str(at)
-        if in_a_process(partial(build_and_die, out, at)) == 0:
+        if run_forks(1, build_and_die, out, at) == [0]:
             break
         deaths += 1
         if not (out / MANIFEST).exists():
@@ -99,7 +87,7 @@ def test_killed_in_any_write_it_goes_on_to_the_same_store(built: Path, tmp_path:
     assert deaths > 9
     again = tmp_path / "again and again"
     for at in itertools.count(20, 20):
-        if in_a_process(partial(build_and_die, again, at)) == 0:
+        if run_forks(1, build_and_die, again, at) == [0]:
             break
     assert at > 20 and contents(again) == wanted
 
@@ -175,14 +163,13 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
     assert file.read_text() == "years of work"
 
 
+def build_patiently(out: Path) -> None:
+    build(out, Synthetic(COUNT), wait=True)
+
+
 def test_two_builds_at_once_are_one(tmp_path: Path) -> None:
     out = tmp_path / "store"
-    builds = [processes.Process(target=build, args=(out, Synthetic(COUNT)), kwargs={"wait": True}) for _ in range(2)]
-    for process in builds:
-        process.start()
-    for process in builds:
-        process.join()
-    assert [process.exitcode for process in builds] == [0, 0]
+    assert run_forks(2, build_patiently, out) == [0, 0]
     assert Store.open(out).manifest.products == COUNT
 
     def refused(stage: str, done: int, total: int | None) -> None:
@@ -212,7 +199,7 @@ def test_a_full_disk_is_said_so_and_with_room_it_goes_on(
     sizes = sorted({path.stat().st_size for path in built.rglob("*.bin")})
     for number, size in enumerate((1, sizes[-1] - 1)):
         out = tmp_path / str(number)
-        assert in_a_process(partial(starved, out, size)) == 7
+        assert run_forks(1, starved, out, size) == [7]
         with pytest.raises(StoreError):
             Store.open(out)
         build(out, Synthetic(COUNT), nouns=NOUNS)
