@@ -14,11 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from starlette.testclient import TestClient
 
 from starpod.trainer.checkpoints.folders import folder_name
 from starpod.trainer.evaluation.compare import NotComparable, read_evaluation
+from starpod.ui import indexer as indexer_module
+from starpod.ui.app import create_app
 from starpod.ui.index import Index
 from starpod.ui.indexer import Indexer
 from starpod.ui.reading import DAMAGED, checkpoints
@@ -26,6 +30,7 @@ from starpod.ui.reading import DAMAGED, checkpoints
 DEEP = "[" * 100_000
 MANY_DIGITS = "9" * 400
 BOMB = "a0: &a0 [1, 1]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 64))
+MANY_METRICS = {f"m/{number}": 1.0 for number in range(100_000)}
 EPISODE = {"group": 1, "member": 0, "environment": "e-v1", "turns": [{"text": "hi", "observation": "x", "reward": 1.0}]}
 
 
@@ -60,13 +65,13 @@ def link(name: str, target: str) -> Callable[[Path], None]:
     return make
 
 
-def compressed(name: str, head: bytes, size: int) -> Callable[[Path], None]:
+def compressed(name: str, head: bytes, size: int, filling: bytes = b" ") -> Callable[[Path], None]:
     def make(run: Path) -> None:
         (run / name).parent.mkdir(exist_ok=True)
         with gzip.open(run / name, "wb", compresslevel=1) as file:
             file.write(head)
             for _ in range(size // 2**20):
-                file.write(b" " * 2**20)
+                file.write(filling * 2**20)
 
     return make
 
@@ -108,6 +113,8 @@ KINDS: dict[str, Callable[[Path], object]] = {
     "deep episode": an_episode(info="DEEP"),
     "turns that are none": an_episode(turns=[3]),
     "a bomb of one line": compressed("episodes/train-1.jsonl.gz", b"", 2**27),
+    "a bomb of many lines": compressed("episodes/train-1.jsonl.gz", b"", 2**27, b"\n"),
+    "many metrics": text("metrics.jsonl", json.dumps({"step": 1, "time": 1.0, "metrics": MANY_METRICS}) + "\n"),
     "seeds as a list": an_episode(seed=[1]),
 }
 
@@ -191,3 +198,53 @@ def test_random_files_cost_no_other_run(
     assert runs["good"]["step"] == 150 and not runs["good"]["problems"]
     assert sum(file["episodes"] for file in index.files(runs["good"]["run"])) > 0
     shutil.rmtree(folder)
+
+
+OTHERS: list[Any] = ["word", 3, [1], {"a": [1]}, None]
+
+
+@pytest.mark.parametrize("name", ["run.json", "config.yaml", "final.json", "evaluations.jsonl"])
+def test_pages_of_a_run_answer_whatever_the_types_of_its_values(tmp_path: Path, calm: Path, name: str) -> None:
+    """Each value of a file in turn is of another type, or missing."""
+    shutil.copytree(calm, tmp_path / "bad")
+    index, path = Index(tmp_path, ":memory:"), tmp_path / "bad" / name
+    client, indexer = TestClient(create_app(index), base_url="http://127.0.0.1"), Indexer(index)
+    values = yaml.safe_load(path.read_text().splitlines()[0] if name.endswith("jsonl") else path.read_text())
+    for number, key in enumerate(values):
+        other = OTHERS[number % len(OTHERS)]
+        changed = {**values, key: other} if number % 6 else {each: values[each] for each in values if each != key}
+        path.write_text(json.dumps(changed) + "\n")
+        indexer.update()
+        for page in ("/", "/runs/bad"):
+            assert client.get(page).status_code == 200
+    index.close()
+
+
+def test_a_page_never_sees_a_run_without_its_summary(
+    tmp_path: Path, calm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages read an index in memory while the indexer writes it."""
+    shutil.copytree(calm, tmp_path / "new")
+    index, summarise = Index(tmp_path, ":memory:"), indexer_module._summarise
+    seen: list[Any] = []
+
+    def look_and_summarise(*given: Any) -> dict[str, Any]:
+        seen.extend(index.runs())
+        return summarise(*given)
+
+    monkeypatch.setattr(indexer_module, "_summarise", look_and_summarise)
+    Indexer(index).update()
+    assert not seen and index.runs()[0]["status"]
+    index.close()
+
+
+def test_an_episode_of_other_types_is_a_sentence(tmp_path: Path, calm: Path) -> None:
+    shutil.copytree(calm, tmp_path / "bad")
+    an_episode(environment={"a": 1}, turns=[{"text": "hi", "observation": "x", "fresh": [1]}])(tmp_path / "bad")
+    index = Index(tmp_path, ":memory:")
+    Indexer(index).update()
+    client = TestClient(create_app(index), base_url="http://127.0.0.1")
+    for page in ("/episode", "/group"):
+        answer = client.get(page, params={"run": "bad", "file": "train-1.jsonl", "group": 1, "member": 0})
+        assert answer.status_code < 500 and "damaged" in answer.text
+    index.close()

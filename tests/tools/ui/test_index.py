@@ -188,7 +188,7 @@ def test_a_run_that_holds_something_else_stops_no_other(indexed: tuple[Path, Ind
     (folder / "calm" / "metrics.jsonl").unlink()
     indexer.update()
     (odd,) = [run for run in index.runs() if run["path"] == "calm"]
-    assert indexer.problem == "" and odd["evaluation"] is None and odd["started"] == odd["written"]
+    assert indexer.problem == "" and odd["problems"] and not odd["final"] and odd["started"] == odd["written"]
 
 
 @pytest.mark.parametrize(

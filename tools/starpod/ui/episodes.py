@@ -26,7 +26,7 @@ from starpod.ui.games import remarks
 from starpod.ui.index import COUNTED, OUTCOMES, SORTS, Filter
 from starpod.ui.page import Site, number, query, render
 from starpod.ui.policies import NotPossible
-from starpod.ui.reading import mapping, read_episode
+from starpod.ui.reading import load_episode, mapping
 
 PAGE = 50
 """Number of episodes on a page of the list."""
@@ -129,7 +129,7 @@ def episode_page(site: Site, request: Request, drawn: bytes | None) -> Response:
     if row is None:
         raise HTTPException(404, f"There is no such episode in {name or 'no file'}: the oldest rollouts are removed.")
     folder = site.folder(run["path"])
-    episode = Episode.from_json(read_episode(folder / "episodes" / row["name"], row["start"]))
+    episode = load_episode(folder / "episodes" / row["name"], row["start"])
     tokenizer = _tokenizer(folder)
     learnt = (
         read_tokens(update_file(folder / "episodes" / row["name"]), grp, member) if row["kind"] == "train" else None

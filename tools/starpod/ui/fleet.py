@@ -25,7 +25,7 @@ from starpod.ui.continuing import COUNTS, Continuing
 from starpod.ui.games import SEPARATOR, Game, Games
 from starpod.ui.page import Site, query, render
 from starpod.ui.policies import NotPossible
-from starpod.ui.reading import find_run, in_play, kept_pictures, last_metrics, mapping, read_episode
+from starpod.ui.reading import find_run, in_play, kept_pictures, last_metrics, load_episode, mapping
 from starpod.ui.saving import KINDS, Saved, held_out, save, saved
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.http import refuse_encoding
@@ -332,7 +332,7 @@ def named_episode(site: Site, form: Mapping[str, str]) -> tuple[Episode, Task, s
     if row is None:
         raise HTTPException(404, "There is no such episode any more: the oldest rollouts are removed.")
     folder = site.folder(run["path"])
-    episode = Episode.from_json(read_episode(folder / "episodes" / row["name"], row["start"]))
+    episode = load_episode(folder / "episodes" / row["name"], row["start"])
     config = mapping(folder / "config.yaml", [])
     environment = (config.get("environments") or {}).get(episode.task) or config.get("environment") or {}
     evaluation = environment.get("evaluation") or config.get("evaluation") or {}

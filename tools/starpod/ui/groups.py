@@ -21,7 +21,7 @@ from starpod.trainer.data.files import BadEpisodes, read_episodes
 from starpod.trainer.data.updates import Verdict, read_verdicts, update_file
 from starpod.ui.episodes import KINDS, episode_link, picture_link
 from starpod.ui.page import Site, number, render
-from starpod.ui.reading import mapping, read_episode
+from starpod.ui.reading import load_episode, mapping
 
 NAMED = 4
 """Maximum number of other members that are listed by number. If there are more, only their number is shown."""
@@ -121,7 +121,7 @@ def group_page(site: Site, request: Request, drawn: bytes | None) -> Response:
     if not rows:
         raise HTTPException(404, f"There is no group {grp} in {name or 'no file'}: the oldest rollouts are removed.")
     path = site.folder(run["path"]) / "episodes" / rows[0]["name"]
-    members = [Member(row, read_episode(path, row["start"])) for row in rows]
+    members = [Member(row, load_episode(path, row["start"]).to_json()) for row in rows]
     partings = part_ways(members)
     lines = [
         Continuation(member.actions, member.row["reward"], member.episode.get("success"), f"member {member.number}")

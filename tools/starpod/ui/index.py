@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from starpod.ui.reading import MOST_LINES
+
 NAME = ".starpod-index.sqlite"
 """File name of the index, in the folder of the runs."""
 VERSION = 10
@@ -345,7 +347,7 @@ def run_word(run: int) -> str:
 
 def episode_id(step: int, file: int, place: int) -> int:
     """Return the id of an episode. Ids grow with the step, so that a search finds the newest episodes first."""
-    return (min(max(step, 0), 2**23 - 1) << 40) + (file % 2**22 << 18) + place
+    return (min(max(step, 0), 2**23 - 1) << 40) + (file % 2**22 * MOST_LINES) + place
 
 
 def _reversed(order: str) -> str:

@@ -44,6 +44,9 @@ SPARK = 60
 """Maximum number of points of a run's sparkline."""
 _SUMMARISED = ("config.yaml", "run.json", "metrics.jsonl", "evaluations.jsonl", "final.json", "notes.json")
 """Files from which the summary of a run is made."""
+MOST_METRICS = 2_000
+"""Maximum number of a run's metrics that are read. The trainer writes about 200."""
+_MORE_METRICS = f" has more than {MOST_METRICS:,} metrics, and the others are not shown"
 _MOST_INTEGER = 2**62
 """Maximum value of integers in the index, because SQLite's integers have 64 bits."""
 _MOST_FLOAT = 1e300
@@ -266,16 +269,20 @@ class _Place:
 def _read_run(database: sqlite3.Connection, path: str, folder: Path, locks: set[int]) -> bool:
     """Read a run's new metrics, up to `CHUNK` bytes, and its summary. Returns whether there are more metrics."""
     with _transaction(database):
-        row = database.execute("SELECT id, summary, state FROM runs WHERE path = ?", (path,)).fetchone()
-        if row is None:
-            database.execute("INSERT INTO runs (path, summary, state) VALUES (?, '{}', '{}')", (path,))
-            row = database.execute("SELECT id, summary, state FROM runs WHERE path = ?", (path,)).fetchone()
+        # A new run is inserted with its summary, because pages read an index in memory while it is written.
+        row = database.execute(
+            "SELECT id, summary, state FROM runs WHERE path = ? "
+            "UNION ALL SELECT coalesce(max(id), 0) + 1, '{}', '{}' FROM runs LIMIT 1",
+            (path,),
+        ).fetchone()
         run = row["id"]
         place, has_more = _read_metrics(database, run, folder / "metrics.jsonl", _Place(**json.loads(row["state"])))
         summary = _summarise(database, run, folder, place, locks)
         summary["environments"] = json.loads(row["summary"]).get("environments", [])
         database.execute(
-            "UPDATE runs SET summary = ?, state = ? WHERE id = ?", (json.dumps(summary), json.dumps(asdict(place)), run)
+            "INSERT INTO runs (id, path, summary, state) VALUES (?, ?, ?, ?) "
+            "ON CONFLICT (id) DO UPDATE SET summary = excluded.summary, state = excluded.state",
+            (run, path, json.dumps(summary), json.dumps(asdict(place))),
         )
     return has_more
 
@@ -316,6 +323,7 @@ def _add_lines(database: sqlite3.Connection, run: int, name: str, place: _Place,
     numbers: set[int] = set()
     last_bucket = buckets[max(buckets)] if buckets else _Bucket()
     warnings: list[tuple[int, int, str]] = []
+    names = set(place.names)
     for row, line in parse_lines(data, name, place.problems, before=place.lines):
         bucket = _bucket_of(line, last_bucket)
         if bucket is None:
@@ -324,6 +332,13 @@ def _add_lines(database: sqlite3.Connection, run: int, name: str, place: _Place,
             ]
             continue
         warnings += [(run, bucket.step, str(text)) for text in line.get("warnings") or ()]
+        for metric in [metric for metric in bucket.sums if metric not in names]:
+            if len(names) < MOST_METRICS:
+                names.add(metric)
+                continue
+            del bucket.sums[metric]
+            if not any(problem.endswith(_MORE_METRICS) for problem in place.problems):
+                place.problems = [*place.problems, f"{name}{_MORE_METRICS}"]
         number = place.kept // place.stride
         last_bucket = buckets.setdefault(number, _Bucket())
         last_bucket.merge(bucket)
@@ -336,7 +351,7 @@ def _add_lines(database: sqlite3.Connection, run: int, name: str, place: _Place,
     if place.stride != stride:
         database.execute("DELETE FROM points WHERE run = ?", (run,))
         numbers = set(buckets)
-    place.names = sorted({*place.names, *(name for number in numbers for name in buckets[number].sums)})
+    place.names = sorted(names)
     database.executemany(
         "INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         [buckets[number].row(run, number) for number in sorted(numbers)],

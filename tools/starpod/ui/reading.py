@@ -8,10 +8,15 @@ import platform
 import time
 import zlib
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from starpod.trainer.checkpoints.folders import list_checkpoints, marks_of
+from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.untrusted import (
     MAX_LINE,
     BadData,
@@ -28,6 +33,8 @@ from starpod.trainer.strict_yaml import load_yaml
 QUIET_SECONDS = 600.0
 """A run on another machine, whose lock cannot be seen, counts as running while its metrics are younger than this."""
 MOST_PROBLEMS = 5
+MOST_LINES = 2**18
+"""Maximum number of lines of a file of episodes. A small compressed file may expand to 2^27 lines."""
 _MOST_YAML = 2**20
 """Maximum size of a configuration in bytes."""
 MOST_TAGS, LONGEST_TAG, LONGEST_NOTE = 20, 40, 4000
@@ -39,6 +46,91 @@ _FRESH_SECONDS = 10.0
 """Number of seconds for which a run's report on its sessions is valid."""
 _TAIL = 2**16
 """Number of bytes to read from the end of metrics.jsonl, so that they contain its last line."""
+
+
+class _Environment(TypedDict, total=False):
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+
+    id: str
+    addresses: list[str] | None
+    serve: list[str] | None
+    options: dict[str, Any] | None
+    evaluation: dict[str, Any] | None
+    max_turns: int | None
+    max_actions_per_turn: int | None
+    max_actions: int | None
+
+
+class _Git(TypedDict):
+    commit: str
+    dirty: bool
+
+
+class _End(TypedDict):
+    outcome: str
+    seconds: FiniteFloat
+
+
+class _Machine(TypedDict, total=False):
+    system: str
+    cores: int | None
+    gpus: list[str] | None
+    python: str
+
+
+_Number = FiniteFloat | None
+_Section = dict[str, Any] | None
+_FIGURES = "success success_low success_high return_mean return_low return_high turns_mean format_rate".split()
+_EVALUATION: dict[str, Any] = {
+    "step": int,
+    "episodes": int,
+    **dict.fromkeys(_FIGURES, _Number),
+    "reference": dict[str, dict[str, _Number]],
+    "environments": dict[str, dict[str, Any]],
+}
+_KINDS: dict[str, dict[str, Any]] = {
+    "run.json": {
+        "id": str,
+        "title": str,
+        "model": str,
+        "time": FiniteFloat,
+        "ended": _End,
+        "git": _Git | None,
+        "platform": _Machine,
+        "packages": dict[str, str],
+        "command": list[str],
+        "resumed": list[Any],
+        "differs_from_defaults": dict[str, Annotated[list[Any], Field(min_length=2, max_length=2)]] | None,
+    },
+    "config.yaml": {
+        "environment": _Environment | None,
+        "environments": dict[str, _Environment] | None,
+        **dict.fromkeys(("algorithm", "stop", "evaluation", "seeds"), _Section),
+    },
+    "final.json": _EVALUATION,
+    "evaluations.jsonl": _EVALUATION,
+    ".live.json": {"servers": list[str] | None, "sessions": list[dict[str, Any]] | None, "time": FiniteFloat},
+}
+_TYPES = {name: {key: TypeAdapter[Any](kind) for key, kind in kinds.items()} for name, kinds in _KINDS.items()}
+"""Types of the values that pages use, by file. Other programs may have written these files."""
+_EPISODE = TypeAdapter(Episode)
+
+
+def _fitting(values: dict[str, Any], name: str, problems: list[str]) -> dict[str, Any]:
+    """Return the values of a file without those that have another type than pages expect.
+
+    An evaluation without a step is empty.
+    """
+    fitting = dict(values)
+    for key, adapter in _TYPES.get(name, {}).items():
+        try:
+            if key in fitting:
+                fitting[key] = adapter.validate_python(fitting[key])
+        except ValidationError:
+            del fitting[key]
+            if len(problems) < MOST_PROBLEMS:
+                problems.append(f"{name}: {key} is not what a run writes there, and is skipped")
+    return {} if _TYPES.get(name, {}).get("step") and "step" not in fitting else fitting
 
 
 def find_runs(root: Path) -> dict[str, Path]:
@@ -101,7 +193,7 @@ def mapping(path: Path, problems: list[str]) -> dict[str, Any]:
     if not isinstance(value, dict):
         problems.append(f"{path.name} holds no mapping")
         return {}
-    return value
+    return _fitting(value, path.name, problems)
 
 
 def read_notes(run: Path, problems: list[str]) -> dict[str, Any]:
@@ -135,7 +227,7 @@ def objects(path: Path, problems: list[str]) -> list[dict[str, Any]]:
     except (OSError, ValueError) as error:
         problems.append(f"{path.name} cannot be read: {_reason(error)}")
         return []
-    return [value for _, value in parse_lines(data, path.name, problems)]
+    return [_fitting(value, path.name, problems) for _, value in parse_lines(data, path.name, problems)]
 
 
 def parse_lines(
@@ -165,6 +257,8 @@ def episode_lines(path: Path) -> Iterator[tuple[int, bytes]]:
     try:
         with open_text(path) as file:
             for line in read_lines(file):
+                if number == MOST_LINES:
+                    raise BadData("it has more lines than a file of episodes may have")
                 number += 1
                 if line.strip():
                     yield start, line
@@ -184,6 +278,14 @@ def read_episode(path: Path, start: int) -> dict[str, Any]:
     if not isinstance(value, dict) or not isinstance(value.get("turns"), list):
         raise BadFile(f"{path.name} has changed: there is no episode at this place any more")
     return value
+
+
+def load_episode(path: Path, start: int) -> Episode:
+    """Return the episode that starts at this offset of a file's uncompressed text. Raises BadFile."""
+    try:
+        return _EPISODE.validate_python(asdict(Episode.from_json(read_episode(path, start))))
+    except DAMAGED as error:
+        raise BadFile(f"{path.name}: this episode is damaged: {_reason(error)}") from error
 
 
 def _reason(error: Exception) -> str:

@@ -104,8 +104,8 @@ def format_success(summary: Mapping[str, Any], graded: bool) -> str:
 
 def is_graded(summary: Mapping[str, Any]) -> bool:
     """Return whether the mean return differs from success. They are equal if a reward of 1 is paid for success only."""
-    value = summary.get("return_mean")
-    return value is not None and abs(value - summary["success"]) > 1e-9
+    value, success = summary.get("return_mean"), summary.get("success")
+    return value is not None and success is not None and abs(value - success) > 1e-9
 
 
 TICKS = "▁▂▃▄▅▆▇█"
