@@ -236,7 +236,7 @@ def test_what_was_caught_fails_all_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("perform", [lambda: {}["mark"], lambda: float("well"), lambda: math.nan, object])
 def test_a_reply_that_cannot_be_read_or_recorded_is_useless(tmp_path: Path, perform: Any) -> None:
-    """It is no reason to ask a paid service again, as no reply is."""
+    """A paid service is asked again only if it did not answer."""
     environment, journal = player(), Journal(tmp_path)
     with (
         pytest.raises(UselessReply, match=f"a call of {JUDGED} got no usable reply"),

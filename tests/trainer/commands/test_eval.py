@@ -277,7 +277,7 @@ MALFORMED: list[tuple[bytes | dict[str, Any], str]] = [
 
 
 async def test_a_malformed_reply_is_requested_again_and_then_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ends an evaluation whose endpoint never answered, and otherwise its episode."""
+    """The evaluation ends if its endpoint has never answered. Otherwise only the episode fails."""
     monkeypatch.setattr("starpod.trainer.agents.chat.FIRST_WAIT", 0.001)
     reply: Any = b""
     with fake_openai(lambda body: reply) as endpoint:

@@ -22,7 +22,7 @@ from starpod.env_server.environment import (
 from starpod.env_server.hosting.hosted import Game, Hosted, ProbeResult, publish, starpod_id
 from starpod.env_server.hosting.ors_server import (
     Block,
-    Failure,
+    CallFailed,
     ImageBlock,
     ORSError,
     ORSServer,
@@ -138,7 +138,7 @@ class ORSGame(Game):
         if call is None:
             return INVALID
         reply = self.factory.server.call(self.factory.name, self.session, *call)
-        if isinstance(reply, Failure):
+        if isinstance(reply, CallFailed):
             self.seen = [TextBlock(type="text", text=reply.error)]
             return self.outcome(0.0, False, info={"reason": reply.reason or "error"})._replace(valid=False)
         output = reply.output

@@ -54,8 +54,8 @@ class ImageBlock(BaseModel):
 Block = Annotated[TextBlock | ImageBlock, Field(discriminator="type")]
 
 
-class Output(BaseModel):
-    """Output of a tool."""
+class ToolOutput(BaseModel):
+    """ToolOutput of a tool."""
 
     blocks: list[Block]
     reward: Annotated[float, Field(ge=-MAX_REWARD, le=MAX_REWARD, allow_inf_nan=False)] | None = None
@@ -63,14 +63,14 @@ class Output(BaseModel):
     metadata: dict[str, Any] | None = None
 
 
-class Success(BaseModel):
+class CallDone(BaseModel):
     """Result of a call that the tool executed."""
 
     ok: Literal[True]
-    output: Output
+    output: ToolOutput
 
 
-class Failure(BaseModel):
+class CallFailed(BaseModel):
     """Result of a call that was not executed."""
 
     ok: Literal[False]
@@ -78,8 +78,8 @@ class Failure(BaseModel):
     reason: str | None = None
 
 
-Called = Annotated[Success | Failure, Field(discriminator="ok")]
-_CALLED: TypeAdapter[Success | Failure] = TypeAdapter(Called)
+Called = Annotated[CallDone | CallFailed, Field(discriminator="ok")]
+_CALLED: TypeAdapter[CallDone | CallFailed] = TypeAdapter(Called)
 
 
 class Split(BaseModel):

@@ -182,7 +182,7 @@ class Refused(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """What a server says of itself. `instance`: id of its process; "" if it does not report one."""
+    """Facts that a server reports about itself. `instance` is the id of its process, or "" if it reports none."""
 
     instance: str
     logprobs_mode: str
