@@ -92,7 +92,7 @@ def test_says_what_is_wrong_with_a_tokenizer(chat_template: str | None, words: s
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_control_tokens_in_a_text_are_read_as_text(name: str) -> None:
-    """Of all special tokens, the layout writes the same number, whatever the texts spell."""
+    """The layout has the same number of each special token, whatever the texts spell."""
     made = template(name)
     assert made.stop <= {tokenizer(name).convert_tokens_to_ids(token) for token in made.control}
     assert not {"<think>", "</answer>"} & {*made.control}, "those are part of replies"
