@@ -165,7 +165,11 @@ async def _serve(registry: Registry, config: ServerConfig, ready: TextIO) -> Non
 
     loop.add_signal_handler(signal.SIGTERM, on_signal, terminate)
     loop.add_signal_handler(signal.SIGINT, on_signal, interrupt)
-    await server.start()
+    try:
+        await server.start()
+    except ServerError:
+        await server.stop()  # or gRPC prints a traceback about a server that is still running
+        raise
     memory.settle()
     over_http = f", as JSON at {server.http_address}," if server.http_address else ""
     print(f"Serving {', '.join(registry.ids)}{over_http} on {server.address}", file=ready, flush=True)

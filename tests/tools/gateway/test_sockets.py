@@ -729,12 +729,12 @@ async def test_what_a_full_disk_did_not_take_has_not_been(tmp_path: Path) -> Non
     messages: list[Any] = [USER]
     async with gateway(sampler, tmp_path) as it:
         with small_files(20):
-            assert (await it.post("/sessions", {"name": "one", "group": 0})).status_code == 500
+            assert (await it.post("/sessions", {"name": "one", "group": 0})).status_code == 507
         assert (await it.post("/sessions", {"name": "one", "group": 0})).json()["member"] == 0
         for _ in range(2):
             before = journal.read_bytes()
             with small_files(len(before) + 20):
-                assert (await it.post(CHAT, {"messages": messages})).status_code == 500
+                assert (await it.post(CHAT, {"messages": messages})).status_code == 507
                 assert journal.read_bytes() == before
             reply = (await it.post(CHAT, {"messages": messages})).json()
             messages += [reply["choices"][0]["message"], {"role": "user", "content": "on"}]

@@ -146,6 +146,11 @@ def create_app(
                 return await endpoint(request)
             except Refused as error:
                 return _error_response(dialect_of(request), error)
+            except OSError as error:
+                cause = f"the session cannot be written ({error.strerror or error}): make room, and send the call again"
+                return _error_response(
+                    dialect_of(request), Refused(HTTPStatus.INSUFFICIENT_STORAGE, "cannot_write", cause)
+                )
             except RecursionError:
                 return _error_response(dialect_of(request), bad_request("the request is nested too deeply"))
 
