@@ -248,7 +248,7 @@ async def test_a_checkpoint_brings_back_its_evaluation_and_the_reason_to_stop(tm
     run.begin_step()
     await run.evaluate()
     reason = run.reason_to_stop()
-    assert reason is not None and "success was below" in reason.text and not reason.limit
+    assert reason is not None and "success was below" in reason.text and not reason.limits
     await save(run)
 
     again = make_run(tmp_path, monitor=early)
@@ -277,7 +277,7 @@ async def test_a_budget_of_tokens_is_counted_over_a_resumption(tmp_path: Path) -
     assert again.reason_to_stop() is None
     again.begin_step()
     await again.collect()
-    assert again.reason_to_stop() == (f"{2 * sampled:,} tokens were sampled: stop.tokens={2 * sampled}", "tokens")
+    assert again.reason_to_stop() == (f"{2 * sampled:,} tokens were sampled: stop.tokens={2 * sampled}", ("tokens",))
 
 
 async def test_a_checkpoint_brings_back_the_random_streams(tmp_path: Path) -> None:
@@ -326,7 +326,7 @@ async def test_a_warm_start_that_a_signal_ends_goes_on_from_that_step(
             raise Interrupted
 
     monkeypatch.setattr(cut.interrupts, "raise_if_requested", interrupt)
-    assert await train(cut) == ("stopped by SIGINT and saved", "")
+    assert await train(cut) == ("stopped by SIGINT and saved", ())
     assert (saved_by(cut).step, next(steps)) == (0, 3)
     resumed = begin("cut")
     resumed.warm_start.demonstrations = ()
@@ -516,4 +516,4 @@ async def test_a_time_limit_counts_from_the_first_iteration(tmp_path: Path, monk
     await run.prepare()
     assert run.reason_to_stop() is None
     clock.now += 60
-    assert run.reason_to_stop() == ("the time is up: stop.minutes=1", "minutes")
+    assert run.reason_to_stop() == ("the time is up: stop.minutes=1", ("minutes",))

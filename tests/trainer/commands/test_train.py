@@ -10,7 +10,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from starpod.trainer.commands.train import doubled_limit, train
+from starpod.trainer.commands.train import commands, train
 from starpod.trainer.config import ConfigError, StopConfig, load_config
 from starpod.trainer.diagnostics.success import has_risen
 from starpod.trainer.environment_file import remedies
@@ -179,16 +179,21 @@ def test_a_model_that_is_nowhere_is_refused_at_once(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("limit", "words"),
+    ("limits", "words"),
     [
-        ("iterations", " stop.iterations=40"),
-        ("minutes", " stop.minutes=3"),
-        ("tokens", " stop.tokens=16000000"),
-        ("", ""),
+        (["iterations", "minutes"], " stop.iterations=40 stop.minutes=3"),
+        (["tokens"], " stop.tokens=16000000"),
+        (["success"], " stop.success=null"),
+        ([], ""),
+        ([7, "nonsense"], ""),
+        ("minutes", ""),
     ],
 )
-def test_the_way_on_from_a_limit_is_told_with_a_higher_one(limit: str, words: str) -> None:
-    assert doubled_limit(StopConfig(iterations=20, minutes=1.5, tokens=8_000_000), limit) == words
+def test_the_way_on_from_limits_is_told_with_higher_ones(limits: object, words: str) -> None:
+    """Whatever another program wrote into run.json."""
+    stop = StopConfig(iterations=20, minutes=1.5, tokens=8_000_000, success=0.9).to_dict()
+    folder = Path("runs/a")
+    assert commands(folder, {"stop": stop}, limits)["go on"] == f"starpod train --resume --run-dir {folder}{words}"
 
 
 def test_a_run_has_risen_if_an_evaluation_is_clearly_above_the_first_or_little_was_left_to_learn() -> None:

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.diagnostics.config import EchoTrapConfig, MonitorConfig
-from starpod.trainer.diagnostics.echo_trap import EchoWarning
+from starpod.trainer.diagnostics.echo_trap import EchoWarning, SettingsInUse
 from starpod.trainer.diagnostics.monitor import Monitor
 
 Curve = Callable[[int], float]
@@ -183,11 +184,44 @@ def test_a_signal_at_its_bound_warns_once_and_after_a_recovery_again() -> None:
     assert [w.signal for w in play(trap, range(62, 70), std=lambda step: 0.1)] == ["reward_std"]
 
 
+USES_ALL = SettingsInUse(
+    lr=5e-4,
+    algorithm=AlgorithmConfig.model_validate(
+        {"preset": "starpo-s", "filter": {"drop_identical": True}, "filter_loss_scaling": "linear"}
+    ),
+)
+USES_NONE = SettingsInUse(lr=0.002, algorithm=AlgorithmConfig.model_validate({"preset": "starpo-grpo"}))
+
+
+@pytest.mark.parametrize(
+    ("use", "told", "untold"),
+    [
+        (
+            USES_ALL,
+            ("optimizer.lr is 0.0005", "filter.value is 0.25"),
+            ("starpo-s", "top_fraction", "=linear", "where"),
+        ),
+        (USES_NONE, ("optimizer.lr is 0.002", "what starpo-s adds: a filter", "kl.where=off", "clip_high=0.28"), ()),
+    ],
+)
+def test_advice_names_the_rate_in_use_and_nothing_that_is_on(
+    use: SettingsInUse, told: tuple[str, ...], untold: tuple[str, ...]
+) -> None:
+    trap = Monitor(MonitorConfig())
+    curves = {STD: fall(0.4, 0.01, 20), "policy/entropy": fall(0.5, 0.01, 20), "collect/success": then(0.5, (25, 0.0))}
+    steps = range(1, 80)
+    text = " ".join(
+        w.text for n in steps for w in trap.update(n, {key: curve(n) for key, curve in curves.items()}, use)
+    )
+    assert "Echo Trap: 2 of 4" in text
+    assert all(words in text for words in told) and not any(words in text for words in untold)
+
+
 def test_nobody_is_told_to_drop_groups_that_are_dropped() -> None:
     trap, dropping = Monitor(MonitorConfig()), Monitor(MonitorConfig())
     metrics = {"collect/identical_fraction": 0.9}
     (plain,) = [w for step in range(9) for w in trap.update(step, metrics)]
-    (known,) = [w for step in range(9) for w in dropping.update(step, metrics, drops_identical=True)]
+    (known,) = [w for step in range(9) for w in dropping.update(step, metrics, USES_ALL)]
     assert "drop_identical" in plain.text
     assert "drop_identical" not in known.text and "To do: sample at a higher temperature" in known.text
 

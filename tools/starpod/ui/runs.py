@@ -67,10 +67,13 @@ def run_page(site: Site, request: Request) -> Response:
     best = next((row["step"] for row in checkpoint_rows if "best" in row["marks"]), None)
     shown = spread(evaluations, EVALUATIONS)
     values = run_values(run["title"] or run["path"], facts, curve.lines, shown, final or None, best)
+    ended = facts.get("ended")
+    limits = ended.get("limits") if isinstance(ended, dict) else ()
     return render(
         "run.html", site=site, **values, run=run, checkpoints=checkpoint_rows,
         problems=[*run["problems"], *(file["problem"] for file in files if file["problem"])],
-        config=shown_text(folder / "config.yaml"), commands=commands(folder, mapping(folder / "config.yaml", [])),
+        config=shown_text(folder / "config.yaml"),
+        commands=commands(folder, mapping(folder / "config.yaml", []), limits),
         kinds=_kinds(files), doing=doing_of(folder) if run["status"] == "running" else "",
         notes=read_notes(folder, problems), token=site.guard.token("notes"),
     )  # fmt: skip

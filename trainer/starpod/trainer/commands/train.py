@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import click
 
 if TYPE_CHECKING:
-    from starpod.trainer.config import Complete, Config, StopConfig
+    from starpod.trainer.config import Complete, Config
     from starpod.trainer.output.screen import Screen
     from starpod.trainer.run.progress import StopReason
     from starpod.trainer.run.run import Run
@@ -255,10 +255,9 @@ def _write_ending(path: Path, config: Config, reason: StopReason, screen: Screen
     if last_result := evaluation_after_best(final_result, evaluations):
         lines["last"] = f"success {with_interval(last_result)} at step {last_result['step']}, on the selection seeds"
     lines |= {} if best_step is None else {"best": f"the checkpoint of step {best_step}"}
-    command_lines = commands(_shown(path), config.to_dict())
-    command_lines["go on"] += (advice := doubled_limit(config.stop, reason.limit))
     if not has_risen(evaluations):
-        lines["success did not rise"] = "train longer, " * bool(advice) + remedies(config.warm_start)
+        lines["success did not rise"] = "train longer, " * bool(reason.limits) + remedies(config.warm_start)
+    command_lines = commands(_shown(path), config.to_dict(), [*reason.limits])
     return {**lines, "report": str(_shown(report)), **command_lines}
 
 
@@ -321,29 +320,43 @@ def _next(path: Path, config: Config) -> str:
     return "give the same command again: nothing was trained yet"
 
 
-def doubled_limit(stop: StopConfig, limit: str) -> str:
-    """Return the command-line word that doubles the limit that ended a run, or "" if no limit did.
+def raised_limits(stop: Mapping[str, Any], limits: object) -> str:
+    """Return the command-line words that let a run continue beyond the limits that ended it: they double each.
 
-    Without this word, `--resume` would only evaluate the run again and stop.
+    Without these words, `--resume` would only evaluate the run again and stop.
+
+    Args:
+        stop: Section `stop` of its configuration.
+        limits: `ended.limits` of its run.json.
     """
-    return f" stop.{limit}={2 * getattr(stop, limit):.15g}" if limit else ""
+    values = {name: stop.get(name) for name in limits if isinstance(name, str)} if isinstance(limits, list) else {}
+    words = [
+        f" stop.{name}={'null' if name == 'success' else format(2 * value or 1, '.15g')}"
+        for name, value in values.items()
+        if isinstance(value, int | float)
+    ]
+    return "".join(words)
 
 
-def commands(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
+def commands(path: Path, config: Mapping[str, Any], limits: object = ()) -> dict[str, str]:
     """Return command lines to type next for the run in a folder, by purpose, such as "go on" and "evaluate".
 
-    config: content of its config.yaml.
+    Args:
+        path: Folder of the run.
+        config: Content of its config.yaml.
+        limits: See `raised_limits`.
     """
     from starpod.trainer.rollout.environment import server_words
 
-    folder = shlex.quote(str(path))
+    folder, stop = shlex.quote(str(path)), config.get("stop")
+    stop = stop if isinstance(stop, Mapping) else {}
     environments = config.get("environments") or {"": config.get("environment") or {}}
     tasks = [task for task in environments.values() if isinstance(task, Mapping) and task.get("id")]
     addresses = dict.fromkeys(str(address) for task in tasks for address in task.get("addresses") or ())
     address_text = shlex.quote(",".join(addresses)) if addresses else ""
     servers = dict.fromkeys(server_words(str(task["id"]), task.get("serve") or []) for task in tasks)
     return {
-        "go on": f"starpod train --resume --run-dir {folder}",
+        "go on": f"starpod train --resume --run-dir {folder}{raised_limits(stop, limits)}",
         "look": f"starpod ui {folder} {f'--address {address_text}' if address_text else ' '.join(servers)}",
         "evaluate": f"starpod eval {folder} {address_text}".rstrip(),
         "watch": f"starpod watch {folder}",

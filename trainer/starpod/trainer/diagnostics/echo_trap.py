@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from starpod.report.figures import show
+from starpod.trainer.agents.config import SamplingConfig
+from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.diagnostics.config import MonitorConfig
 from starpod.trainer.diagnostics.success import SuccessTrack
+from starpod.trainer.optimizer import OptimizerConfig
 from starpod.trainer.output.words import withdrawal
 
 
@@ -31,6 +34,56 @@ class EchoWarning:
 
 
 @dataclass(frozen=True, slots=True)
+class SettingsInUse:
+    """The settings of a run that advice refers to: it names their values, and recommends nothing that is on."""
+
+    lr: float = OptimizerConfig.model_fields["lr"].default
+    """Learning rate of the policy in this step."""
+    max_grad_norm: float = OptimizerConfig.model_fields["max_grad_norm"].default
+    temperature: float = SamplingConfig.model_fields["temperature"].default
+    algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+
+    # Advice, as parts of a sentence.
+
+    @property
+    def lower_rate(self) -> str:
+        return f"lower the learning rate (optimizer.lr is {self.lr:.3g})"
+
+    @property
+    def more_entropy(self) -> str:
+        return f"raise the entropy bonus (algorithm.entropy_coefficient is {self.algorithm.entropy_coefficient:g})"
+
+    @property
+    def higher_temperature(self) -> str:
+        return f"sample at a higher temperature (sampling.temperature is {self.temperature:g})"
+
+    @property
+    def fewer_groups(self) -> str:
+        chosen = self.algorithm.filter
+        if chosen.strategy == "none":
+            return "keep fewer groups (filter by reward deviation: algorithm.filter.strategy=top_fraction)"
+        return f"keep fewer groups (algorithm.filter.value is {chosen.value:g})"
+
+    @property
+    def off_of_starpo_s(self) -> str:
+        """Parts of StarPO-S that are off; "" if all are on."""
+        algorithm = self.algorithm
+        low_bound = algorithm.loss == "ppo" and getattr(algorithm.objective, "clip_high", math.inf) < 0.28
+        parts = [
+            "a filter by reward deviation (algorithm.filter.strategy=top_fraction)"
+            * (algorithm.filter.strategy == "none"),
+            "no KL term (algorithm.kl.where=off)" * (algorithm.kl.where != "off"),
+            "a higher upper clip bound (algorithm.clip_high=0.28)" * low_bound,
+        ]
+        return _listed([part for part in parts if part], "and")
+
+
+def _listed(items: Sequence[str], last: str = "or") -> str:
+    """Return items as `a, b, or c`."""
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])}, {last} {items[-1]}" if items else ""
+
+
+@dataclass(frozen=True, slots=True)
 class Signal:
     """One of the four signals."""
 
@@ -44,8 +97,20 @@ class Signal:
     """Description of the signal."""
     meaning: str
     """What a warning means."""
-    remedy: str
+    remedies: Callable[[SettingsInUse], list[str]]
     """Advice on it."""
+
+
+def _against_echoes(use: SettingsInUse) -> list[str]:
+    scale = "scale the loss by the share of groups kept (algorithm.filter_loss_scaling=linear)"
+    scaling = [scale] if use.algorithm.filter_loss_scaling == "none" else []
+    return [use.fewer_groups, *scaling, use.lower_rate, "sample more varied start states"]
+
+
+def _against_low_entropy(use: SettingsInUse) -> list[str]:
+    high = getattr(use.algorithm.objective, "clip_high", None)
+    bound = [] if high is None else [f"raise the upper clip bound (algorithm.clip_high is {high:g})"]
+    return [use.more_entropy, *bound, use.lower_rate]
 
 
 SIGNALS = (
@@ -55,8 +120,7 @@ SIGNALS = (
         False,
         "reward deviation within groups",
         "the policy is echoing; members of a group act and earn alike, so they teach little",
-        "keep fewer groups (filter by reward deviation) and scale the loss by their share "
-        "(algorithm.filter_loss_scaling=linear), lower the learning rate, or sample more varied start states",
+        _against_echoes,
     ),
     Signal(
         "entropy",
@@ -64,7 +128,7 @@ SIGNALS = (
         False,
         "entropy",
         "the policy hardly explores any more",
-        "raise the entropy bonus or the upper clip bound, or lower the learning rate",
+        _against_low_entropy,
     ),
     Signal(
         "diversity",
@@ -72,7 +136,7 @@ SIGNALS = (
         False,
         "response diversity",
         "replies to one state have become alike",
-        "sample at a higher temperature, raise the entropy bonus, or go back to an earlier checkpoint",
+        lambda use: [use.higher_temperature, use.more_entropy, "go back to an earlier checkpoint"],
     ),
     Signal(
         "grad_norm",
@@ -80,7 +144,11 @@ SIGNALS = (
         True,
         "gradient norm",
         "updates have become unstable",
-        "lower the learning rate or the bound on the gradient norm, and go back to a checkpoint before the rise",
+        lambda use: [
+            use.lower_rate,
+            f"lower the bound on the gradient norm (optimizer.max_grad_norm is {use.max_grad_norm:g})",
+            "go back to a checkpoint before the rise",
+        ],
     ),
 )
 
@@ -127,20 +195,17 @@ class EchoTrap:
         self._success = success
         self._identical = _Track()
 
-    def update(self, step: int, metrics: Mapping[str, float], *, drops_identical: bool = False) -> list[EchoWarning]:
-        """Process the metrics of a step, and return new warnings.
-
-        drops_identical: whether the filter already drops groups of identical replies.
-        """
-        warnings = self._judge_identical(step, metrics.get(IDENTICAL), drops_identical)
+    def update(self, step: int, metrics: Mapping[str, float], use: SettingsInUse) -> list[EchoWarning]:
+        """Process the metrics of a step, and return new warnings. use: settings of the step."""
+        warnings = self._judge_identical(step, metrics.get(IDENTICAL), use)
         for signal in SIGNALS:
             value = metrics.get(signal.metric)
             if value is None or not self._take(signal, value):
                 continue
-            warning = self._judge(step, signal)
+            warning = self._judge(step, signal, use)
             if warning is not None:
                 warnings.append(warning)
-        verdict = self._verdict(step)
+        verdict = self._verdict(step, use)
         return [*warnings, verdict] if verdict is not None else warnings
 
     @property
@@ -154,7 +219,7 @@ class EchoTrap:
     def _firing(self) -> list[Signal]:
         return [s for s in SIGNALS if self._tracks[s.name].firing and self._ratio(s.name) is not None]
 
-    def _judge_identical(self, step: int, value: float | None, dropped: bool) -> list[EchoWarning]:
+    def _judge_identical(self, step: int, value: float | None, use: SettingsInUse) -> list[EchoWarning]:
         """Warn if in most groups with reward deviation all replies are identical."""
         if value is None:
             return []
@@ -173,7 +238,8 @@ class EchoTrap:
         if now <= bound or success.holds or success.solved:
             return []
         track.firing = True
-        advice = "" if dropped else "leave such groups out (algorithm.filter.drop_identical=true), "
+        dropped = use.algorithm.filter.drop_identical
+        drop = [] if dropped else ["leave such groups out (algorithm.filter.drop_identical=true)"]
         return [
             EchoWarning(
                 step,
@@ -181,7 +247,7 @@ class EchoTrap:
                 now,
                 f"groups of identical replies: in {show(now, 'share')} of those with reward deviation all members "
                 "gave the same replies, so rewards differ only by chance, which teaches nothing. To do: "
-                f"{advice}sample at a higher temperature, or raise the entropy bonus.",
+                f"{_listed([*drop, use.higher_temperature, use.more_entropy])}.",
             )
         ]
 
@@ -214,7 +280,7 @@ class EchoTrap:
         start = statistics.fmean(track.start)
         return statistics.median(track.latest) / start if start > 0 else None
 
-    def _judge(self, step: int, signal: Signal) -> EchoWarning | None:
+    def _judge(self, step: int, signal: Signal, use: SettingsInUse) -> EchoWarning | None:
         track = self._tracks[signal.name]
         ratio = self._ratio(signal.name)
         if ratio is None:
@@ -249,7 +315,7 @@ class EchoTrap:
                 "learnt. To do: a longer warm start, easier start states or partial rewards."
             )
         else:
-            text = f"{_moved(signal, ratio)}: {signal.meaning}. To do: {signal.remedy}."
+            text = f"{_moved(signal, ratio)}: {signal.meaning}. To do: {_listed(signal.remedies(use))}."
         return EchoWarning(step, signal.name, ratio, text)
 
     def _without_start(self, step: int, signal: Signal, track: _Track) -> EchoWarning | None:
@@ -270,7 +336,7 @@ class EchoTrap:
             "reply format, choose easier start states, or give partial rewards.",
         )
 
-    def _verdict(self, step: int) -> EchoWarning | None:
+    def _verdict(self, step: int, use: SettingsInUse) -> EchoWarning | None:
         signals = self._firing
         if len(signals) < self._config.verdict:
             trapped, self._trapped = self._trapped, False
@@ -282,14 +348,15 @@ class EchoTrap:
         summary = ", ".join(f"{signal.words} at {_share(signal, ratio)}" for signal, ratio in parts)
         lowest_ratio = min(ratio for _, ratio in parts)
         self._trapped = True
+        changes = [f"a lower learning rate (optimizer.lr is {use.lr:.3g})", "more varied start states"]
+        changes += [f"what starpo-s adds: {missing}"] if (missing := use.off_of_starpo_s) else []
         return EchoWarning(
             step,
             "echo_trap",
             lowest_ratio,
             f"Echo Trap: {len(signals)} of {len(SIGNALS)} signals at once ({summary}). From here on, the policy "
-            "mostly learns to repeat itself. To do: stop, go back to the best checkpoint, and continue with a lower "
-            "learning rate, more varied start states, or starpo-s if it is not on (filter by reward deviation, no "
-            "KL term, clip 0.2/0.28).",
+            "mostly learns to repeat itself. To do: stop, go back to the best checkpoint, and continue with "
+            f"{_listed(changes)}.",
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from starpod.trainer.diagnostics.config import MonitorConfig
 from starpod.trainer.diagnostics.early_stop import EarlyStop
-from starpod.trainer.diagnostics.echo_trap import EchoTrap, EchoWarning
+from starpod.trainer.diagnostics.echo_trap import EchoTrap, EchoWarning, SettingsInUse
 from starpod.trainer.diagnostics.success import SuccessTrack
 
 
@@ -19,14 +19,11 @@ class Monitor:
         self.echo_trap = EchoTrap(config, self.success)
         self.early_stop = EarlyStop(config, self.success)
 
-    def update(self, step: int, metrics: Mapping[str, float], *, drops_identical: bool = False) -> list[EchoWarning]:
-        """Process the metrics of a step, and return new warnings.
-
-        drops_identical: whether the filter already drops groups of identical replies.
-        """
+    def update(self, step: int, metrics: Mapping[str, float], use: SettingsInUse | None = None) -> list[EchoWarning]:
+        """Process the metrics of a step, and return new warnings. use: settings of the step; None: the defaults."""
         self.success.update(metrics.get("collect/success"))
         self.early_stop.update(step, metrics)
-        return self.echo_trap.update(step, metrics, drops_identical=drops_identical)
+        return self.echo_trap.update(step, metrics, use or SettingsInUse())
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as JSON values."""

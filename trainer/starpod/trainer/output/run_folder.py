@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -299,9 +299,16 @@ class RunFolder:
             if step_of(path) > step or path.name.startswith("final-"):
                 path.unlink()
 
-    def end(self, outcome: str, *, seconds: float) -> None:
-        """Record in run.json how the run ended, in words, and its duration in seconds, including earlier parts."""
-        self._write_facts({**self.read_facts(), "ended": {"outcome": outcome, "seconds": seconds, "time": time.time()}})
+    def end(self, outcome: str, *, seconds: float, limits: Sequence[str] = ()) -> None:
+        """Record in run.json how the run ended.
+
+        Args:
+            outcome: The reason in words.
+            seconds: Duration, including earlier parts.
+            limits: Keys of `stop` whose limits were reached.
+        """
+        ended = {"outcome": outcome, "seconds": seconds, "time": time.time(), "limits": list(limits)}
+        self._write_facts({**self.read_facts(), "ended": ended})
 
     def _write_facts(self, facts: Mapping[str, Any]) -> None:
         write_atomic(self.facts, json.dumps(facts, indent=2, default=str) + "\n")

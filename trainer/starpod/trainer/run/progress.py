@@ -47,8 +47,8 @@ class StopReason(NamedTuple):
     """The reason why a run is over."""
 
     text: str
-    limit: str = ""
-    """Key of `stop` whose limit was reached, if a higher limit would let the run continue."""
+    limits: tuple[str, ...] = ()
+    """Keys of `stop` whose limits were reached. With higher limits the run can continue."""
 
 
 class Settings:

@@ -12,6 +12,7 @@ from starpod.trainer.algorithms.filters import filter_groups, loss_scale
 from starpod.trainer.checkpoints.checkpoint import Checkpoints, Loaded
 from starpod.trainer.config import Config
 from starpod.trainer.data.episode import Episode, Group, branches_of, episodes_of
+from starpod.trainer.diagnostics.echo_trap import SettingsInUse
 from starpod.trainer.diagnostics.metrics import kept_by_task
 from starpod.trainer.diagnostics.monitor import Monitor
 from starpod.trainer.evaluation.held_out import HeldOut
@@ -162,14 +163,18 @@ class Run:
             reason = StopReason(f"stopped by {self.interrupts.signal.name} and saved")
         elif self.monitor.early_stop.reason:
             reason = StopReason(self.monitor.early_stop.reason)
-        elif progress.step >= stop.iterations:
-            reason = StopReason(f"iteration {stop.iterations} of {stop.iterations} done", "iterations")
-        elif stop.minutes is not None and progress.elapsed >= 60 * stop.minutes:
-            reason = StopReason(f"the time is up: stop.minutes={stop.minutes:g}", "minutes")
-        elif stop.tokens is not None and progress.tokens >= stop.tokens:
-            reason = StopReason(f"{progress.tokens:,} tokens were sampled: stop.tokens={stop.tokens}", "tokens")
-        elif stop.success is not None and (success or 0.0) >= stop.success:
-            reason = StopReason(f"evaluation success {success:.1%} reached stop.success")
+        else:
+            reached = {}
+            if progress.step >= stop.iterations:
+                reached["iterations"] = f"iteration {stop.iterations} of {stop.iterations} done"
+            if stop.minutes is not None and progress.elapsed >= 60 * stop.minutes:
+                reached["minutes"] = f"the time is up: stop.minutes={stop.minutes:g}"
+            if stop.tokens is not None and progress.tokens >= stop.tokens:
+                reached["tokens"] = f"{progress.tokens:,} tokens were sampled: stop.tokens={stop.tokens}"
+            if stop.success is not None and (success or 0.0) >= stop.success:
+                reached["success"] = f"evaluation success {success:.1%} reached stop.success"
+            if reached:
+                reason = StopReason(next(iter(reached.values())), tuple(reached))
         # Compare the ranks, because a signal may have reached only one of them.
         return max((rank_reason for rank_reason in self.parallel.gather_objects(reason) if rank_reason), default=None)
 
@@ -298,8 +303,10 @@ class Run:
         metrics["policy/version"] = float(self.progress.version)
         fleets = [collector.fleet for collector in self.collecting.collector.by_task.values()]
         metrics["collect/recoveries"] = float(sum(fleet.recoveries for fleet in fleets))
-        drops_identical = self.config.algorithm.filter.drop_identical
-        warnings = [warning.text for warning in self.monitor.update(step, metrics, drops_identical=drops_identical)]
+        config = self.config
+        lr = config.optimizer.lr * config.optimizer.rate_factor(step, config.stop.iterations)
+        use = SettingsInUse(lr, config.optimizer.max_grad_norm, config.sampling.temperature, config.algorithm)
+        warnings = [warning.text for warning in self.monitor.update(step, metrics, use)]
         for warning in warnings:
             screen.warn(warning)
         metrics |= self.monitor.echo_trap.metrics
@@ -393,4 +400,4 @@ class Run:
         """Stop the groups in play and record why the run is over."""
         await self.collecting.ahead.close()
         if self.parallel.is_main:
-            self.output.folder.end(reason.text, seconds=self.progress.elapsed)
+            self.output.folder.end(reason.text, seconds=self.progress.elapsed, limits=reason.limits)
