@@ -43,7 +43,9 @@ def a_group(number: int, returns: list[float]) -> list[Episode]:
 def make_run(path: Path, *, collapse: bool = False, seed: int = 0, **changes: Any) -> RunFolder:
     """A finished run with evaluations, rollouts of two groups at step 150, and a final evaluation of twenty seeds."""
     folder = write_run(path, collapse=collapse, seed=seed, title=f"The run {path.name}")
-    folder.config.write_text(yaml.safe_dump({**CONFIG, "seed": seed, **changes}), encoding="utf-8")
+    folder.config.write_text(
+        yaml.safe_dump({**CONFIG, "seed": seed, "stop": {"minutes": 4}, **changes}), encoding="utf-8"
+    )
     members = a_group(1, [1.0, 0.0])
     for made in members:
         for number, each in enumerate(made.turns):

@@ -131,7 +131,7 @@ def test_a_run_ends_with_what_can_be_done_next(pages: httpx.Client, runs: Path) 
     folder = runs / "calm"
     calls = re.findall(r"<dd><code>(starpod .*?)</code></dd>", pages.get("/runs/calm").text)
     assert calls == [
-        f"starpod train --resume --run-dir {folder}",
+        f"starpod train --resume --run-dir {folder} stop.minutes=8",
         f"starpod ui {folder} --serve frozen_lake-v1",
         f"starpod eval {folder}",
         f"starpod watch {folder}",
