@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from starpod.trainer.algorithms.advantages import advantages_by_kind
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.credit import agent_units
 from starpod.trainer.checkpoints.state import join_agents, split_agents
@@ -100,7 +99,7 @@ class Learner:
             trainer, (main, branches) = self.by_agent[agent], table.main_and_branches(_rows_with(mask_BT))
             if trainer.algorithm.scores_first(len(main or branches)):
                 scoring[agent] = self._score(agent, batch, table, mask_BT, version)
-        table.advantages = advantages_by_kind(self._first.algorithm, table, self._first.branches.scale)
+        table.advantages = self._first.estimate(table)
         for agent, mask_BT in masks.items():
             trainer, finds = self.by_agent[agent], agent not in scoring
             parts = [part for part in table.main_and_branches(_rows_with(mask_BT)) if part]
@@ -154,7 +153,7 @@ class Learner:
             self._score(agent, batch, table, mask_BT, version)
         # Compute advantages over the whole batch, as in an update. A bucket without deviation would show a gradient if
         # it were whitened separately.
-        advantages = table.advantages = advantages_by_kind(self._first.algorithm, table)
+        advantages = table.advantages = self._first.estimate(table)
         row_by_id = {id(episode): row for row, episode in enumerate(batch.episodes)}
 
         def backward(part: Sequence[Group], component: str) -> None:

@@ -12,7 +12,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from starpod.trainer.algorithms.advantages import advantages_by_kind
 from starpod.trainer.algorithms.turns import Units
 from starpod.trainer.data.batch import Advantages, Batch, RolloutBatch
 from starpod.trainer.data.episode import Episode, part_sums
@@ -88,7 +87,7 @@ def turn_steps(
         turn_table.rewards_BT = turn_batch.rows(returns, dtype=torch.float64)
         keys = [(episode.group, episode.member) for episode in members]
         carry_B = torch.tensor([carry.get(key, 1.0) for key in keys], device=batch.device)
-        advantages_BT = advantages_by_kind(trainer.algorithm, turn_table).advantages_BT
+        advantages_BT = trainer.estimate(turn_table).advantages_BT
         advantages_B = normalise_turn(advantages_BT[:, 0]) * carry_B
         advantages_BT = torch.where(mask_BT, advantages_B.unsqueeze(1), 0.0)
         turn_table.advantages = Advantages(advantages_BT, None, mask_BT)

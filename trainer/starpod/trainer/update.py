@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from starpod.trainer.algorithms.advantages import advantages_by_kind
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.checkpoints.state import flatten_optimizer, unflatten_optimizer
-from starpod.trainer.data.batch import Batch, Block, RolloutBatch, Sample
+from starpod.trainer.data.batch import Advantages, Batch, Block, RolloutBatch, Sample
 from starpod.trainer.data.images import Images, by_key
 from starpod.trainer.loss import LOSS_TERMS, StepLoss, in_rows, values_in_rows
 from starpod.trainer.models.first_adapters import FirstAdapters
@@ -102,6 +103,10 @@ class PolicyTrainer:
         """
         blocks = bool(self.algorithm.blocks)
         return RolloutBatch.of(batch, self.criteria_weights, blocks=blocks, branches=branches)
+
+    def estimate(self, table: RolloutBatch) -> Advantages:
+        """Return the advantages of scored episodes. Raises ValueError; see `advantages_by_kind`."""
+        return advantages_by_kind(self.algorithm, table, self.branches.scale)
 
     def check_sampler(
         self, batch: Batch, table: RolloutBatch, logprobs_BT: Tensor, version: int, mask_BT: Tensor
