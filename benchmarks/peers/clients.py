@@ -19,7 +19,7 @@ from dm_env_rpc.v1.tensor_utils import pack_tensor, unpack_tensor
 from openenv.core.generic_client import GenericEnvClient
 
 from benchmarks.peers.dm_env_rpc_server import ACTION_UID, REWARD_UID, TEXT_UID
-from benchmarks.serving.lake import WALK
+from benchmarks.serving.lake import TASK, actions_of_episode, next_seed
 from benchmarks.serving.measure import Measurement, Run, check, drive, summarise
 from starpod.environments.frozen_lake import ACTIONS
 
@@ -37,7 +37,7 @@ class OpenEnvPlayer:
         return result.reward or 0.0, result.done
 
     async def reset(self) -> None:
-        await self._client.reset(seed=0)
+        await self._client.reset(seed=next_seed())
 
 
 class DmEnvRpcPlayer:
@@ -55,7 +55,8 @@ class DmEnvRpcPlayer:
         return reward, response.state == dm.EnvironmentStateType.TERMINATED
 
     async def reset(self) -> None:
-        await self._connection.send(dm.ResetRequest())
+        if not TASK.random:  # else the sequence has ended, and the next step begins another one
+            await self._connection.send(dm.ResetRequest())
         await self._connection.send(dm.StepRequest(requested_observations=[TEXT_UID]))
 
 
@@ -98,12 +99,14 @@ async def open_dm_env(address: str, sessions: int) -> AsyncIterator[Run]:
         await together(DmEnvAdaptor.reset, environments)
         barrier = threading.Barrier(sessions + 1)
         waits: list[float] = []
+        resets = 0
 
         def play(environment: DmEnvAdaptor) -> None:
             barrier.wait()
             start = perf_counter()
+            nonlocal resets
             while True:
-                for number, action in enumerate(WALK, 1):
+                for number, action in enumerate(actions_of_episode(), 1):
                     before = perf_counter()
                     step = environment.step({"action": ACTIONS.index(action)})
                     after = perf_counter()
@@ -111,13 +114,16 @@ async def open_dm_env(address: str, sessions: int) -> AsyncIterator[Run]:
                     check(number, float(step.reward), step.last())
                     if after - start >= seconds:
                         return
+                    if step.last():
+                        break
                 environment.reset()
+                resets += TASK.random
 
         task = asyncio.create_task(together(play, environments))
         await asyncio.to_thread(barrier.wait)
         start = perf_counter()
         await task
-        return summarise(len(waits), perf_counter() - start, waits)
+        return summarise(len(waits) + resets, perf_counter() - start, waits)
 
     try:
         yield run

@@ -15,7 +15,7 @@ from dm_env_rpc.v1 import dm_env_rpc_pb2 as dm
 from dm_env_rpc.v1 import dm_env_rpc_pb2_grpc
 from dm_env_rpc.v1.tensor_utils import pack_tensor, unpack_tensor
 
-from benchmarks.serving.lake import new_episode
+from benchmarks.serving.lake import new_episode, next_seed
 from starpod.env_server.episode import Episode, Want
 from starpod.environments.frozen_lake import ACTIONS
 
@@ -42,7 +42,7 @@ class LakeServicer(dm_env_rpc_pb2_grpc.EnvironmentServicer):
                 case "step":
                     fresh = _step(episode, fresh, request.step, response.step)
                 case "reset":
-                    episode.reset(0, 0)
+                    episode.reset(next_seed(), 0)
                     fresh = True
                     response.reset.specs.CopyFrom(_specs())
                 case "leave_world":
@@ -58,7 +58,7 @@ def _step(episode: Episode, fresh: bool, request: Any, response: Any) -> bool:
     """Answer a step; the first of a sequence only observes. Returns whether the next one starts a new sequence."""
     if fresh:
         if episode.turns:
-            episode.reset(0, 0)
+            episode.reset(next_seed(), 0)
         text, reward, has_ended = episode.observe(NOTHING).parts, 0.0, False
     else:
         action = ACTIONS[int(unpack_tensor(request.actions[ACTION_UID]))]

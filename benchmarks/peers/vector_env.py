@@ -16,7 +16,7 @@ from gymnasium import spaces
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from benchmarks.peers.driver import Pipes, serve_runs
-from benchmarks.serving.lake import new_episode
+from benchmarks.serving.lake import TASK, new_episode, next_seed
 from starpod.env_server.episode import Want
 from starpod.environments.frozen_lake import ACTIONS, Symbols
 
@@ -32,7 +32,7 @@ class Lake(gymnasium.Env[str, int]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
-        self._episode.reset(0, 0)
+        self._episode.reset(next_seed(), 0)
         return str(self._episode.observe(Want()).parts), {}
 
     def step(self, action: int) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -44,14 +44,16 @@ def main() -> None:
     pipes = Pipes()
     count = int(sys.argv[2])
     kind = {"SyncVectorEnv": SyncVectorEnv, "AsyncVectorEnv": AsyncVectorEnv}[sys.argv[1]]
-    environments = kind([Lake] * count, autoreset_mode=AutoresetMode.DISABLED)
+    mode = AutoresetMode.NEXT_STEP if TASK.random else AutoresetMode.DISABLED
+    environments = kind([Lake] * count, autoreset_mode=mode)
     mask = np.ones(count, bool)
 
     def reset() -> None:
-        environments.reset(options={"reset_mask": mask})
+        environments.reset(options=None if TASK.random else {"reset_mask": mask})
 
     def step(action: str) -> list[tuple[float, bool]]:
-        _, rewards, terminated, truncated, _ = environments.step(np.full(count, ACTIONS.index(action)))
+        actions = environments.action_space.sample() if TASK.random else np.full(count, ACTIONS.index(action))
+        _, rewards, terminated, truncated, _ = environments.step(actions)
         return list(zip(rewards.tolist(), (terminated | truncated).tolist(), strict=True))
 
     environments.reset()

@@ -11,12 +11,13 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
+from itertools import islice
 from time import perf_counter
 from typing import Any
 
 import grpc
 
-from benchmarks.serving.lake import CHOSEN, ENVIRONMENT, OPTIONS, WALK, new_episode
+from benchmarks.serving.lake import CHOSEN, ENVIRONMENT, OPTIONS, TASK, WALK, actions_of_episode, new_episode, next_seed
 from benchmarks.serving.measure import Measurement, Run, check, drive, summarise
 from starpod.client import Fleet, Limits, Session
 from starpod.env_server.episode import Want
@@ -109,7 +110,7 @@ class SessionPlayer:
         return transition.reward, transition.done
 
     async def reset(self) -> None:
-        await self._session.reset(seed=0)
+        await self._session.reset(seed=next_seed())
 
 
 @contextlib.asynccontextmanager
@@ -212,6 +213,9 @@ async def open_step_many(address: str, sessions: int) -> AsyncIterator[Run]:
             async def reset() -> None:
                 await fleet.reset_many(group, [0] * len(group))
 
+            if TASK.random:
+                return await _march_at_random(fleet, group, seconds)
+
             async def step(place: int, action: str) -> None:
                 for transition in await fleet.step_many(group, [action] * len(group)):
                     check(place, transition.reward, transition.done)
@@ -253,13 +257,17 @@ async def open_load(address: str, sessions: int) -> AsyncIterator[Run]:
 async def open_default_load(address: str, sessions: int) -> AsyncIterator[Run]:
     """Run `starpod load` with its default policy, random moves, on a lake without holes.
 
-    Episodes there are about as long as the walk of the other ways, so that the number of resets is similar.
+    Episodes there are about as long as the walk of the other ways, so that the number of resets is similar. If the task
+    is random, run it on the real lake, as docs/load.md does.
     """
+    if TASK.random:
+        yield _load([address, "--sessions", str(sessions)], {}, ENVIRONMENT)
+        return
     yield _load([address, "--sessions", str(sessions)], {**OPTIONS, "map": ["SFFF", "FFFF", "FFFF", "FFFG"]})
 
 
-def _load(arguments: Sequence[str], options: Mapping[str, Any]) -> Run:
-    words = ["-e", "endless_lake", *arguments]
+def _load(arguments: Sequence[str], options: Mapping[str, Any], environment: str = "endless_lake") -> Run:
+    words = ["-e", environment, *arguments]
     words += [word for name, value in options.items() for word in ("--option", f"{name}={json.dumps(value)}")]
 
     async def run(seconds: float) -> Measurement:
@@ -272,9 +280,10 @@ def _load(arguments: Sequence[str], options: Mapping[str, Any]) -> Run:
         )
         output, _ = await process.communicate()
         (stage,) = json.loads(output)["stages"]
-        step, (generator,) = stage["calls"]["step"], stage["generators"]
+        calls, (generator,) = stage["calls"], stage["generators"]
+        step = calls["step"]
         return Measurement(
-            stage["steps"],
+            stage["steps"] + (calls["reset"]["count"] if TASK.random else 0),
             stage["seconds"],
             step["p50_ms"] / 1e3,
             step["p99_ms"] / 1e3,
@@ -282,6 +291,21 @@ def _load(arguments: Sequence[str], options: Mapping[str, Any]) -> Run:
         )
 
     return run
+
+
+async def _march_at_random(fleet: Fleet, group: list[Session], seconds: float) -> Measurement:
+    """Step all sessions together, and reset together those whose episodes have ended. Both are counted."""
+    await fleet.reset_many(group, [next_seed() for _ in group])
+    waits: list[float] = []
+    resets, start = 0, perf_counter()
+    moves = actions_of_episode()
+    while (before := perf_counter()) - start < seconds:
+        transitions = await fleet.step_many(group, list(islice(moves, len(group))))
+        waits.append(perf_counter() - before)
+        ended = [session for session, transition in zip(group, transitions, strict=True) if transition.done]
+        await fleet.reset_many(ended, [next_seed() for _ in ended])
+        resets += len(ended)
+    return summarise(len(group) * len(waits) + resets, perf_counter() - start, waits)
 
 
 async def _march(
@@ -317,7 +341,7 @@ async def _open_fleet(fleet: Fleet, sessions: int) -> list[Session]:
             count=min(missing_count, (sessions + 1) // 2, MOST_IN_A_GROUP),
             seed=0,
             options=OPTIONS,
-            limits=Limits(max_turns=0, max_actions_per_turn=0, max_actions=0),
+            limits=None if TASK.random else Limits(max_turns=0, max_actions_per_turn=0, max_actions=0),
         )
     return session_list
 
@@ -403,6 +427,8 @@ WAYS = (
             Way("starpod load, default policy", "starpod_endless", open_default_load),
         )
         if CHOSEN == "lake"
+        else (Way("starpod load", "starpod", open_default_load),)
+        if TASK.random
         else ()
     ),
     Way("starpod, without columns", "starpod", open_stream_calls, most=1024),

@@ -1,9 +1,10 @@
-"""`benchmarks.serving.throughput` on other workloads: steps that wait 5 ms or with a heavy tail, and a web shop.
+"""`benchmarks.serving.throughput` on other workloads: as a user calls it, slow steps, and a web shop.
 
     python -m benchmarks.serving.workloads [--sessions 16,64,256] [--seconds 3] [--rounds 1]
 
-A step of 5 ms imitates a tool or a page, and the heavy tail (Pareto, clipped at 500 ms) the web. In process, steps run
-one after another. AsyncVectorEnv and Ray actors are stepped together, so each step is as slow as the slowest.
+As a user calls it, the real lake is played with random moves, and calls are steps and resets. A step of 5 ms imitates a
+tool or a page, and the heavy tail (Pareto, clipped at 500 ms) the web. In process, steps run one after another.
+AsyncVectorEnv and Ray actors are stepped together, so each step is as slow as the slowest.
 """
 
 from __future__ import annotations
@@ -18,7 +19,12 @@ from tests.support import ROOT
 
 WAITING = ("in process", "starpod, coroutines", "OpenEnv", "dm-env-rpc, tuned", "Ray actors", "AsyncVectorEnv")
 COMPUTING = ("in process", "starpod, step_many", "starpod, coroutines", "OpenEnv", "OpenEnv, tuned")
+USER = (
+    *("starpod, step_many", "starpod, coroutines", "starpod load", "OpenEnv", "OpenEnv, tuned"),
+    *("dm-env-rpc, tuned", "SyncVectorEnv"),
+)
 TASKS = {
+    "user": ("as a user calls it", USER),
     "wait": ("steps of 5 ms", WAITING),
     "tail": ("steps with a heavy tail", WAITING),
     "webshop": ("webshop-v1, 1,000 products", COMPUTING),
