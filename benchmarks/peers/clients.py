@@ -45,6 +45,7 @@ class DmEnvRpcPlayer:
 
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
+        self._over = False
 
     async def step(self, action: str) -> tuple[float, bool]:
         tensor = pack_tensor(ACTIONS.index(action), dtype=dm.DataType.INT64)
@@ -52,10 +53,11 @@ class DmEnvRpcPlayer:
         response = await self._connection.send(request)
         unpack_tensor(response.observations[TEXT_UID])
         reward = float(unpack_tensor(response.observations[REWARD_UID]))
-        return reward, response.state == dm.EnvironmentStateType.TERMINATED
+        self._over = response.state == dm.EnvironmentStateType.TERMINATED
+        return reward, self._over
 
     async def reset(self) -> None:
-        if not TASK.random:  # else the sequence has ended, and the next step begins another one
+        if not (TASK.random and self._over):  # else the next step begins another sequence
             await self._connection.send(dm.ResetRequest())
         await self._connection.send(dm.StepRequest(requested_observations=[TEXT_UID]))
 

@@ -53,6 +53,18 @@ async def open_in_process(address: str, sessions: int) -> AsyncIterator[Run]:
     episodes = [new_episode() for _ in range(sessions)]
     want = Want()
 
+    async def run_at_random(seconds: float) -> Measurement:
+        waits: list[float] = []
+        moves, start = actions_of_episode(), perf_counter()
+        while (before := perf_counter()) - start < seconds:
+            for episode in episodes:
+                if episode.end_reason:
+                    episode.reset(next_seed(), 0)
+                else:
+                    episode.turn([next(moves)], want)
+            waits.append((perf_counter() - before) / sessions)
+        return summarise(sessions * len(waits), perf_counter() - start, waits)
+
     async def run(seconds: float) -> Measurement:
         for episode in episodes:
             episode.reset(0, 0)
@@ -71,7 +83,7 @@ async def open_in_process(address: str, sessions: int) -> AsyncIterator[Run]:
             for episode in episodes:
                 episode.reset(0, 0)
 
-    yield run
+    yield run_at_random if TASK.random else run
 
 
 # --- Starpod -----------------------------------------------------------------------------------------------------

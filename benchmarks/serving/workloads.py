@@ -20,7 +20,7 @@ from tests.support import ROOT
 WAITING = ("in process", "starpod, coroutines", "OpenEnv", "dm-env-rpc, tuned", "Ray actors", "AsyncVectorEnv")
 COMPUTING = ("in process", "starpod, step_many", "starpod, coroutines", "OpenEnv", "OpenEnv, tuned")
 USER = (
-    *("starpod, step_many", "starpod, coroutines", "starpod load", "OpenEnv", "OpenEnv, tuned"),
+    *("in process", "starpod, step_many", "starpod, coroutines", "starpod load", "OpenEnv", "OpenEnv, tuned"),
     *("dm-env-rpc, tuned", "SyncVectorEnv"),
 )
 TASKS = {
