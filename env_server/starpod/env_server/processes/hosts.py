@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 from collections.abc import Callable
@@ -150,8 +149,10 @@ def start_episode(
     instance = environment()
     instance.options = plan.options
     episode = Episode(instance, plan.limits)
-    recording = journal.recording(instance, None) if journal and environment.spec.effects else contextlib.nullcontext()
-    with recording:
+    if journal and environment.spec.effects:
+        with journal.recording(instance, None):
+            episode.reset(plan.seed, plan.dynamics_seed)
+    else:
         episode.reset(plan.seed, plan.dynamics_seed)
     observation = episode.observe(plan.want, plan.pictures)
     if type(observation.parts) is not str or type(observation.state_key) is not bytes or observation.extras:
