@@ -1,9 +1,7 @@
-"""The live screen and the plain log."""
+"""The log, and the progress bar below it on a terminal."""
 
 import io
 import logging
-import re
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -14,10 +12,10 @@ from rich.console import Console
 
 from starpod.report.figures import duration, show
 from starpod.trainer.data.metric_names import metric
-from starpod.trainer.output.live import SHARE, LiveScreen, View, make_screen
+from starpod.trainer.output.live import LiveScreen, make_screen
 from starpod.trainer.output.screen import PlainScreen, Screen, client_events, evaluation_line, step_line
-from starpod.trainer.output.words import final_line, sparkline, standing_warnings, trend, withdrawal
-from tests.trainer.diagnostics.synthetic import LADDER, episode, metrics_at
+from starpod.trainer.output.words import final_line, standing_warnings, trend, withdrawal
+from tests.trainer.diagnostics.synthetic import LADDER, metrics_at
 
 EVALUATION = {"success": 0.72, "success_low": 0.66, "success_high": 0.77, "episodes": 256, "reference": LADDER}
 
@@ -44,23 +42,6 @@ def test_live_on_a_terminal_plain_elsewhere() -> None:
     assert isinstance(make_screen("auto", Console(file=io.StringIO())), PlainScreen)
     assert isinstance(make_screen("live", Console(file=io.StringIO())), LiveScreen)
     assert type(make_screen("off", terminal())) is Screen
-
-
-def tell(screen: Screen, *, steps: int = 30) -> None:
-    """A short run."""
-    screen.start("FrozenLake with StarPO-S", {"model": "tiny", "budget_seconds": 240})
-    screen.phase("evaluating")
-    screen.evaluation(0, {**EVALUATION, "success": 0.07, "success_low": 0.04, "success_high": 0.11})
-    for step in range(1, steps + 1):
-        screen.phase("collecting")
-        screen.step(step, steps, metrics_at(step))
-    screen.episode(episode(17, solved=True))
-    screen.at = steps
-    screen.warn("the policy is echoing")
-    screen.warn("entropy has fallen to 20 % of its start: it hardly explores any more")
-    screen.warn(withdrawal("entropy", "it is at 90 % of its start again"))
-    screen.evaluation(steps, EVALUATION)
-    screen.done({"report": "runs/a/report.html"})
 
 
 # --- the log -------------------------------------------------------------------------------------------------------
@@ -138,95 +119,30 @@ def test_where_purchases_are_graded_the_return_stands_beside_success() -> None:
     assert evaluation_line(0, nothing_yet).endswith("success 0 %, return 0; beside rule 0 % (0.6)")
     paid_for_success = {"success": 0.5, "return_mean": 0.5, "return_low": 0.4, "return_high": 0.6}
     assert "return" not in evaluation_line(9, paid_for_success)
-    console = terminal()
-    with LiveScreen(console) as screen:
-        tell(screen)
-        screen.evaluation(31, {**EVALUATION, **graded})
-    assert "return 0.61 (0.58 to 0.642)" in text_of(console)
 
 
-# --- the live screen -----------------------------------------------------------------------------------------------
+# --- the progress bar ----------------------------------------------------------------------------------------------
 
 
-def test_the_screen_shows_everything_and_leaves_a_summary() -> None:
+def test_a_terminal_shows_the_log_above_a_bar_that_is_erased() -> None:
     console, clock = terminal(), Clock()
+    address = f"http://127.0.0.1:40213/{'a' * 150}"
     with LiveScreen(console, clock=clock) as screen:
-        tell(screen)
+        screen.start("FrozenLake with StarPO-S", {"live": address, "model": "tiny", "budget_seconds": 240})
         clock.now += 100
-        with console.capture() as captured:
-            console.print(screen.view)
-        shown = captured.get()
-        drawn = len(text_of(console))
-    for words in ("FrozenLake with StarPO-S", "step 30/30", "of 4:00", "Reward deviation in groups", "avoid holes"):
-        assert words in shown
-    assert "the policy is echoing" in shown and "frozen_lake-v1 · seed 17 · solved" in shown and "Down" in shown
-    left = text_of(console)[drawn:]
-    assert "warning at step 30: the policy is echoing" in left and "entropy has fallen" not in left + shown
-    assert "success 72 % (66 to 77 %)" in left and "report: runs/a/report.html" in left and "step 30/30" in left
+        screen.progress("playing random: 3 of 64")
+        screen.step(3, 30, metrics_at(3))
+        screen.warn("[bold]the policy is echoing\x1b[2J")
+    shown = text_of(console)
+    logged = log(lambda screen, _: screen.start("FrozenLake with StarPO-S", {"live": address}))
+    assert shown.replace("\x1b[2K", "").replace("\r", "").startswith("\n".join(logged))  # no line is broken
+    assert "[1:40] warning: [bold]the policy is echoing␛[2J" in shown
+    assert "playing random: 3 of 64" in shown and "step 3/30  1:40 of 4:00" in shown
+    assert shown.endswith("\x1b[1A\x1b[2K") and "\x1b[?25h" in shown  # the bar is erased, and the cursor is back
     screen.close()
 
 
-@pytest.mark.parametrize("width", [80, 130])
-def test_the_address_of_the_pages_is_a_line_by_itself(width: int) -> None:
-    address = "http://127.0.0.1:40213/"
-    plan = {"live": address, "model": "tiny", "episodes": "64 groups x 4 in each of 180 iterations", "folder": "a" * 80}
-    console = terminal(width)
-    with LiveScreen(console) as screen:
-        screen.start("a lake", plan)
-        with console.capture() as captured:
-            console.print(screen.view)
-    for shown in (captured.get(), "\n".join(log(lambda screen, _: screen.start("a lake", plan)))):
-        assert re.search(rf"(?m)^(\x1b\[H|  )live: {re.escape(address)} *$", shown)
-
-
-@settings(max_examples=25)
-@given(st.integers(20, 200), st.integers(5, 70))
-def test_it_fits_whatever_room_there_is(width: int, height: int) -> None:
-    view = View()
-    view.title, view.step, view.budget, view.site = "FrozenLake " * 5, 3, 60.0, "http://127.0.0.1:40213/"
-    view.metrics = metrics_at(3)
-    view.curves = {name: deque([value] * 3) for name, value in view.metrics.items()}
-    view.evaluations = [(0, dict(EVALUATION)), (50, dict(EVALUATION))]
-    view.reference, view.episode = LADDER, episode(17, solved=False, turns=6)
-    view.warnings = [(1, "a long warning " * 30), (2, "another " * 40)]
-    console = terminal(width, height)
-    lines = console.render_lines(view, console.options.update(height=height), pad=False)
-    assert len(lines) <= height
-    assert all(sum(segment.cell_length for segment in line) <= width for line in lines)
-
-
-def test_drawing_rests_in_proportion_to_what_it_cost() -> None:
-    clock = Clock()
-    drawn: list[float] = []
-
-    class Slow(View):
-        def __rich_console__(self, *_: Any) -> Any:
-            drawn.append(clock.now)
-            clock.now += 0.05
-            yield ""
-
-    screen = LiveScreen(terminal(), clock=clock)
-    screen.view = Slow()
-    screen.start("a", {})
-    for step in range(10_000):
-        clock.now += 0.01
-        screen.step(step, None, {})
-    screen.close()
-    assert len(drawn) > 10
-    assert 0.05 * len(drawn) <= 1.5 * SHARE * clock.now
-
-
-def test_a_picture_that_fails_does_not_end_the_run_and_the_terminal_is_given_back_after_an_error() -> None:
-    class Broken(View):
-        def __rich_console__(self, *_: Any) -> Any:
-            raise ValueError("no such colour")
-            yield ""
-
-    console = terminal()
-    with LiveScreen(console) as screen:
-        screen.view = Broken()
-        tell(screen)
-    assert "the screen failed and is off; training continues" in text_of(console)
+def test_the_terminal_is_given_back_after_an_error() -> None:
     console = terminal()
 
     def train() -> None:
@@ -236,8 +152,7 @@ def test_a_picture_that_fails_does_not_end_the_run_and_the_terminal_is_given_bac
 
     with pytest.raises(RuntimeError, match="training failed"):
         train()
-    assert text_of(console).count("\x1b[?1049h") == text_of(console).count("\x1b[?1049l") == 1
-    assert "\x1b[?25h" in text_of(console)
+    assert text_of(console).count("\x1b[?25l") == text_of(console).count("\x1b[?25h") == 1
 
 
 # --- words ---------------------------------------------------------------------------------------------------------
@@ -263,9 +178,8 @@ def test_numbers_read_well(value: float | None, kind: Any, text: str) -> None:
 
 
 @settings(max_examples=40)
-@given(st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), max_size=80), st.integers(1, 30))
-def test_sparklines_take_any_values(values: list[float], width: int) -> None:
-    assert len(sparkline(values, width)) <= width
+@given(st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), max_size=80))
+def test_trends_take_any_values(values: list[float]) -> None:
     assert trend(values) in "↗↘→ "
 
 
@@ -281,7 +195,6 @@ def test_trends() -> None:
     assert trend([0.1 * i for i in range(30)]) == "↗"
     assert trend([-0.1 * i for i in range(30)]) == "↘"
     assert trend([0.5, 0.6] * 15) == "→"
-    assert sparkline([0, 1, 2, 3], 4) == "▁▃▆█"
 
 
 def test_each_of_several_environments_is_named() -> None:
@@ -295,10 +208,3 @@ def test_each_of_several_environments_is_named() -> None:
     assert metric("environments/lake/success").label == "lake: success"
     assert metric("environments/lake/success").kind == "share"
     assert metric("agents/solver/policy/entropy").label == "solver: entropy (nats)"
-    view = View(title="both", step=3, metrics=metrics, evaluations=[(3, summary)])
-    view.curves = {name: deque([value]) for name, value in metrics.items()}
-    console = terminal()
-    console.print(view)
-    shown = text_of(console)
-    assert "lake: success" in shown and shown.index("arms: success") < shown.index("lake: success")
-    assert [line for line in shown.splitlines() if "lake " in line and "20 %" in line]

@@ -1,4 +1,4 @@
-"""The known metrics: their names in metrics.jsonl, labels, units and order on a screen."""
+"""The known metrics: their names in metrics.jsonl, labels, units and order on a page."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ collect/turns_mean collect/kept_fraction collect/identical_fraction policy/entro
 critic/explained_variance rate/sampled_tokens_per_s rate/environment_steps_per_s environment/latency_p99 time/step
 time/share_outside
 """.split()
-"""Order of metrics on a screen. All others follow if there is room."""
+"""Order of metrics on a page. All others follow by name."""
 
 
 def metric(name: str) -> Metric:

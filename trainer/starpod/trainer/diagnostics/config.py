@@ -91,7 +91,8 @@ class MonitorConfig(Section):
     """Diagnostics, early stops, sinks and the screen."""
 
     screen: Literal["auto", "live", "plain", "off"] = Field(
-        default="auto", description="auto: live on a terminal, else plain."
+        default="auto",
+        description="plain: a log. live: a log above a progress bar. auto: live on a terminal, else plain.",
     )
     echo_trap: EchoTrapConfig = EchoTrapConfig()
     information: InformationConfig = InformationConfig()

@@ -1,4 +1,4 @@
-"""Display of a run's progress: a live screen on a terminal, a plain log elsewhere."""
+"""Display of a run's progress as a log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import IO, Any, Self
 
 from starpod.report.console import visible
 from starpod.report.figures import Kind, duration, show
-from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.metric_names import TASKS
 from starpod.trainer.output.words import (
     WITHDRAWN,
@@ -86,9 +85,6 @@ class Screen:
     def step(self, step: int, total: int | None, metrics: Mapping[str, float]) -> None:
         """Show a finished step. total: number of steps of the run; None if a time limit decides."""
 
-    def episode(self, episode: Episode) -> None:
-        """Show the last turn of an episode, which may still be in play."""
-
     def evaluation(self, step: int, summary: Mapping[str, Any]) -> None:
         """Show an evaluation, given as a line of evaluations.jsonl."""
 
@@ -112,7 +108,7 @@ class Screen:
 
 
 class PlainScreen(Screen):
-    """Log with a line per step (at most one per second), evaluation and warning. Episodes are not shown."""
+    """Log with a line per step (at most one per second), evaluation and warning."""
 
     def __init__(self, file: IO[str], *, clock: Callable[[], float] = time.monotonic, interval: float = 1.0) -> None:
         self._file = file
@@ -203,7 +199,10 @@ class PlainScreen(Screen):
     def _say(self, line: str) -> None:
         with self._lock:
             self._last_text_time = self._clock()
-            print(visible(line), file=self._file, flush=True)
+            self._write(visible(line))
+
+    def _write(self, line: str) -> None:
+        print(line, file=self._file, flush=True)
 
 
 @contextmanager

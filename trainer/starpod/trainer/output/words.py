@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 from starpod.report.figures import show
@@ -106,23 +105,6 @@ def is_graded(summary: Mapping[str, Any]) -> bool:
     """Return whether the mean return differs from success. They are equal if a reward of 1 is paid for success only."""
     value, success = summary.get("return_mean"), summary.get("success")
     return value is not None and success is not None and abs(value - success) > 1e-9
-
-
-TICKS = "▁▂▃▄▅▆▇█"
-
-
-def sparkline(values: Sequence[float], width: int) -> str:
-    """Return the latest values as bars between their minimum and maximum. Neighbours are averaged to fit the width."""
-    finite = [value for value in values if math.isfinite(value)]
-    if not finite:
-        return ""
-    if len(finite) > width:
-        edges = [round(index * len(finite) / width) for index in range(width + 1)]
-        finite = [sum(finite[low:high]) / (high - low) for low, high in pairwise(edges) if high > low]
-    low, high = min(finite), max(finite)
-    if high - low < 1e-12:
-        return TICKS[3] * len(finite)
-    return "".join(TICKS[min(int(8 * (value - low) / (high - low)), 7)] for value in finite)
 
 
 def trend(values: Sequence[float]) -> str:

@@ -159,8 +159,6 @@ class Collecting:
         if config.max_staleness:
             metrics |= staleness_metrics(rounds.groups, progress.version)
             metrics["collect/stale_groups"] = float(rounds.stale)
-        if rounds.groups:
-            self._screen.episode(rounds.groups[0].episodes[0])
         return Collection(rounds.groups, played, rounds.uniform, metrics, tokens_spent(played))
 
     async def _play_rounds(self, progress: Progress) -> _Rounds:
