@@ -16,11 +16,13 @@ import httpx
 import pytest
 import yaml
 from click.testing import CliRunner
+from starlette.requests import Request
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.sinks import JsonlSink
+from starpod.ui.app import _failed
 from starpod.ui.cli import ui
 from starpod.ui.reading import read_notes
 from tests.support import ServerProcess, charts_of
@@ -348,10 +350,14 @@ def test_what_is_not_there_is_a_sentence(pages: httpx.Client, path: str, status:
     assert reply.status_code == status and "Traceback" not in reply.text and "<h1>" in reply.text
 
 
-def test_a_page_that_cannot_be_made_is_a_sentence(copies: httpx.Client) -> None:
-    reply = copies.get("/runs/odd")
-    assert reply.status_code == 500 and "This page cannot be made (KeyError: &#39;step&#39;)" in reply.text
+def test_a_page_that_cannot_be_made_is_a_sentence() -> None:
+    reply = _failed(Request({"type": "http", "headers": []}), KeyError("step"))
+    assert reply.status_code == 500 and b"This page cannot be made (KeyError: &#39;step&#39;)" in bytes(reply.body)
     assert "default-src" in reply.headers["content-security-policy"]
+
+
+def test_an_evaluation_without_a_step_is_left_out(copies: httpx.Client) -> None:
+    assert copies.get("/runs/odd").status_code == 200
 
 
 def test_other_names_are_refused(pages: httpx.Client) -> None:

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NotRequired
 
 from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
@@ -69,6 +69,7 @@ class _Git(TypedDict):
 class _End(TypedDict):
     outcome: str
     seconds: FiniteFloat
+    limits: NotRequired[list[str]]
 
 
 class _Machine(TypedDict, total=False):
