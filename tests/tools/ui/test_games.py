@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,8 @@ def lost(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> tup
     folder = tmp_path_factory.mktemp("live")
     with SyncFleet(server.address) as fleet:  # what evaluations hold out cannot be saved
         episode = next(lost for seed in range(10_000, 10_100) if (lost := _lose(fleet, seed, {"success_rate": 1.0})))
-    write_lake(folder / "lake").write_rollouts(1, [episode], max_bytes=2**20)
+    solved = replace(episode, group=1, success=True)
+    write_lake(folder / "lake").write_rollouts(1, [episode, solved], max_bytes=2**20)
     return folder, episode
 
 
@@ -121,7 +122,7 @@ def visiting(runs: Path, *words: str, page: str, shown: str) -> Iterator[Visitor
 def live(server: ServerProcess, lost: tuple[Path, Episode]) -> Iterator[httpx.Client]:
     """A client of a site over the lost episode, with a server."""
     words = ("--address", server.address)
-    with site_over(lost[0], *words, page="/episodes?run=lake", shown="1 episode<") as http:
+    with site_over(lost[0], *words, page="/episodes?run=lake", shown="2 episodes<") as http:
         yield http
 
 
@@ -248,6 +249,18 @@ def test_a_game_is_played_and_taken_back(visitor: Visitor) -> None:
     assert "turn <b>0</b>" in visitor.text and re.findall(r"base64,([^\"]+)", visitor.text)[0] == first
 
 
+def test_what_was_wrong_with_a_turn_is_told_beside_the_moves_and_a_game_that_is_over_leads_to_another(
+    visitor: Visitor,
+) -> None:
+    start(visitor, "frozen_lake-v1", seed="10000", success_rate="1.0")
+    visitor.send("act", action="Fly")
+    assert '<p class="warned">Fly: invalid</p>' in visitor.text and "New episode" not in visitor.text
+    solve_by_hints(visitor)
+    first = visitor.path
+    assert visitor.send("again") == 200 and visitor.path != first
+    assert "turn <b>0</b>" in visitor.text and "&#39;success_rate&#39;: 1.0" in visitor.text  # with the same options
+
+
 def program_of(visitor: Visitor) -> str:
     return html.unescape(re.findall(r'id="python">(.*?)</pre>', visitor.text, re.DOTALL)[0])
 
@@ -350,7 +363,7 @@ def test_an_action_of_several_lines(visitor: Visitor) -> None:
 def test_a_site_starts_the_server_that_its_pages_need(lost: tuple[Path, Episode], tmp_path: Path) -> None:
     (tmp_path / "vault.py").write_text(fill("environment", VALUES, options=False, expert=False))
     words = ("--serve", "frozen_lake", "--serve", str(tmp_path / "vault.py"))
-    with visiting(lost[0], *words, page="/episodes?run=lake", shown="1 episode<") as visitor:
+    with visiting(lost[0], *words, page="/episodes?run=lake", shown="2 episodes<") as visitor:
         assert visitor.get("/fleet") == 200 and 'href="/play/vault-v1"' in visitor.text
         visitor.get(EPISODE)
         assert visitor.send("/fork", turn="1") == 200 and "forked from this episode" in visitor.text
@@ -417,6 +430,8 @@ def test_which_turn_lost_it(visitor: Visitor) -> None:
     shares = re.findall(r'aria-label="Success before turn \d+">([\d.]+)<', visitor.text)
     assert shares == ["1.0"] * (FATAL + 1)
     assert f"Success falls most at turn {FATAL + 1}" in visitor.text and "do not overlap" in visitor.text
+    visitor.get(EPISODE.replace("group=0", "group=1"))
+    assert "Fork here" in visitor.text and "Which turn lost it?" not in visitor.text, "it was solved"
 
 
 def test_an_episode_that_the_server_does_not_repeat(visitor: Visitor, lost: tuple[Path, Episode]) -> None:

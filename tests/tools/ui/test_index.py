@@ -121,6 +121,13 @@ def test_a_run_elsewhere_that_is_quiet_for_long_is_interrupted(
     assert only(index)["status"] == "interrupted" and only(index)["left"] is None
 
 
+def test_a_run_that_was_stopped_is_not_shown_as_ended(indexed: tuple[Path, Index, Indexer]) -> None:
+    folder, index, indexer = indexed
+    RunFolder(folder / "calm").end("stopped by SIGINT and saved", seconds=9.0)
+    indexer.update()
+    assert only(index)["status"] == "stopped"
+
+
 def test_the_last_evaluation_is_shown_beside_the_final_figure_of_an_earlier_policy(
     indexed: tuple[Path, Index, Indexer],
 ) -> None:

@@ -20,6 +20,7 @@ from starlette.requests import Request
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
+from starpod.trainer.data.episode import ActionOutcome
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.sinks import JsonlSink
 from starpod.ui.app import _failed
@@ -82,6 +83,7 @@ def copies(calm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[htt
     words.save(str(folder / "read" / "initial" / "tokenizer.json"))
     members = a_group(2, [1.0, 1.0])
     members[1].turns[0].observation = "P slipped"
+    members[1].turns[0].outcomes = [ActionOutcome(executed=True, valid=False, effective=False)]
     lines = "".join(json.dumps(each.to_json()) + "\n" for each in members)
     (folder / "slippery" / "episodes" / "train-000150.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     with site_over(folder, page="/", shown="/runs/odd") as http:
@@ -253,6 +255,17 @@ def test_episodes_by_filter(pages: httpx.Client) -> None:
     text = pages.get("/episodes?run=calm&kind=train&malformed=1").text
     assert "1 episode<" in text and "1 malformed" in text and "1 truncated" in text
     assert "0 episodes" in pages.get("/episodes?run=calm&text=zebra").text
+
+
+def test_an_episode_of_an_evaluation_is_named_by_its_seed(pages: httpx.Client) -> None:
+    text = pages.get("/episodes?run=calm&kind=eval&step=25").text
+    assert "step 25, seed 7</a>" in text and "member 0" not in text
+    assert "member 1</a> of <a" in pages.get("/episodes?run=calm&kind=train").text
+
+
+def test_an_invalid_action_is_marked(copies: httpx.Client) -> None:
+    text = copies.get(f"/episode?{place(2, 'slippery', 1)}").text
+    assert '<span class="action">Down</span><span class="warned">invalid</span>' in text
 
 
 def test_a_group_says_what_the_filter_made_of_it(pages: httpx.Client) -> None:

@@ -165,7 +165,7 @@ _NOTICES = {
 
 
 async def game_action(site: Site, request: Request) -> Response:
-    """Carry out a form of the game's page: act, undo, fork, branch, save or close."""
+    """Carry out a form of the game's page: act, undo, fork, branch, save, again or close."""
     games = games_of(site)
     game = games.get(request.path_params["game"])
     form = await posted(site, request, game.id)
@@ -195,6 +195,8 @@ async def _do(site: Site, games: Games, game: Game, what: str, form: Mapping[str
             await games.undo(game)
         case "fork":
             return to_game(await games.fork(game))
+        case "again":
+            return to_game(await games.keep(await games.open(game.spec.id, options=game.task.options)))
         case "branch":
             continuing = continuing_of(site)
             policy, count = continuation(form, continuing.policies.choices(game.spec, game.run))

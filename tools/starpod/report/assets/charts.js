@@ -36,7 +36,13 @@ const sizes = new ResizeObserver(entries => entries.forEach(({target}) => {
   const chart = charts.get(target);
   if (chart?.width && chart.width !== target.clientWidth) redraw([target]);
 }));
-function readable(part) {  // finds the charts of a part of the page that is new
+function readable(part) {  // finds the charts of a part of the page that is new, and keeps numbers and their units in one line
+  const texts = document.createTreeWalker(part, NodeFilter.SHOW_TEXT, node =>
+    node.parentElement?.closest('pre, code, textarea, script, style, svg') ? NodeFilter.FILTER_REJECT : NodeFilter.FILTER_ACCEPT);
+  while (texts.nextNode()) {
+    const text = texts.currentNode;
+    if (/\d %/.test(text.data)) text.data = text.data.replace(/(\d) %/g, '$1\u00a0%');
+  }
   for (const div of charts.keys()) if (!div.isConnected) { charts.delete(div); inSight.delete(div); }
   for (const div of part.querySelectorAll('[data-chart]')) {
     charts.set(div, JSON.parse(div.dataset.chart));
