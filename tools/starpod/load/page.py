@@ -81,7 +81,7 @@ def _search(report: Mapping[str, Any]) -> PageSection | None:
     return PageSection(
         f"The highest rate that keeps {' and '.join(search['targets'])}",
         "No rate held it." if rate is None else f"{show(rate, 'rate')} steps/s held it, confirmed.",
-        table=PageTable(("#Steps/s due", "", "Outcome", "Measured"), rows),
+        table=PageTable(("#Steps/s due", "Kind", "Outcome", "Measured"), rows),
     )
 
 

@@ -118,6 +118,7 @@ async function draw(div) {
   }
   values.push(...chart.rules.map(([y]) => y * scale));
   const rangeY = upright(chart, values, logY), height = div.clientHeight - TOP - BOTTOM;
+  const decadesY = logY ? decades(...rangeY.map(power => 10 ** power)) : [];
   const part = y => logY ? (Math.log10(y) - rangeY[0]) / (rangeY[1] - rangeY[0]) : (y - rangeY[0]) / (rangeY[1] - rangeY[0]);
   const marks = chart.marks.filter(([x, , name, colour]) => (!name || shown.some(line => line.colour === colour)) && x >= low && x <= high && (!logX || x > 0));
   const label = {showarrow: false, font: {size: 11, color: paint.muted}};
@@ -135,10 +136,10 @@ async function draw(div) {
     hovermode: 'x unified', hoverlabel: {bgcolor: paint.surface, bordercolor: paint.grid, font: {color: paint.ink}, namelength: -1}, hoverdistance: 40,
     dragmode: matchMedia('(pointer: coarse)').matches ? false : 'zoom', showlegend: legend,
     legend: {orientation: 'h', traceorder: 'normal', x: 1, xanchor: 'right', y: 1, yanchor: 'bottom', font: {size: 11, color: paint.muted}, bgcolor: 'rgba(0,0,0,0)'},
-    xaxis: {...axis, type: logX ? 'log' : 'linear', range: logX ? [low, high].map(Math.log10) : [low, high], tickformat: '~s', hoverformat: ',.10~g',
+    xaxis: {...axis, type: logX ? 'log' : 'linear', range: logX ? [low, high].map(Math.log10) : [low, high], tickformat: high < 1e5 ? ',~g' : '~s', hoverformat: ',.10~g', ...(logX && {tickvals: decades(low, high)}),
       title: {text: chart.x, standoff: 4, font: {size: 11}}, showspikes: true, spikemode: 'across', spikethickness: 1, spikecolor: paint.muted, spikedash: 'solid', automargin: false,
       ...(chart.ticks.length && {tickvals: chart.ticks.map(each => each[0]), ticktext: chart.ticks.map(each => each[1])})},
-    yaxis: {...axis, ...FORMATS[chart.kind], type: logY ? 'log' : 'linear', range: rangeY, fixedrange: true, nticks: 6, automargin: false, ...(logY && {dtick: rangeY[1] - rangeY[0] < 2.5 ? 'D2' : undefined})},
+    yaxis: {...axis, ...FORMATS[chart.kind], type: logY ? 'log' : 'linear', range: rangeY, fixedrange: true, nticks: 6, automargin: false, ...(logY && {tickvals: decadesY, ticktext: decadesY.map(y => figure(chart, y))})},
     shapes: [
       ...chart.rules.map(([y]) => ({type: 'line', xref: 'paper', x0: 0, x1: 1, y0: y * scale, y1: y * scale, line: {color: paint.muted, width: 1, dash: 'dot'}})),
       ...marks.map(([x, , , colour]) => ({type: 'line', x0: x, x1: x, yref: 'paper', y0: 0, y1: 1, line: {color: paint[`c${colour}`] ?? paint.ink, width: 1, dash: 'dot'}})),
@@ -151,11 +152,21 @@ async function draw(div) {
   div.dataset.drawn = 'yes';
 }
 function plain(text) { return text.replace(/&/g, '&amp;').replace(/</g, '&lt;'); }  // Plotly reads some tags
-function figure(chart, y) { return `${Number(y.toPrecision(3))}${FORMATS[chart.kind].ticksuffix ?? ''}`; }
+function figure(chart, y) {
+  const [value, unit] = chart.kind !== 'seconds' ? [y, FORMATS[chart.kind].ticksuffix ?? ''] : y < 1 ? [1000 * y, ' ms'] : [y, ' s'];
+  return `${Number(value.toPrecision(3))}${unit}`;
+}
+function decades(low, high) {  // ticks of a logarithmic axis: powers of ten, with 2 and 5 in between if there are few
+  const [first, last] = [low, high].map(value => Math.floor(Math.log10(value))), tickvals = [];
+  for (let power = first; power <= last; power++) for (const factor of last - first > 2 ? [1] : [1, 2, 5]) tickvals.push(factor * 10 ** power);
+  return tickvals;
+}
 function upright(chart, values, log) {
   if (log) {
-    const powers = values.filter(y => y > 0).map(Math.log10), low = Math.min(...powers), high = Math.max(...powers);
-    return powers.length ? [low - 0.05 * (high - low || 1), high + 0.05 * (high - low || 1)] : [0, 1];
+    const known = values.filter(y => y > 0), low = Math.min(...known), high = Math.max(...known);
+    if (!known.length) return [0, 1];
+    const ticks = decades(low, 10 * high);  // from the tick below all values to the one above
+    return [ticks.findLast(tick => tick <= low * 1.001), ticks.find(tick => tick >= high * 0.999 && tick > low * 1.001)].map(Math.log10);
   }
   const low = Math.min(0, ...values), high = Math.max(0, ...values);
   if (chart.stacked || (chart.kind === 'share' && low >= 0 && high > 40 && high <= 100)) return [0, 100];
