@@ -10,14 +10,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from benchmarks.training.pictures import draw_charts
 from starpod.report.curves import COLOURS, Chart, ChartLine, Point, Rule, smooth
 from starpod.report.figures import Kind, show
-from starpod.report.pages import PageSection, PageTable, render_file
 from starpod.trainer.data.metric_names import metric
 from starpod.trainer.diagnostics.metrics import spent_in
 from starpod.trainer.evaluation.statistics import mean_interval
-from starpod.trainer.output.files import write_atomic
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.run_page import curve
 
@@ -44,18 +41,6 @@ DEFAULT_METRICS = (
     "update/grad_norm",
     "collect/success",
 )
-
-
-def write_comparison(
-    run_dirs: Mapping[str, Sequence[Path]], path: Path, charts: Sequence[Chart], about: str, title: str
-) -> Path:
-    """Write a page of charts, and a picture of them beside it (`<page>.svg`), whose path is returned."""
-    kinds = {label: [RunFolder(folder) for folder in folders] for label, folders in run_dirs.items()}
-    note = "Lines are means over seeds, bands their 95 % intervals, thin lines the seeds."
-    section = PageSection("Curves", note, charts, _table(kinds))
-    write_atomic(path, render_file("sections.html", title=title, about=about, sections=[section]))
-    draw_charts(path.with_suffix(".svg"), charts)
-    return path.with_suffix(".svg")
 
 
 def compare_runs(
@@ -177,23 +162,3 @@ def _rules(kinds: Mapping[str, Sequence[RunFolder]], name: str, kind: Kind) -> l
                 reference = line.get("reference") or reference
     value = _EVALUATED[_figure(name)][0]
     return [Rule(each[value], f"{name} {show(each[value], kind)}") for name, each in reference.items() if value in each]
-
-
-def _table(kinds: Mapping[str, Sequence[RunFolder]]) -> PageTable:
-    rows = []
-    for label, folders in kinds.items():
-        ends = [lines for folder in folders if (lines := folder.read_evaluations())]
-        if not ends:
-            continue
-        finals = [final for folder in folders if (final := folder.read_final())]
-        cells = []
-        for values in (
-            [lines[0]["success"] for lines in ends],
-            [lines[-1]["success"] for lines in ends],
-            [final["success"] for final in finals],
-        ):
-            low, high = mean_interval(values) if len(values) > 1 else (0.0, 1.0)
-            interval = f" ({show(max(low, 0), 'share')} to {show(min(high, 1), 'share')})" if len(values) > 1 else ""
-            cells.append(f"{show(fmean(values), 'share')}{interval}" if values else "-")
-        rows.append((label, str(len(ends)), *cells))
-    return PageTable(("Run", "#Seeds", "#Success before", "#Last evaluation", "#Final, best checkpoint"), rows)

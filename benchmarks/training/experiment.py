@@ -23,6 +23,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,7 +32,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import origin
-from benchmarks.training.comparison import EVALUATION, SPENT, STEPS, compare_runs, spent_by, write_comparison
+from benchmarks.training.comparison import EVALUATION, SPENT, STEPS, compare_runs, spent_by
+from benchmarks.training.pictures import draw_charts
 from starpod.client.spelling import near, nearest
 from starpod.trainer.config import Config, load_config
 from starpod.trainer.diagnostics.echo_trap import SIGNALS, Signal
@@ -246,6 +248,8 @@ def main() -> None:
             for path in paths or EXPERIMENTS.values():
                 print_commands(path, arguments.seeds, arguments.set)
         elif paths:
+            if find_spec("matplotlib") is None:
+                raise ConfigError("the picture needs matplotlib: pip install '.[bench]'")
             for path in paths:
                 run_experiment(path, arguments)
         else:
@@ -303,10 +307,7 @@ def run_experiment(path: Path, arguments: argparse.Namespace) -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / f"learning_{name}.json").write_text(json.dumps(results, indent=2) + "\n")
     over = tuple(SPENT) if experiment.over == "resources" else (STEPS,)
-    charts = compare_runs(folders, experiment.metrics, over)
-    about = f"{experiment.question} {experiment.caption}."
-    picture = write_comparison(folders, arguments.runs / f"learning_{name}.html", charts, about, experiment.title)
-    shutil.copy(picture, arguments.out)
+    draw_charts(arguments.out / f"learning_{name}.svg", compare_runs(folders, experiment.metrics, over))
     Console().print(_table(name, results))
 
 

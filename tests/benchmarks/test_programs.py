@@ -60,6 +60,7 @@ PROGRAMS = {
         "bandit --seeds 1 --runs OUT/runs --out OUT/results --set collect.groups=4 --set collect.group_size=4 "
         "--set warm_start.steps=40 --set warm_start.episodes=60 --set stop.iterations=3 --set evaluation.episodes=4 "
         "--set evaluation.reference=[random]",
+        PLOT,
         mark="minutes",
     ),
     "training.gpu_scale": Small("--groups 1 --group-size 2 --reply 4 --iterations 2 --trl OUT --json OUT/a.json"),
