@@ -1,5 +1,13 @@
 """Client of environment servers. A Fleet opens sessions, steps them, and recovers them if a server is lost."""
 
+import os
+import sys
+
+if "grpc" not in sys.modules:
+    # gRPC reads this once, when it is imported. By default it restarts its threads in a forked process, and 4 of 30
+    # such processes crashed with SIGSEGV.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
 from starpod.client.errors import (
     BadArgument,
     DeadlineExceeded,

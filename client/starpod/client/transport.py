@@ -8,6 +8,7 @@ import random
 import ssl
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,10 @@ FORKED = (
     "This process was forked from one that was using gRPC, which cannot be used in it. Close all fleets before the "
     "fork; or start processes with the method spawn or forkserver, such as multiprocessing.get_context('spawn') or "
     "AsyncVectorEnv(..., context='spawn'); and make a fleet in each."
+)
+RISKY_FORK = (
+    "This process uses gRPC and is forked, and the new process may die of signal 11, because gRPC was imported before "
+    "starpod.client. Import starpod.client first, or set GRPC_ENABLE_FORK_SUPPORT=0."
 )
 _GRPC_THREADS = frozenset(("event_engine", "grpc_global_tim", "lifeguard"))
 """Names of the threads that gRPC runs while it has a channel or server. A forked process lacks these threads."""
@@ -53,6 +58,8 @@ def _look_before_fork() -> None:
     global _forks_grpc
     while (_forks_grpc := _runs_grpc()) and not _open_fleets and time.monotonic() < _settled_by:
         time.sleep(0.005)
+    if _forks_grpc and os.environ.get("GRPC_ENABLE_FORK_SUPPORT") != "0":
+        warnings.warn(RISKY_FORK, RuntimeWarning, stacklevel=2)
 
 
 def _note_fork() -> None:
@@ -63,8 +70,6 @@ def _note_fork() -> None:
 
 if sys.platform != "win32":
     os.register_at_fork(before=_look_before_fork, after_in_child=_note_fork)
-# Otherwise gRPC restarts its threads in the child, and 4 of 60 such processes crashed with SIGSEGV.
-os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
 def expect_own_grpc() -> None:
