@@ -44,7 +44,7 @@ def make_run(path: Path, *, collapse: bool = False, seed: int = 0, **changes: An
     """A finished run with evaluations, rollouts of two groups at step 150, and a final evaluation of twenty seeds."""
     folder = write_run(path, collapse=collapse, seed=seed, title=f"The run {path.name}")
     folder.config.write_text(
-        yaml.safe_dump({**CONFIG, "seed": seed, "stop": {"minutes": 4}, **changes}), encoding="utf-8"
+        yaml.safe_dump({**CONFIG, "seed": seed, "stop": {"iterations": 150, "minutes": 4}, **changes}), encoding="utf-8"
     )
     members = a_group(1, [1.0, 0.0])
     for made in members:
