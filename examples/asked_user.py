@@ -2,7 +2,7 @@
 
     starpod gateway smollm2
     export ANIMAL_MODEL_URL=http://127.0.0.1:8091/v1
-    starpod serve --environment-module examples/asked_user.py --effects effects/
+    starpod serve examples/asked_user.py --effects effects/
     starpod play 127.0.0.1:50051 animal
 
 Any server of OpenAI's chat completions works. Replies of the model are recorded in effects/ and never requested again.

@@ -1,6 +1,6 @@
 """A custom environment in one file: find a hidden number in few guesses.
 
-starpod serve --environment-module examples/custom_environment.py
+starpod serve examples/custom_environment.py
 starpod play 127.0.0.1:50051 guess --option highest=1000
 """
 

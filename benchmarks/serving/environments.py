@@ -1,6 +1,6 @@
 """Environments of the benchmarks: lakes with slow steps, without limits, or in a process; large observations.
 
-starpod serve --environment-module benchmarks/serving/environments.py --threads 512 slow_lake-v1
+starpod serve benchmarks/serving/environments.py --threads 512 slow_lake-v1
 """
 
 from __future__ import annotations

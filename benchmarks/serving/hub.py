@@ -55,7 +55,7 @@ def good() -> list[str]:
     words = ["*"]
     for module, names in GOOD.items():
         family = FAMILIES.get(module, module)
-        words += [word for name in names for word in ("--host", f"{family}:{name}") if find_spec(module)]
+        words += [f"{family}:{name}" for name in names if find_spec(module)]
     return words
 
 

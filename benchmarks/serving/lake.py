@@ -28,9 +28,9 @@ from starpod.environments.frozen_lake import ACTIONS, FrozenLake
 LAKE: dict[str, Any] = {"map": ["SFFF", "FHFH", "FFFH", "HFFG"], "success_rate": 1.0}
 LAKE_WALK = ("Right", "Left") * 22 + ("Down", "Down", "Right", "Right", "Down", "Right")
 NO_LIMITS = Limits()
-SLOW_SERVER = ("--environment-module", "benchmarks/serving/environments.py", "--threads", "512", "slow_lake-v1")
+SLOW_SERVER = ("benchmarks/serving/environments.py", "--threads", "512", "slow_lake-v1")
 
-ENDLESS_SERVER = ("--environment-module", "benchmarks/serving/environments.py", "endless_lake-v1")
+ENDLESS_SERVER = ("benchmarks/serving/environments.py", "endless_lake-v1")
 
 
 @dataclass(frozen=True, slots=True)

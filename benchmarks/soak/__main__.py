@@ -90,13 +90,12 @@ def main() -> None:
     parser.add_argument("--peak-seconds", type=float, default=20.0, help="how long the peak is measured")
     parser.add_argument("--players", type=int, default=64)
     parser.add_argument("--environment", action="append", help="repeatable; default: " + ", ".join(ENVIRONMENTS))
-    parser.add_argument("--environment-module", action="append", default=[], help="as for starpod serve")
+    parser.add_argument("--file", action="append", default=[], metavar="FILE.py", help="environments to serve, too")
     parser.add_argument("--json", type=Path, default=ROOT / "docs" / "benchmarks" / "soak.json")
     parser.add_argument("--plot", type=Path, help="default: beside the JSON; needs matplotlib (extra bench)")
     arguments = parser.parse_args()
     environments = arguments.environment or list(ENVIRONMENTS)
-    modules = [*arguments.environment_module, *([] if arguments.environment else [str(ISOLATED)])]
-    problems = [word for module in modules for word in ("--environment-module", module)]
+    problems = [*arguments.file, *([] if arguments.environment else [str(ISOLATED)])]
     with start_server(*environments, *problems) as server, running(server.address, environments, arguments) as client:
         peak = measure_peak(client, arguments.peak_seconds)
         client.pace(arguments.load * peak)

@@ -57,7 +57,7 @@ def words(job: str, staleness: int) -> list[str]:
     threads = 8 * 16 * (staleness + 1)
     return [
         job,
-        f"environment.serve=[--environment-module,{ENVIRONMENTS},--threads,'{threads}']",
+        f"environment.serve=[{ENVIRONMENTS},--threads,'{threads}']",
         f"collect.max_staleness={staleness}",
         "environment=slow_lake-v1",
         "environment.options.shortest=0.005",

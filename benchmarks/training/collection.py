@@ -134,12 +134,7 @@ async def measure(arguments: argparse.Namespace) -> list[Result]:
     )
     episodes = arguments.groups * arguments.size
     # One thread per episode, so that a step waits only for its own delay.
-    serve = (
-        "--environment-module",
-        str(ROOT / "benchmarks" / "serving" / "environments.py"),
-        "--threads",
-        str(episodes),
-    )
+    serve = (str(ROOT / "benchmarks" / "serving" / "environments.py"), "--threads", str(episodes))
     results: list[Result] = []
     with local_services([ENVIRONMENT], arguments=serve) as address:
         async with Fleet(address) as fleet:

@@ -41,7 +41,7 @@ def shadowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_service_and_its_processes_start(shadowed: Path) -> None:
-    words = ("serve", "--environment-module", str(shadowed / "sets.py"), "--workers", "2", "--port", "0")
+    words = ("serve", str(shadowed / "sets.py"), "--workers", "2", "--port", "0")
     with run_program("the service", *words) as address, SyncFleet(address) as fleet:
         (session,) = fleet.open("sets-v1", seed=1)
         assert session.step("left").terminated

@@ -17,7 +17,7 @@ EXAMPLE = ROOT / "examples" / "custom_environment.py"
 
 @pytest.fixture(scope="module")
 def custom() -> Iterator[ServerProcess]:
-    with start_server("--environment-module", str(EXAMPLE)) as server:
+    with start_server(str(EXAMPLE)) as server:
         yield server
 
 

@@ -55,7 +55,7 @@ def team(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def corridor() -> ServerProcess:
-    with start_server("--environment-module", "benchmarks/training/corridor.py") as process:
+    with start_server("benchmarks/training/corridor.py") as process:
         yield process
 
 

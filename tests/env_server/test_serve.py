@@ -58,14 +58,14 @@ def environment_file(folder: Path, members: str, setup: str = "") -> str:
 
 def test_the_folder_of_an_exported_model_means_its_environments(tmp_path: Path) -> None:
     file = environment_file(tmp_path, "")
-    (tmp_path / "starpod.json").write_text(json.dumps({"serve": ["local-v1", "--environment-module", file]}))
+    (tmp_path / "starpod.json").write_text(json.dumps({"serve": ["local-v1", file]}))
     with start_server(str(tmp_path)) as server:
         assert [spec.id for spec in ask(server.address, "Describe").environments] == ["local-v1"]
 
 
 def test_workers_know_each_other_come_back_and_end_with_their_supervisor() -> None:
     settings = ("--workers", "2", "--drain", "1", "--http", "0", "--ors-server")
-    with start_server("--environment-module", TROUBLESOME, *settings) as server:
+    with start_server(TROUBLESOME, *settings) as server:
         url = next(word.rstrip(",") for word in server.ready.split() if word.startswith("http://"))
         over_http = httpx.get(f"{url}/v1/environments", trust_env=False).json()
         assert len(over_http["endpoints"]) == 2 and url == f"http://{over_http['endpoints'][0]}"
@@ -97,7 +97,7 @@ def test_a_server_ends_with_its_standard_input_even_in_a_step_of_minutes(
 ) -> None:
     file = environment_file(tmp_path, f"def step(self, action): ctypes.{lock}(None).sleep(600)", "import ctypes")
     with (
-        start_server("--environment-module", file, *workers) as server,
+        start_server(file, *workers) as server,
         grpc.insecure_channel(server.address) as channel,
     ):
         session = opened(server.address, "local-v1")
@@ -116,7 +116,7 @@ def test_signals_and_what_environments_print(tmp_path: Path, workers: tuple[str,
     """A second SIGTERM ends the drain, whatever hangs on a thread. What is printed goes to standard error."""
     printing = "print('hello from an import')\nos.write(1, b'hello from below')"
     file = environment_file(tmp_path, "def step(self, action): print('word ' * 20_000); return Outcome()", printing)
-    modules = ("--environment-module", file, "--environment-module", TROUBLESOME)
+    modules = (file, TROUBLESOME)
     with start_server(*modules, "--drain", "600", *workers) as server, grpc.insecure_channel(server.address) as channel:
         session = opened(server.address, "local-v1")
         for index in range(3):
@@ -135,7 +135,7 @@ def test_signals_and_what_environments_print(tmp_path: Path, workers: tuple[str,
 
 
 def test_environment_processes_end_with_their_server() -> None:
-    with start_server("--environment-module", TROUBLESOME) as server, grpc.insecure_channel(server.address) as channel:
+    with start_server(TROUBLESOME) as server, grpc.insecure_channel(server.address) as channel:
         session = opened(server.address, "fragile-v1")
         pid = int(step(server.address, session, 0, "pid").info["pid"])
         hang = pb.StepRequest(session_id=session.session_id, epoch=1, step_index=1, actions=[pb.Action(text="hang")])
@@ -158,8 +158,14 @@ LIBRARY = """@classmethod
     ("arguments", "status", "message"),
     [
         (["sokobann"], 2, "did you mean sokoban-v1"),
-        (["--environment-module", "missing.py"], 2, "no such file: missing.py"),
-        (["--environment-module", "no.such.module"], 2, "cannot import 'no.such.module'"),
+        (["missing.py"], 2, "no such file: missing.py"),
+        (["tests/env_server/troublesom.py"], 2, "did you mean tests/env_server/troublesome.py"),
+        (["tests/env_server/troublesome.py:Wlk"], 2, "troublesome.py defines no environment 'Wlk'; did you mean Walk"),
+        (["gymnasum:CartPole-v1"], 2, "FAMILY:NAME with a family of gymnasium, "),
+        (["127.0.0.1:1/bandit"], 2, "127.0.0.1:1/bandit is served already"),
+        (["--environment-module", "mine.py"], 2, "write starpod serve mine.py"),
+        (["--host", "gymnasium:A-v1"], 2, "write starpod serve gymnasium:A-v1, without --host"),
+        (["--host", "0.0.0.0:80"], 2, "write --host 0.0.0.0 --port 80"),
         (["--tls-key", "x"], 2, "--tls-certificate and --tls-key go together"),
         (["--lease", "0"], 2, "lease"),
         (["--max-snapshot-bytes", "33554432"], 2, "raise --max-message-bytes to 33619968"),
@@ -177,7 +183,7 @@ def test_a_wrong_call_is_one_readable_line(
     monkeypatch.setattr(cli, "configure_logs", lambda *_: None)
     if arguments[0] in ("LIBRARY", "LACKING"):
         members = LIBRARY if arguments[0] == "LIBRARY" else LACKING
-        arguments = ["--environment-module", environment_file(tmp_path, members), *arguments[1:]]
+        arguments = [environment_file(tmp_path, members), *arguments[1:]]
     with pytest.raises(click.ClickException) as refused:
         cli.serve.main(["--port", "0", *arguments], standalone_mode=False)
     assert refused.value.exit_code == status
@@ -186,7 +192,7 @@ def test_a_wrong_call_is_one_readable_line(
 
 def test_all_workers_together_say_once_what_is_wrong(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "starpod.env_server", "--port", "0", "--workers", "3"]
-    command += ["--environment-module", environment_file(tmp_path, LACKING)]
+    command += [environment_file(tmp_path, LACKING)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "starpod: local-v1 cannot be served here: no data; bring some\n"
@@ -195,5 +201,5 @@ def test_all_workers_together_say_once_what_is_wrong(tmp_path: Path) -> None:
 def test_stores_reach_the_processes_of_environments_that_use_them(tmp_path: Path) -> None:
     file = environment_file(tmp_path, f"{LIBRARY}    spec = replace(spec, concurrency=Concurrency.PROCESS)")
     stores = ("--store", "poems", "--store", "plays")
-    with start_server("--environment-module", file, "--sandbox", "off", *stores) as server:
+    with start_server(file, "--sandbox", "off", *stores) as server:
         assert opened(server.address, "local-v1").observation.parts[0].text == "poems and plays"

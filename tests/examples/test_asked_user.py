@@ -10,7 +10,7 @@ from starpod.client import SyncFleet
 from tests.env_server.judged import Model
 from tests.support import ServerProcess, start_server
 
-EXAMPLE = ("--environment-module", "examples/asked_user.py")
+EXAMPLE = ("examples/asked_user.py",)
 
 
 class Agreeing(Model):

@@ -14,7 +14,7 @@ from tests.faults.episodes import QUICK
 from tests.support import start_server
 from tests.waiting import eventually
 
-MODULE = ("--environment-module", "tests/env_server/judged.py")
+MODULE = ("tests/env_server/judged.py",)
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ def address_space(pid: int) -> int:
 @pytest.mark.skipif(sys.platform != "linux", reason="needs prlimit of a running process")
 async def test_an_allocation_that_fails_costs_its_session_alone() -> None:
     """RLIMIT_AS on a worker: the environment that cannot have its memory has failed, and its neighbours go on."""
-    with start_server("--environment-module", TROUBLED, "hungry-v1") as server:
+    with start_server(TROUBLED, "hungry-v1") as server:
         async with Fleet(server.address) as fleet:
             greedy, *others = await fleet.open("hungry-v1", seed=1, count=4)
             limit = address_space(server.pid) + 128 * MEBIBYTE  # enough for a stack more
@@ -68,7 +68,7 @@ def memory_cgroup(name: str, pid: int, headroom: int) -> Iterator[None]:
 @pytest.mark.minutes
 async def test_a_worker_that_is_killed_for_its_memory_is_started_again() -> None:
     """The kernel's OOM killer takes one of two workers; its sessions go on, and those of the other never notice."""
-    with start_server("--environment-module", TROUBLED, "hungry-v1", "--workers", "2") as server:
+    with start_server(TROUBLED, "hungry-v1", "--workers", "2") as server:
         async with Fleet(server.address, patience=90.0) as fleet:
             await eventually(lambda: len(fleet.replicas) == 2 and all(replica.ready for replica in fleet.replicas))
             sessions = [(await fleet.open("hungry-v1", seed=seed))[0] for seed in range(8)]

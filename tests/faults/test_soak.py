@@ -58,7 +58,7 @@ def test_an_environment_that_leaks_is_found(tmp_path: Path) -> None:
     """A few seconds of the soak itself, on an environment that keeps 64 KiB of every step."""
     report = tmp_path / "soak.json"
     words = ["--minutes", "0.1", "--peak-seconds", "1", "--players", "8", "--json", str(report)]
-    words += ["--environment", "leaky-v1", "--environment-module", TROUBLED]
+    words += ["--environment", "leaky-v1", "--file", TROUBLED]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.soak", *words], cwd=ROOT, capture_output=True, text=True, timeout=250
     )

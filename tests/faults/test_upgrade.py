@@ -38,7 +38,7 @@ async def upgrade(server: ServerProcess, fleet: Fleet) -> None:
 @pytest.mark.minutes
 async def test_a_rolling_upgrade() -> None:
     """From 1.0.0 to 1.0.1, one server after the other."""
-    arguments = ("--environment-module", TROUBLED, "aging-v1", "ageless-v1", "--drain", "0.5")
+    arguments = (TROUBLED, "aging-v1", "ageless-v1", "--drain", "0.5")
     with ExitStack() as stack:
         servers = [stack.enter_context(start_server(*arguments)) for _ in range(2)]
         async with Fleet([server.address for server in servers], **QUICK) as fleet:

@@ -226,7 +226,7 @@ def guarded_server(*arguments: str, modules: Iterable[str] = PLAIN) -> Iterator[
     with tempfile.TemporaryDirectory() as folder:
         tokens = Path(folder, "tokens")
         tokens.write_text(f"{VILLAIN} name=villain\n{WITNESS} name=witness\n")
-        files = [word for name in modules for word in ("--environment-module", str(ROOT / "tests" / f"{name}.py"))]
+        files = [str(ROOT / "tests" / f"{name}.py") for name in modules]
         variables = {"STARPOD_TEST_SECRET": "hunter2"}
         with start_server("bandit", *files, "--token-file", str(tokens), *arguments, environment=variables) as server:
             yield server

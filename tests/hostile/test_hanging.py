@@ -22,7 +22,7 @@ THREADS = 4
 def server(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
     """A server whose steps of class `thread` may take so many seconds."""
     arguments = ("--threads", str(THREADS), "--thread-timeout", request.param)
-    with start_server("hanging", "--environment-module", str(Path(hanging.__file__)), *arguments) as server:
+    with start_server("hanging", str(Path(hanging.__file__)), *arguments) as server:
         yield server
 
 

@@ -164,7 +164,7 @@ def by_setpriv(options: str) -> list[str]:
 def required(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
     """A server that confines in full, run by whoever runs the tests, and by a user without rights."""
     prefix = by_setpriv(NOBODY) if request.param == "as nobody" else []
-    arguments = ("villain", "--environment-module", MODULE, "--sandbox", "require", "--log-level", "info")
+    arguments = ("villain", MODULE, "--sandbox", "require", "--log-level", "info")
     tried = subprocess.run([*prefix, "unshare", "--user", "--mount", "true"], capture_output=True)
     if tried.returncode:
         pytest.skip(f"no namespaces here: {tried.stderr.decode()}")
@@ -205,7 +205,7 @@ def test_metadata_cannot_be_changed_by_whoever_owns_the_files(stub: EnvironmentS
 
 def test_nothing_outlives_a_server_that_is_killed(tmp_path: Path) -> None:
     """Even a process that spins in native code and would rather not be told."""
-    arguments = ("villain", "--environment-module", MODULE)
+    arguments = ("villain", MODULE)
     with start_server(*arguments) as server, grpc.insecure_channel(server.address) as channel:
         stub = EnvironmentServiceStub(channel)
         refused, _, process = act(stub, begin(stub), "outlive").partition(", ")
@@ -311,7 +311,7 @@ def refusal(environment: str, module: str, prefix: list[str]) -> str:
     """The error output of a server that refuses to start."""
     command = [*prefix, sys.executable, "-m", "starpod.cli.main", "serve", environment, "--port", "0"]
     result = subprocess.run(
-        [*command, "--environment-module", module, "--sandbox", "require"],
+        [*command, module, "--sandbox", "require"],
         cwd=ROOT,
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
@@ -351,7 +351,7 @@ def test_root_of_a_container_with_three_rights_confines_as_required() -> None:
     """With the first two alone a server could not end its processes, and ended itself."""
     assert "own user (without CAP_KILL" in refusal("villain", MODULE, by_setpriv(f"{CONTAINER_ROOT},+setuid,+setgid"))
     prefix = by_setpriv(f"{CONTAINER_ROOT},+setuid,+setgid,+kill")
-    arguments = ("villain", "--environment-module", MODULE, "--sandbox", "require")
+    arguments = ("villain", MODULE, "--sandbox", "require")
     with (
         start_server(*arguments, prefix=prefix, environment={"PYTHONDONTWRITEBYTECODE": "1"}) as server,
         grpc.insecure_channel(server.address) as channel,

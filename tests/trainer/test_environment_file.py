@@ -61,7 +61,7 @@ def test_what_names_a_file(tmp_path: Path) -> None:
 def test_sizes_come_from_the_environment(tmp_path: Path) -> None:
     config, job = plan(source := write(tmp_path), "stop.minutes=1")
     assert (config.environment.id, config.environment.max_turns) == ("vault-v1", 12)
-    assert config.environment.serve == ("--environment-module", source)
+    assert config.environment.serve == (source,)
     assert config.warm_start.actions == "expert"
     assert config.evaluation.reference == ("random", "expert")
     assert (config.stop.minutes, config.stop.iterations) == (1.0, job.values["stop"]["iterations"])
@@ -122,7 +122,7 @@ def test_a_configuration_may_begin_from_a_file_beside_it(tmp_path: Path) -> None
     (tmp_path / "mine.yaml").write_text("base: vault.py\nenvironment:\n  options:\n    marks: 5\n")
     config: Config = load_config(str(tmp_path / "mine.yaml"))
     assert config.environment.options == {"marks": 5}
-    assert config.environment.serve == ("--environment-module", str(tmp_path / "vault.py"))
+    assert config.environment.serve == (str(tmp_path / "vault.py"),)
 
 
 SECOND = """
@@ -236,7 +236,7 @@ def test_a_file_is_explored_once_for_each_of_its_versions_and_options(tmp_path: 
 def test_a_served_environment_gets_the_job_that_its_file_gets(tmp_path: Path) -> None:
     source = write(tmp_path)
     own, (config, job) = load_config(source), (None, None)
-    with start_server("--environment-module", source) as server:
+    with start_server(source) as server:
         config, job = plan(f"{server.address}/vault")
         with pytest.raises(ConfigError, match=r"127\.0\.0\.1:\d+: .*did you mean vault-v1"):
             plan(f"{server.address}/valt-v1")

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -22,7 +23,7 @@ from starpod.env_server import memory
 from starpod.env_server.config import ServerConfig
 from starpod.env_server.hosting.families import NothingFits, add_hosted
 from starpod.env_server.logs import configure_logs
-from starpod.env_server.options import OPTIONS, Wanted, read_options
+from starpod.env_server.options import OPTIONS, read_options
 from starpod.env_server.processes.supervisor import supervise
 from starpod.env_server.processes.threads import THREAD_NAME
 from starpod.env_server.registry import Registry, RegistryError
@@ -30,6 +31,7 @@ from starpod.env_server.server import EnvironmentServer, ServerError
 from starpod.env_server.sessions.seal import SealKeyError
 from starpod.env_server.tracing import TracingUnavailable
 from starpod.env_server.transports.auth import TokenFileError
+from starpod.v1.environment_word import EnvironmentWord, WordError
 from starpod.v1.serving import claim_output, end_process_with_stdin
 
 logger = logging.getLogger(__name__)
@@ -97,12 +99,13 @@ def serve(
 ) -> None:
     """Serve environments over gRPC until SIGTERM or Ctrl-C.
 
-    Without a name, every installed environment is served; * adds them to others. A name may omit its version:
-    `sokoban` is `sokoban-v1`. The folder of an exported model means the environments that it was trained on.
-    Prints one line with the address when ready.
+    ENVIRONMENT is NAME for an installed one, FILE.py or FILE.py:CLASS, a package's ./FOLDER, or FAMILY:NAME for one of
+    another package, such as gymnasium:CartPole-v1. Without any, every installed environment is served; * adds them to
+    others. A name may omit its version: `sokoban` is `sokoban-v1`. The folder of an exported model means the
+    environments that it was trained on. Prints one line with the address when ready.
     """
     settings = read_options(values)
-    wanted, http = settings.pop("wanted"), settings["http"]
+    stores, http = settings.pop("stores"), settings["http"]
     configure_logs(log_format, log_level)
     if end_with_stdin:
         end_process_with_stdin()
@@ -111,10 +114,10 @@ def serve(
         sys.exit(supervise(sys.argv[1:], workers, http_port=http and http.port, **supervised))
     output = claim_output()
     try:
-        registry = _registry(environments, wanted)
+        registry = _registry(environments, stores)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(registry, ServerConfig(**settings), output))
-    except RegistryError as error:
+    except (RegistryError, WordError) as error:
         raise click.UsageError(str(error)) from error
     except (ServerError, TokenFileError, SealKeyError, TracingUnavailable) as error:
         raise click.ClickException(str(error)) from error
@@ -122,34 +125,35 @@ def serve(
     _leave_behind_what_hangs()
 
 
-def _registry(environments: tuple[str, ...], wanted: Wanted) -> Registry:
-    """Prepare and return the environments to host. Raises RegistryError."""
+def _registry(environments: Sequence[str], stores: Sequence[str]) -> Registry:
+    """Prepare and return the environments to host. Raises RegistryError and WordError."""
+    words = [EnvironmentWord.parse(text) for text in environments if text != "*"]
+    if served := next((word for word in words if word.addresses), None):
+        raise WordError(f"{served.text} is served already: name what to serve here")
     selects_all = "*" in environments
-    names = () if selects_all else environments
-    only_installed = not wanted.modules and not wanted.hosted
-    registry = Registry.installed(names) if environments or only_installed else Registry()
+    names = [word.name for word in words if not (word.path or word.family)]
+    registry = Registry.installed(() if selects_all else names) if selects_all or names or not words else Registry()
     added_ids: list[str] = []
-    for module in wanted.modules:
-        before = set(registry.ids)
-        registry.add_module(module)
-        added_ids += set(registry.ids) - before
     failures: list[NothingFits] = []
-    for text in wanted.hosted:
-        try:
-            added_ids += add_hosted(registry, text)
-        except NothingFits as error:
-            if text.partition(":")[2] != "*":
-                raise
-            failures.append(error)  # `*` selects all environments that can be hosted, and there are none
+    for word in words:
+        if word.path:
+            added_ids += registry.add_module(str(word.path), word.name)
+        elif word.family:
+            try:
+                added_ids += add_hosted(registry, word.text)
+            except NothingFits as error:
+                if word.name != "*":
+                    raise
+                failures.append(error)  # `*` selects all environments that can be hosted, and there are none
     if failures and not registry.ids:
         raise failures[0]
     for failure in failures:
         logger.warning("%s", failure)
-    if (names or added_ids) and not selects_all:
+    if words and not selects_all:
         registry = registry.select([*names, *added_ids])
         added_ids = registry.ids
-    if wanted.stores:
-        registry.use_stores(wanted.stores)
+    if stores:
+        registry.use_stores(stores)
     return registry.prepare(added_ids)
 
 

@@ -11,7 +11,6 @@ from typing import Any, Literal
 import click
 
 from starpod.env_server.config import HTTP, TLS, ServerLimits
-from starpod.env_server.hosting.families import families, family_of
 from starpod.env_server.limits import Quota
 from starpod.env_server.sandbox.sandbox import MEBIBYTE, MODES, UNTRUSTING, Sandbox
 from starpod.env_server.sessions.requests import OTHER_BYTES
@@ -35,7 +34,7 @@ class Group:
 
 
 def read_options(values: Fields) -> Fields:
-    """Convert the values of all options to fields of ServerConfig and the field `wanted`. Raises UsageError."""
+    """Convert the values of all options to fields of ServerConfig and the field `stores`. Raises UsageError."""
     result = dict(values)
     for group in GROUPS:
         result |= group.build(**{str(option.name): result.pop(str(option.name)) for option in group.options})
@@ -45,34 +44,14 @@ def read_options(values: Fields) -> Fields:
 # --- what is served, and where -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """Environments to host in addition to the named ones, and their data."""
-
-    modules: tuple[str, ...]
-    """Modules, Python files and folders of packages that define environments."""
-    hosted: tuple[str, ...]
-    """Environments of other packages, each in the form `FAMILY:NAME`."""
-    stores: tuple[str, ...]
-    """Values of --store: data for environments that use stores."""
-
-
-_LOOPBACK = "127.0.0.1"
-_FORMER_FLAGS = ("gymnasium", "openenv", "skyrl_gym", "reasoning_gym", "textarena", "textworld", "ors", "verifiers")
-"""Families that had flags before --host took FAMILY:NAME. The flags will be removed after version 0.1."""
-
-
-def _hosting(
-    host: tuple[str, ...], modules: tuple[str, ...], stores: tuple[str, ...], **former: tuple[str, ...]
-) -> Fields:
-    requests = [text for text in host if family_of(text)]
-    requests += [f"{family}:{text}" for family, texts in former.items() for text in texts]
-    addresses = [text for text in host if not family_of(text)]
-    for address in addresses:
-        if ":" in address and not _is_ipv6(address):
-            problem = "is neither an address, whose port goes to --port, nor FAMILY:NAME with one of the families"
-            raise click.UsageError(f"--host {address!r} {problem} {', '.join(families())}")
-    return {"host": addresses[-1] if addresses else _LOOPBACK, "wanted": Wanted(modules, tuple(requests), stores)}
+def _hosting(host: str, stores: tuple[str, ...], modules: tuple[str, ...]) -> Fields:
+    if modules:
+        raise click.UsageError(f"--environment-module is gone: write starpod serve {modules[0]}")
+    if ":" in host and not _is_ipv6(host):
+        address, _, port = host.rpartition(":")
+        advice = f"--host {address} --port {port}" if port.isdecimal() else f"starpod serve {host}, without --host"
+        raise click.UsageError(f"--host {host!r} is not an address to listen on: write {advice}")
+    return {"host": host, "stores": stores}
 
 
 def _is_ipv6(address: str) -> bool:
@@ -83,21 +62,8 @@ def _is_ipv6(address: str) -> bool:
 
 
 _HOSTING = (
-    _option(
-        "--host",
-        multiple=True,
-        metavar="ADDRESS|FAMILY:NAME",
-        help="Address to listen on: 0.0.0.0 for all, by default 127.0.0.1. FAMILY:NAME also hosts an environment of "
-        "another package, e.g. gymnasium:CartPole-v1, 'textarena:Mastermind-v0?code_length=3', "
-        "openenv:MODULE:CLASS, textworld:FOLDER or ors:URL; * in the name stands for any text. Repeatable.",
-    ),
-    _option(
-        "--environment-module",
-        "modules",
-        multiple=True,
-        metavar="FILE.py|FOLDER|MODULE",
-        help="Also host the environments that this file, package's folder or module defines. Repeatable.",
-    ),
+    _option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all."),
+    _option("--environment-module", "modules", multiple=True, hidden=True),
     _option(
         "--store",
         "stores",
@@ -106,7 +72,6 @@ _HOSTING = (
         help="Data for environments that use stores, e.g. a shop that `starpod webshop build` built. Repeatable; the "
         "first is the default.",
     ),
-    *(_option(f"--{family.replace('_', '-')}", family, multiple=True, hidden=True) for family in _FORMER_FLAGS),
 )
 _PLAIN = (
     _option("--port", default=50051, show_default=True, type=click.IntRange(0, 65535), help="0: any free port."),

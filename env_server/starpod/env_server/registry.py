@@ -241,10 +241,14 @@ class Registry:
                 classes.append(environment)
         return Registry(classes)
 
-    def add_module(self, source: str) -> None:
-        """Add every Environment class of a module (dotted name), a Python file or a package's folder (paths).
+    def add_module(self, source: str, name: str = "") -> list[str]:
+        """Add the Environment classes of a Python file or a package's folder, and return their ids.
 
         A package's classes are the ones that its `__init__.py` imports or defines.
+
+        Args:
+            source: path of the file or folder.
+            name: the only class to add, or its id; "" for all.
         """
         module = _load_module(source)
         classes = [
@@ -256,11 +260,20 @@ class Registry:
         ]
         if not classes:
             raise RegistryError(f"{source} defines no Environment with spec, reset, step and render")
-        for environment in [cls for cls in classes if not inspect.isabstract(cls)] or classes[:1]:
+        classes = [cls for cls in classes if not inspect.isabstract(cls)] or classes[:1]
+        if name:
+            known = {cls.__name__: cls.spec.id for cls in classes if getattr(cls, "spec", None)}
+            classes = [cls for cls in classes if name == cls.__name__ or _means(name, known.get(cls.__name__, ""))]
+            if not classes:
+                nearest = difflib.get_close_matches(name, [*known, *known.values()])
+                advice = f"did you mean {' or '.join(nearest)}?" if nearest else f"it has {', '.join(known)}"
+                raise RegistryError(f"{Path(source).name} defines no environment {name!r}; {advice}")
+        for environment in classes:
             try:
                 self.add(environment)
             except RegistryError as error:
                 raise RegistryError(f"{_place_of_class(environment)}: {error}") from error
+        return [environment.spec.id for environment in classes]
 
     def select(self, names: Sequence[str]) -> Registry:
         """Return a registry of the named ids only. `sokoban` selects all its versions `sokoban-vN`."""

@@ -14,7 +14,7 @@ from tests.support import ROOT, ServerProcess, start_server
 def troubled() -> Iterator[ServerProcess]:
     """Serves frozen_lake-v1 and walk-v1, which fails at `bug`, pays 1 for `stop` and 0.25 + 0.25 for `report`."""
     module = str(ROOT / "tests/env_server/troublesome.py")
-    with start_server("walk-v1", "frozen_lake-v1", "--environment-module", module) as process:
+    with start_server("walk-v1", "frozen_lake-v1", module) as process:
         yield process
 
 

@@ -38,7 +38,7 @@ All else are rules of sessions, which are the same for every family: one environ
 
 def words(family: str, *wanted: str) -> tuple[str, ...]:
     """Words of `starpod serve` that host these."""
-    return tuple(word for text in wanted for word in ("--host", f"{family}:{text}"))
+    return tuple(f"{family}:{text}" for text in wanted)
 
 
 def spec_of(fleet: SyncFleet, id: str) -> pb.EnvironmentSpec:

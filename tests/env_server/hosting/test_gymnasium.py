@@ -355,7 +355,7 @@ def test_what_cannot_be_hosted_says_why(wanted: str, problem: str) -> None:
 
 @pytest.mark.parametrize("name", ["Noisy-v2", "Nois*"])
 def test_what_a_package_writes_hides_no_reason(name: str) -> None:
-    words = ("serve", "--host", f"gymnasium:{STRANGE}/{name}", "--port", "0")
+    words = ("serve", f"gymnasium:{STRANGE}/{name}", "--port", "0")
     command = [sys.executable, "-m", "starpod.cli.main", *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250, cwd=ROOT, check=False)
     assert done.returncode == 2

@@ -153,8 +153,8 @@ def test_packages_that_need_openenv_are_found(packages: Path) -> None:
         "Metadata-Version: 2.1\nName: parrot\nVersion: 0.1.0\nRequires-Dist: openenv>=0.2\n"
     )
     (about / "top_level.txt").write_text("parrot\n")
-    with start_server("bandit", "--host", "openenv:*", environment={"PYTHONPATH": str(packages)}) as process:
+    with start_server("bandit", "openenv:*", environment={"PYTHONPATH": str(packages)}) as process:
         assert "bandit-v1, openenv-parrot-v1" in process.ready
-    with start_server("bandit", "--host", "openenv:*") as process:
+    with start_server("bandit", "openenv:*") as process:
         assert "Serving bandit-v1 on" in process.ready
-        assert "--host openenv:*: no matching environment can be hosted" in process.log
+        assert "openenv:*: no matching environment can be hosted" in process.log

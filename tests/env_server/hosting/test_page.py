@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import shlex
@@ -35,8 +34,9 @@ def commands() -> Iterator[list[str]]:
 SERVED = [
     tuple(word.split(":", 1))
     for words in commands()
-    for option, word in itertools.pairwise(words)
-    if option == "--host" and word.partition(":")[0].replace("-", "_") in FAMILIES
+    if words[:2] == ["starpod", "serve"] or words[1:3] == ["starpod", "serve"]
+    for word in words
+    if word.partition(":")[0].replace("-", "_") in FAMILIES
 ]
 
 

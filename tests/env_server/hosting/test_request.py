@@ -6,12 +6,10 @@ import inspect
 import sys
 from typing import Any, Literal
 
-import click
 import pytest
 
 from starpod.env_server.hosting.families import add_hosted
 from starpod.env_server.hosting.request import HostingError, HostingRequest, check_arguments, options_model
-from starpod.env_server.options import OPTIONS, read_options
 from starpod.env_server.registry import Registry, RegistryError
 
 FAMILIES = ("gymnasium", "openenv", "reasoning_gym", "skyrl_gym", "textarena", "textworld")
@@ -25,28 +23,7 @@ def test_a_missing_package_is_one_line(family: str, monkeypatch: pytest.MonkeyPa
     spelled = family.replace("_", "-")
     with pytest.raises(RegistryError) as caught:
         add_hosted(Registry(), f"{spelled}:X-v0")
-    assert str(caught.value) == f"--host {spelled}:X-v0 needs the package {family}: pip install {spelled}"
-
-
-@pytest.mark.parametrize(
-    ("words", "address", "hosted"),
-    [
-        ("", "127.0.0.1", ()),
-        ("--host 0.0.0.0", "0.0.0.0", ()),
-        ("--host ::1 --host gymnasium:A-v1", "::1", ("gymnasium:A-v1",)),
-        ("--host skyrl-gym:a --ors http://h/b", "127.0.0.1", ("skyrl-gym:a", "ors:http://h/b")),
-    ],
-)
-def test_a_host_is_an_address_or_an_environment(words: str, address: str, hosted: tuple[str, ...]) -> None:
-    settings = read_options(click.Command("serve", params=[*OPTIONS]).make_context("serve", words.split()).params)
-    assert (settings["host"], settings["wanted"].hosted) == (address, hosted)
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0:80", "maze:A-v1"])
-def test_a_host_that_is_neither_is_refused(host: str) -> None:
-    context = click.Command("serve", params=[*OPTIONS]).make_context("serve", ["--host", host])
-    with pytest.raises(click.UsageError, match="neither an address, whose port goes to --port, nor FAMILY:NAME"):
-        read_options(context.params)
+    assert str(caught.value) == f"{spelled}:X-v0 needs the package {family}: pip install {spelled}"
 
 
 def test_an_id_is_hosted_once() -> None:

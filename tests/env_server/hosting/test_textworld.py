@@ -36,7 +36,7 @@ def games(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def words(games: Path) -> tuple[str, ...]:
-    return "--host", f"textworld:{games}#id=house-v1"
+    return (f"textworld:{games}#id=house-v1",)
 
 
 def test_the_expert_wins(fleet: SyncFleet) -> None:

@@ -130,5 +130,5 @@ def test_packages_of_tasksets_are_found(tmp_path: Path) -> None:
         )
         (about / "top_level.txt").write_text(f"{module}\n")
     path = {"PYTHONPATH": f"{TASKSETS}:{tmp_path}"}
-    with start_server("bandit", "--host", "verifiers:*", environment=path) as process:
+    with start_server("bandit", "verifiers:*", environment=path) as process:
         assert "bandit-v1, verifiers-sums-v1 on" in process.ready

@@ -260,7 +260,7 @@ def write_modules(folder: Path, texts: Mapping[str, str]) -> list[str]:
     for id_, text in texts.items():
         file = folder / f"{id_.replace('-', '_')}.py"
         file.write_text(text)
-        words += ["--environment-module", str(file)]
+        words += [str(file)]
     return words
 
 

@@ -56,7 +56,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         for id_, step, render in steps
     ]
     file.write_text(HEAD + "".join(texts))
-    with start_server("--environment-module", str(file)) as server:
+    with start_server(str(file)) as server:
         yield server.address
 
 

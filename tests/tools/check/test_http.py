@@ -61,7 +61,7 @@ async def examine(addresses: Collection[str]) -> list[Report]:
 def test_all_transports_find_the_same(tmp_path: Path) -> None:
     file = tmp_path / "broken.py"
     file.write_text(BROKEN)
-    words = ("frozen_lake", "desk", "--environment-module", str(file), "--workers", "2", "--max-sessions", "64")
+    words = ("frozen_lake", "desk", str(file), "--workers", "2", "--max-sessions", "64")
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(start_server(*words, "--http", "0", "--mcp")) for _ in range(3)]
         addresses = (servers[0].address, http_url(servers[1]), f"mcp+{http_url(servers[2])}")

@@ -64,7 +64,7 @@ class Calls(Texts):
 def test_a_page_about_each_environment(tmp_path: Path) -> None:
     file, out = tmp_path / "generous.py", tmp_path / "pages"
     file.write_text(vault("generous-v1", GENEROUS))
-    words = ["bandit", "--environment-module", str(file)]
+    words = ["bandit", str(file)]
     done = CliRunner().invoke(starpod, ["hub", *words, "--out", str(out)])
     assert done.exit_code == 1, done.output
     assert "1 of 2 pass" in done.output
@@ -92,7 +92,7 @@ def test_it_lists_what_it_would_check(tmp_path: Path) -> None:
 def test_steps_are_counted_where_no_action_has_a_name(tmp_path: Path) -> None:
     file = tmp_path / "taking.py"
     file.write_text(TAKING)
-    with start_server("--environment-module", str(file)) as server:
+    with start_server(str(file)) as server:
         rates = [asyncio.run(hub.measure(server.address, id_)) for id_ in ("texts-v1", "calls-v1")]
     assert all(rate is not None and rate > 1 for rate in rates)
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.tools.check.planted import look_for_all
 
-GOOD = ("--host", "gymnasium:FrozenLake-v1", "--host", "gymnasium:Taxi-v4", "--host", "gymnasium:CartPole-v1")
+GOOD = ("gymnasium:FrozenLake-v1", "gymnasium:Taxi-v4", "gymnasium:CartPole-v1")
 """Hosted ones; those that are built in are tested elsewhere."""
 FOUND = 0.95
 """The share of the bugs that must be found."""

@@ -25,7 +25,7 @@ LAKE = ("Left", "Down", "Right", "Up")
 @pytest.fixture(scope="package")
 def server() -> Iterator[ServerProcess]:
     """frozen_lake and the environments of lazy.py."""
-    with start_server("frozen_lake", "stalls", "waits", "breaks", "--environment-module", LAZY) as process:
+    with start_server("frozen_lake", "stalls", "waits", "breaks", LAZY) as process:
         yield process
 
 

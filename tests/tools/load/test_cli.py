@@ -98,7 +98,7 @@ def test_what_ends_early_leaves_a_report(tmp_path: Path, killed: bool) -> None:
 @minutes
 def test_the_highest_rate_of_a_server_that_holds_a_known_one(tmp_path: Path) -> None:
     """Two threads of 20 ms each hold 100 steps a second, whatever the machine."""
-    with start_server("waits", "--environment-module", LAZY, "--threads", "2") as server:
+    with start_server("waits", LAZY, "--threads", "2") as server:
         done = run_load(
             server.address, "-e", "waits", "--find-rate", "step.p99<400ms", "--sessions", "64", "--seconds", "0.8",
             "--arrivals", "constant", "--rate", "60", folder=tmp_path,

@@ -85,7 +85,7 @@ async def test_a_stall_cannot_hide() -> None:
     """Coordinated omission: while the server sleeps, steps fall due. Each of them waited. A generator
     that counts from the sending sees as many slow steps as it has sessions."""
     sessions, rate = 4, 100.0
-    with start_server("stalls", "--environment-module", LAZY) as server:
+    with start_server("stalls", LAZY) as server:
         plan = make_plan(server.address, environment="stalls-v1", turns=Turns("random", ("go",)))
         stage = Stage("stalls", sessions, 1.8, 0.2, rate=rate, arrivals="constant")
         (report,) = (await play(plan, stage)).reports
@@ -139,7 +139,7 @@ async def test_bugs_of_the_environment_are_a_class_of_their_own(server: ServerPr
 
 @minutes
 async def test_overload_is_honoured_or_counted() -> None:
-    with start_server("waits", "--environment-module", LAZY, "--max-calls-in-flight", "8") as server:
+    with start_server("waits", LAZY, "--max-calls-in-flight", "8") as server:
         for retry in (True, False):
             plan = make_plan(server.address, environment="waits-v1", retry_overload=retry)
             (report,) = (await play(plan, Stage("crowded", 12, 0.6, 0.1))).reports
@@ -151,7 +151,7 @@ async def test_overload_is_honoured_or_counted() -> None:
 
 
 async def test_the_wait_that_an_overloaded_server_asks_for_is_no_missed_deadline() -> None:
-    with start_server("waits", "--environment-module", LAZY, "--max-calls-in-flight", "1") as server:
+    with start_server("waits", LAZY, "--max-calls-in-flight", "1") as server:
         plan = make_plan(server.address, environment="waits-v1", retry_overload=True, timeout=0.2)
         (report,) = (await play(plan, Stage("crowded", 8, 1.0, 0.0))).reports
     assert set(report["errors"]["classes"]) == {"overload"}

@@ -157,7 +157,7 @@ def test_an_export_is_prompted_as_in_training_and_hosts_its_environment(run, tmp
             "id": "vault-v1",
             "options": {"marks": 5},
             "max_turns": 7,
-            "serve": ["--environment-module", str(file)],
+            "serve": [str(file)],
             "token_file": "/secret/place",
             "curriculum": {"levels": [{"marks": 3}]},
         },
@@ -178,8 +178,8 @@ def test_an_export_is_prompted_as_in_training_and_hosts_its_environment(run, tmp
     assert (loaded.config.environment.max_turns, loaded.config.environment.options) == (7, {"marks": 5})
     assert (loaded.config.script.name, loaded.config.script.policies) == ("self_play", ())
     card, settings = ((tmp_path / "moved" / name).read_text() for name in ("README.md", "starpod.json"))
-    assert f"starpod serve vault-v1 --environment-module '{file}'" in card and "/secret" not in card + settings
-    assert json.loads(settings)["serve"] == ["vault-v1", "--environment-module", str(file)]
+    assert f"starpod serve vault-v1 '{file}'" in card and "/secret" not in card + settings
+    assert json.loads(settings)["serve"] == ["vault-v1", str(file)]
     (tmp_path / "moved/starpod.json").write_text("{")
     with pytest.raises(ConfigError, match=r"starpod\.json cannot be read: JSONDecodeError"):
         load_model(str(tmp_path / "moved"))

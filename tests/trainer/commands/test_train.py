@@ -128,7 +128,7 @@ def test_a_reference_that_cannot_play_here_is_told_before_anything_is_learnt(tmp
 
 def test_environments_of_servers_that_run_already_are_theirs_to_know() -> None:
     assert run("--dry-run", "environment=mine-v3", "environment.addresses=[127.0.0.1:1]").exit_code == 0
-    assert run("--dry-run", "environment=mine-v3", "environment.serve=[--environment-module, mine.py]").exit_code == 0
+    assert run("--dry-run", "environment=mine-v3", "environment.serve=[mine.py]").exit_code == 0
 
 
 @pytest.mark.parametrize("thought", ["{words[0]}", "{action} is best", "12", "yes: it is", "[up", '"quoted"'])

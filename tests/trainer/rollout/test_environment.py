@@ -72,7 +72,7 @@ def test_they_come_back_at_their_addresses(alone: bool) -> None:
 
 def test_the_site_has_them_by_their_name_or_file() -> None:
     assert server_words("bandit-v1", ()) == "--serve bandit-v1"
-    assert server_words("vault-v1", ("--environment-module", "my files/vault.py")) == "--serve 'my files/vault.py'"
+    assert server_words("vault-v1", ("my files/vault.py",)) == "--serve 'my files/vault.py'"
     assert server_words("shop-v1", ("--store", "a=b")) == "--address SERVER"
 
 

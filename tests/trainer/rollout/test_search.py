@@ -28,7 +28,7 @@ Choose = Callable[[str, Episode], str]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    with start_server("--environment-module", MODULE) as process:
+    with start_server(MODULE) as process:
         yield process
 
 
@@ -317,7 +317,7 @@ async def test_a_branch_without_forks_and_snapshots_is_played_again(
 
 async def test_branches_survive_their_server() -> None:
     """One of two servers dies while branches are played: they go on where they stood, on the other one."""
-    with start_server("--environment-module", MODULE) as one, start_server("--environment-module", MODULE) as other:
+    with start_server(MODULE) as one, start_server(MODULE) as other:
         async with Fleet([one.address, other.address], grace=0.05) as fleet:
             lines = brancher(fleet, "chain-v1", lambda observation, episode: "a")
             (line,) = await lines.open(1)

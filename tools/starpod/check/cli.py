@@ -111,7 +111,7 @@ def check(
     if address is None:
         raise click.UsageError("Missing argument 'ADDRESS'.")
     if address.endswith(".py"):
-        words = ("the environment service", "serve", "--environment-module", address, "--port", "0")
+        words = ("the environment service", "serve", address, "--port", "0")
         # Use different hash salts. Otherwise a start that depends on a set's order would look deterministic.
         first, second = (run_program(*words, variables={"PYTHONHASHSEED": salt}) for salt in "12")
         try:

@@ -37,17 +37,17 @@ from starpod.report.console import safe_console
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 
-SERVED: dict[str, tuple[str, ...]] = {
-    "starpod": ("*",),
-    "gymnasium": ("--host", "gymnasium:*"),
-    "minigrid": ("--host", "gymnasium:minigrid:*"),
-    "reasoning_gym": ("--host", "reasoning-gym:*"),
-    "textarena": ("--host", "textarena:*"),
-    "textworld": ("--host", "textworld:*"),
-    "openenv": ("--host", "openenv:*"),
-    "verifiers": ("--host", "verifiers:*"),
+SERVED: dict[str, str] = {
+    "starpod": "*",
+    "gymnasium": "gymnasium:*",
+    "minigrid": "gymnasium:minigrid:*",
+    "reasoning_gym": "reasoning-gym:*",
+    "textarena": "textarena:*",
+    "textworld": "textworld:*",
+    "openenv": "openenv:*",
+    "verifiers": "verifiers:*",
 }
-"""Arguments of `starpod serve` that host all environments of a Python module. Each module gets its own server."""
+"""Word that serves all environments of a Python module. Each module gets its own server."""
 PROCESSES = ("--workers", "2")
 """Worker processes of each server: two, so that episodes can be compared between processes."""
 Place = tuple[str, pb.EnvironmentSpec]
@@ -97,14 +97,14 @@ def hub(
 
     These are Starpod's own environments and, if they are installed, those of Gymnasium, MiniGrid, Reasoning Gym,
     TextArena, OpenEnv's packages and tasksets of verifiers, and the TextWorld games of this folder. Each is checked
-    for contract, determinism, snapshots, rewards and steps per second. To choose others, give arguments of
+    for contract, determinism, snapshots, rewards and steps per second. To choose others, name them as for
     `starpod serve`:
 
-    starpod hub bandit sokoban --host 'reasoning-gym:leg*'
+    starpod hub bandit sokoban 'reasoning-gym:leg*'
 
     Exit status: 0 all pass, 1 one does not, 2 usage error.
     """
-    all_arguments = [words] if words else [arguments for module, arguments in SERVED.items() if find_spec(module)]
+    all_arguments = [words] if words else [(word,) for module, word in SERVED.items() if find_spec(module)]
     if serve:
         _serve([argument for arguments in all_arguments for argument in arguments], port)
         return

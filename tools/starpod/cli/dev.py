@@ -37,7 +37,7 @@ def dev(file: Path, port: int, opens: bool) -> None:
         while True:
             save_time = _saved_at(file)
             # No drain: the page replays open games on the next server, which has the same address.
-            words = ("serve", "--environment-module", str(file), "--port", str(port), "--drain", "0")
+            words = ("serve", str(file), "--port", str(port), "--drain", "0")
             try:
                 with run_program("the environment service", *words) as address:
                     port = int(address.rpartition(":")[2])

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     "--serve",
     "served",
     multiple=True,
-    metavar="ENVIRONMENT|FILE.py",
+    metavar="ENVIRONMENT",
     help="Start a server of this environment instead. Repeatable.",
 )
 @click.option(
@@ -93,7 +93,8 @@ def ui(
 
     token = "" if is_loopback(host) else secrets.token_urlsafe(24)
     try:
-        with run_program("the environment service", *_words(served)) if served else nullcontext(address) as server:
+        words = ("serve", *served, "--port", "0")
+        with run_program("the environment service", *words) if served else nullcontext(address) as server:
             source = (lambda: servers_of(runs)) if of_run else server
             continuing = Continuing(Games(source, access), Policies(model_endpoints)) if source else None
             asyncio.run(_serve(runs, index, continuing, host=host, port=port, hosts={host, *hosts}, token=token))
@@ -101,13 +102,6 @@ def ui(
         raise click.UsageError(error.stderr) from error
     except (ServiceFailed, OSError) as error:
         raise click.ClickException(str(error)) from error
-
-
-def _words(served: Collection[str]) -> list[str]:
-    """Return the arguments of `starpod` that serve these environments and files."""
-    files = [name for name in served if name.endswith(".py")]
-    modules = [argument for file in files for argument in ("--environment-module", file)]
-    return ["serve", *(name for name in served if name not in files), *modules, "--port", "0"]
 
 
 async def _serve(

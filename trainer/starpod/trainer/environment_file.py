@@ -166,11 +166,7 @@ class EnvironmentWord:
     @property
     def servers(self) -> dict[str, Any]:
         """Keys of the section `environment` that say where the environment is served."""
-        return (
-            {"addresses": [*self.source.split(",")]}
-            if self.path is None
-            else {"serve": ["--environment-module", str(self.path)]}
-        )
+        return {"addresses": [*self.source.split(",")]} if self.path is None else {"serve": [str(self.path)]}
 
     @contextmanager
     def serve(self, config: EnvironmentConfig) -> Iterator[EnvironmentConfig]:

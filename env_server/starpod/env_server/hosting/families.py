@@ -1,24 +1,22 @@
-"""Families of other packages' environments, registered by entry point, for `serve --host FAMILY:NAME`."""
+"""Families of other packages' environments, registered by entry point: `starpod serve FAMILY:NAME`."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import logging
 import re
 import signal
 import threading
 from collections.abc import Iterator
-from importlib.metadata import EntryPoint, entry_points
 from typing import Protocol
 
 from starpod.env_server.environment import Environment
 from starpod.env_server.registry import Registry, RegistryError
+from starpod.v1.environment_word import families
 
 logger = logging.getLogger(__name__)
 
-ENTRY_POINT_GROUP = "starpod.hosting"
 LONG_START = 5.0
 """Maximum CPU seconds for trying one environment that matches a pattern. A pattern may match hundreds."""
 
@@ -37,44 +35,29 @@ class NothingFits(RegistryError):
     """No environment that matches a pattern can be hosted."""
 
 
-@functools.cache
-def families() -> dict[str, EntryPoint]:
-    """Return the families by name."""
-    return {entry.name: entry for entry in entry_points(group=ENTRY_POINT_GROUP)}
-
-
-def family_of(text: str) -> str:
-    """Return the family of `FAMILY:NAME`, or an empty string if the text does not begin with one."""
-    name = text.partition(":")[0].replace("-", "_") if ":" in text else ""
-    return name if name in families() else ""
-
-
 def add_hosted(registry: Registry, wanted: str) -> list[str]:
     """Add another package's environments to the registry, and return their ids.
 
     Args:
         registry: where they are added.
-        wanted: `FAMILY:NAME`. A `*` in the name matches any text. All matches that can be hosted are added, unless they
-            take long to start. Those can only be added by their full names.
+        wanted: `FAMILY:NAME`, checked as an EnvironmentWord. A `*` in the name matches any text. All matches that can
+            be hosted are added, unless they take long to start. Those can only be added by their full names.
 
     Raises:
         RegistryError: the environment cannot be hosted; NothingFits for a pattern.
     """
     name, _, text = wanted.partition(":")
-    entry = families().get(name.replace("-", "_"))
-    if entry is None:
-        raise RegistryError(f"--host {wanted}: there is no family {name!r} here; there are {', '.join(families())}")
     try:
-        family = entry.load()
+        family = families()[name.replace("-", "_")].load()
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         hint = f"pip install {package.replace('_', '-')}"
-        raise RegistryError(f"--host {wanted} needs the package {package}: {hint}") from error
+        raise RegistryError(f"{wanted} needs the package {package}: {hint}") from error
     pattern, *suffixes = re.split(r"(?=[?#])", text, maxsplit=1)
     if "*" not in pattern:
         return [_add_one(registry, wanted, family, text)]
     if not hasattr(family, "installed"):
-        raise RegistryError(f"--host {wanted}: this family does not take *; name the environments to host")
+        raise RegistryError(f"{wanted}: this family does not take *; name the environments to host")
     ids: list[str] = []
     reasons: list[str] = []
     for name in family.installed(pattern):
@@ -83,13 +66,13 @@ def add_hosted(registry: Registry, wanted: str) -> list[str]:
                 ids.append(_add_one(registry, wanted, family, "".join([name, *suffixes])))
         except (RegistryError, TimeoutError) as error:
             reasons.append(str(error) if isinstance(error, RegistryError) else f"{name}: {error}")
-            logger.info("--host %s: %s", wanted, reasons[-1])
+            logger.info("%s: %s", wanted, reasons[-1])
     if not ids:
         because = "".join(f"; {reason}" for reason in reasons[:1])
-        raise NothingFits(f"--host {wanted}: no matching environment can be hosted{because}")
+        raise NothingFits(f"{wanted}: no matching environment can be hosted{because}")
     if reasons:
         advice = "; --log-level info lists all reasons" if reasons[1:] else ""
-        logger.warning("--host %s: hosts %d, cannot host %d: %s%s", wanted, len(ids), len(reasons), reasons[0], advice)
+        logger.warning("%s: hosts %d, cannot host %d: %s%s", wanted, len(ids), len(reasons), reasons[0], advice)
     return ids
 
 
@@ -100,10 +83,10 @@ def _add_one(registry: Registry, wanted: str, family: Family, text: str) -> str:
             environment = family.host(text)
     finally:
         if output.getvalue():
-            logger.debug("--host %s wrote: %s", wanted, output.getvalue().strip())
+            logger.debug("%s wrote: %s", wanted, output.getvalue().strip())
     id = environment.spec.id
     if id in registry.ids:
-        raise RegistryError(f"--host {wanted}: {id} is already hosted; give this one another id: #id=name-vN")
+        raise RegistryError(f"{wanted}: {id} is already hosted; give this one another id: #id=name-vN")
     registry.add(environment)
     return id
 

@@ -1,4 +1,4 @@
-"""Host any Gymnasium environment with supported spaces: `starpod serve --gymnasium FrozenLake-v1`."""
+"""Host any Gymnasium environment with supported spaces: `starpod serve gymnasium:FrozenLake-v1`."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def _find(request: HostingRequest) -> EnvSpec:
         if "/" in name and not any(id.startswith(name.partition("/")[0] + "/") for id in gymnasium.registry):
             raise request.fail(
                 f"no installed package registers {name.partition('/')[0]}/...; install one that does, and name its "
-                f"module first: --gymnasium MODULE:{name}"
+                f"module first: gymnasium:MODULE:{name}"
             ) from error
         raise request.fail(f"Gymnasium has no such id{nearest(name, versions or list(gymnasium.registry))}") from error
 

@@ -1,4 +1,4 @@
-"""Host any OpenEnv environment: `starpod serve --openenv echo_env.server.echo_environment:EchoEnvironment`."""
+"""Host any OpenEnv environment: `starpod serve openenv:echo_env.server.echo_environment:EchoEnvironment`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Host any environment of an Open Reward Standard server: `starpod serve --ors http://127.0.0.1:8080/sums`."""
+"""Host any environment of an Open Reward Standard server: `starpod serve ors:http://127.0.0.1:8080/sums`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Host any dataset of Reasoning Gym as single-turn episodes: `starpod serve --reasoning-gym leg_counting`."""
+"""Host any dataset of Reasoning Gym as single-turn episodes: `starpod serve reasoning-gym:leg_counting`."""
 
 from __future__ import annotations
 

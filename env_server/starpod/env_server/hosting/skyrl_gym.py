@@ -1,4 +1,4 @@
-"""Host any SkyRL-gym environment with the operator's rows: `starpod serve --skyrl-gym gsm8k#rows=questions.jsonl`."""
+"""Host any SkyRL-gym environment with the operator's rows: `starpod serve skyrl-gym:gsm8k#rows=questions.jsonl`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Host any TextArena game for one player, or two in turn: `starpod serve --textarena Mastermind-v0`."""
+"""Host any TextArena game for one player, or two in turn: `starpod serve textarena:Mastermind-v0`."""
 
 from __future__ import annotations
 

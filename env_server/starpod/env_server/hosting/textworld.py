@@ -1,4 +1,4 @@
-"""Host TextWorld games that `tw-make` created: `starpod serve --textworld games/`."""
+"""Host TextWorld games that `tw-make` created: `starpod serve textworld:games/`."""
 
 from __future__ import annotations
 

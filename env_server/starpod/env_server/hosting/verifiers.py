@@ -1,4 +1,4 @@
-"""Host any taskset of Prime Intellect's verifiers: `starpod serve --verifiers gsm8k-v1`."""
+"""Host any taskset of Prime Intellect's verifiers: `starpod serve verifiers:gsm8k-v1`."""
 
 from __future__ import annotations
 

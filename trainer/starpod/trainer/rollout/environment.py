@@ -53,7 +53,7 @@ def server_words(environment: str, serve: Sequence[str]) -> str:
     match serve:
         case []:
             return f"--serve {shlex.quote(environment)}"
-        case ["--environment-module", file] if file.endswith(".py"):
+        case [file] if file.endswith(".py"):
             return f"--serve {shlex.quote(file)}"
     return "--address SERVER"
 

@@ -1,0 +1,72 @@
+"""The word that names an environment in every command."""
+
+from __future__ import annotations
+
+import functools
+import re
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+
+_SERVED = re.compile(r"(?P<addresses>(dns:///)?[^/\s]+:\d+)(/(?P<name>[^/\s]+))?")
+
+
+class WordError(ValueError):
+    """A word that names no environment. The message says what to write instead."""
+
+
+@functools.cache
+def families() -> dict[str, EntryPoint]:
+    """Return the families of other packages' environments by name. Their entry points are modules that host them."""
+    return {entry.name: entry for entry in entry_points(group="starpod.hosting")}
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentWord:
+    """An environment: `NAME`, `FILE.py`, `FILE.py:CLASS`, `FAMILY:NAME`, `ADDRESS/NAME`, or all at `ADDRESS`."""
+
+    text: str
+    """The word itself."""
+    name: str = ""
+    """Id, class or name in its family; "" for all of a file or a server."""
+    path: Path | None = None
+    """The file, or the folder of a package."""
+    family: str = ""
+    addresses: str = ""
+    """Addresses of its servers, with commas between them."""
+
+    @classmethod
+    def parse(cls, text: str) -> EnvironmentWord:
+        """Raises WordError if the word has none of these forms, or there is no such file."""
+        if served := _SERVED.fullmatch(text):
+            return cls(text, served["name"] or "", addresses=served["addresses"])
+        prefix, colon, name = text.partition(":")
+        path = Path(prefix)
+        if path.suffix == ".py" or ("/" in prefix and (path / "__init__.py").is_file()):
+            if path.is_file() or path.is_dir():
+                return cls(text, name, path.resolve())
+            close = get_close_matches(path.name, [other.name for other in path.parent.glob("*.py")])
+            hint = f"; did you mean {' or '.join(str(path.with_name(name)) for name in close)}?" if close else ""
+            raise WordError(f"no such file: {prefix}{hint}")
+        family = prefix.replace("-", "_")
+        if colon and family in families():
+            return cls(text, name, family=family)
+        if colon or "/" in text:
+            raise WordError(
+                f"{text!r} is no environment: write NAME (installed), FILE.py or FILE.py:CLASS, ADDRESS/NAME (served), "
+                f"or FAMILY:NAME with a family of {', '.join(families())}"
+            )
+        return cls(text, text)
+
+    @property
+    def source(self) -> str:
+        """The addresses, the file's name, or the word itself."""
+        return self.addresses or (self.path.name if self.path else self.text)
+
+    @property
+    def serve(self) -> str:
+        """The word for `starpod serve`, valid in every folder; "" if the environment is served already."""
+        if self.path is None:
+            return "" if self.addresses else self.text
+        return f"{self.path}:{self.name}" if self.name else str(self.path)
