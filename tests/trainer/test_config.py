@@ -55,9 +55,14 @@ def test_paths_are_absolute_wherever_they_are_typed(tmp_path: Path, monkeypatch:
         assert parse_config({"model": name}).model.name == str(tmp_path / saved)
     for name in ("tiny", "smollm2", "org/name"):
         assert parse_config({"model": name}).model.name == name
-    words = ("lake.py", "--store=a=org/folder", "bandit", "model")
+    words = ("lake.py", "lake.py:Lake", "--store=a=org/folder", "bandit", "model")
     lake, folder = str(tmp_path / "lake.py"), f"--store=a={tmp_path / 'org/folder'}"
-    assert parse_config({"environment": {"serve": words}}).environment.serve == (words[0], lake, folder, *words[3:])
+    assert parse_config({"environment": {"serve": words}}).environment.serve == (
+        lake,
+        f"{lake}:Lake",
+        folder,
+        *words[3:],
+    )
     own = {"lake": {"id": "frozen_lake-v1", "warm_start": {"demonstrations": "mine", "episodes": 1}}}
     saved = parse_config({"environments": own, "warm_start": {"steps": 1}}).to_dict()["environments"]["lake"][
         "warm_start"

@@ -34,11 +34,15 @@ def absolute_path(path: str) -> str:
     return path and os.path.abspath(os.path.expanduser(path))
 
 
+_PATH_WORD = re.compile(r"(.*=)?(.*?)(:[\w-]+)?", re.DOTALL)
+"""`PATH`, `--OPTION=PATH` or `FILE.py:CLASS`."""
+
+
 def _absolute_words(words: tuple[str, ...]) -> tuple[str, ...]:
     def absolute(word: str) -> str:
-        option, equals_sign, path = word.rpartition("=")
+        option, path, name = _PATH_WORD.fullmatch(word).groups("")  # type: ignore[union-attr]
         is_path = (os.sep in path or path.endswith(".py")) and os.path.exists(path)
-        return f"{option}{equals_sign}{absolute_path(path)}" if is_path else word
+        return f"{option}{absolute_path(path)}{name}" if is_path else word
 
     return tuple(map(absolute, words))
 
