@@ -6,6 +6,7 @@ This module does not import torch, so that the command line starts quickly.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
