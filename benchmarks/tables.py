@@ -212,6 +212,16 @@ def ways() -> str:
     return f"{note}\n\n{table(head, rows)}"
 
 
+USER: Columns = {
+    "Way": lambda row: row["way"],
+    "Sessions": lambda row: f"{row['sessions']:,}",
+    "calls/s": lambda row: f"{row['steps_per_second']:,.0f}",
+    "median step": lambda row: duration(row["p50_seconds"]),
+    "CPU client": lambda row: duration(row["client_cpu_seconds"]),
+    "CPU server": lambda row: duration(row["server_cpu_seconds"]) if row["server_cpu_seconds"] else "",
+}
+
+
 def workloads() -> str:
     tasks = ("throughput_wait", "throughput_tail", "throughput_webshop")
     names = dict.fromkeys(row["way"] for task in tasks for row in figures(task)["results"])
@@ -546,7 +556,10 @@ def live_site() -> str:
 
 
 PAGES: dict[str, tuple[str, dict[str, Callable[[], str]]]] = {
-    "throughput": ("Steps per second", {"Every way": ways}),
+    "throughput": (
+        "Steps per second",
+        {"Every way": ways, "As a user calls it": lambda: rows_of("throughput_user", USER)},
+    ),
     "serving": (
         "Serving",
         {
