@@ -158,10 +158,10 @@ def run(name: str, variant: Variant, seed: int, folder: Path, words: Sequence[st
         if not source.exists():  # otherwise the run was started there before, and is resumed
             source.write_text(json.dumps(origin()))
         starpod(*command, "--run-dir", str(folder), "--resume-or-start")
-    evaluations = RunFolder(folder).read_evaluations()
-    first, final = evaluations[0], RunFolder(folder).read_final()
-    if final is None:
+    if (final := RunFolder(folder).read_final()) is None:
         raise SystemExit(f"{folder} has no final evaluation: the run was stopped; give the command again")
+    evaluations = RunFolder(folder).read_evaluations()
+    first = evaluations[0]
     steps, scales = RunFolder(folder).read_metrics(), {axis: spent_by(RunFolder(folder), axis) for axis in SPENT}
     return {
         "variant": name,
