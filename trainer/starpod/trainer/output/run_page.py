@@ -13,7 +13,7 @@ from typing import Any
 from starpod.report.curves import COLOURS, Chart, ChartLine, Mark, Point, Rule, spread
 from starpod.report.figures import Kind, duration, show
 from starpod.report.pages import PageSection, PageTable, dotted
-from starpod.trainer.data.metric_names import AGENTS, METRICS, SHOWN, TASKS, metric
+from starpod.trainer.data.metric_names import AGENTS, SHOWN, TASKS, metric
 from starpod.trainer.output.words import (
     evaluation_after_best,
     is_graded,
@@ -73,7 +73,6 @@ def run_values(
         "sections": [section for section in sections if section],
         "configuration": configuration(facts),
         "provenance": provenance(facts),
-        "last_metrics": _last_metrics(lines),
     }
 
 
@@ -203,6 +202,7 @@ def metrics_table(lines: Lines) -> list[dict[str, Any]]:
         sign = {"↗": 1, "↘": -1}.get(arrow, 0) * spec.better
         rows.append(
             {
+                "name": name,
                 "label": spec.label,
                 "kind": spec.kind,
                 "value": show(row[name], spec.kind),
@@ -429,12 +429,3 @@ def provenance(facts: Mapping[str, Any]) -> PageSection | None:
     if resumptions := facts.get("resumed", []):
         rows["resumed"] = "once" if len(resumptions) == 1 else f"{len(resumptions)} times"
     return PageSection("Provenance", table=PageTable(("", ""), [(key, str(value)) for key, value in rows.items()]))
-
-
-def _last_metrics(lines: Lines) -> PageTable | None:
-    metrics = next((line["metrics"] for line in reversed(lines) if line["metrics"]), None)
-    if metrics is None:
-        return None
-    names = [*(name for name in METRICS if name in metrics), *sorted(name for name in metrics if name not in METRICS)]
-    rows = [(dotted(name), show(metrics[name], metric(name).kind)) for name in names]
-    return PageTable(("Metric", "#Value"), rows, folded="All metrics of the last step")
