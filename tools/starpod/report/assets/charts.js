@@ -139,7 +139,7 @@ async function draw(div) {
     xaxis: {...axis, type: logX ? 'log' : 'linear', range: logX ? [low, high].map(Math.log10) : [low, high], tickformat: high < 1e5 ? ',~g' : '~s', hoverformat: ',.10~g', ...(logX && {tickvals: decades(low, high)}),
       title: {text: chart.x, standoff: 4, font: {size: 11}}, showspikes: true, spikemode: 'across', spikethickness: 1, spikecolor: paint.muted, spikedash: 'solid', automargin: false,
       ...(chart.ticks.length && {tickvals: chart.ticks.map(each => each[0]), ticktext: chart.ticks.map(each => each[1])})},
-    yaxis: {...axis, ...FORMATS[chart.kind], type: logY ? 'log' : 'linear', range: rangeY, fixedrange: true, nticks: 6, automargin: false, ...(logY && {tickvals: decadesY, ticktext: decadesY.map(y => figure(chart, y))})},
+    yaxis: {...axis, ...FORMATS[chart.kind], ...(chart.kind === 'number' && Math.max(...values) < 1e-3 && {tickformat: '.2~e'}), type: logY ? 'log' : 'linear', range: rangeY, fixedrange: true, nticks: 6, automargin: false, ...(logY && {tickvals: decadesY, ticktext: decadesY.map(y => figure(chart, y))})},
     shapes: [
       ...chart.rules.map(([y]) => ({type: 'line', xref: 'paper', x0: 0, x1: 1, y0: y * scale, y1: y * scale, line: {color: paint.muted, width: 1, dash: 'dot'}})),
       ...marks.map(([x, , , colour]) => ({type: 'line', x0: x, x1: x, yref: 'paper', y0: 0, y1: 1, line: {color: paint[`c${colour}`] ?? paint.ink, width: 1, dash: 'dot'}})),
