@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 import torch
 from transformers import Qwen2Config
 
+from benchmarks.training import memory
 from starpod.trainer.config import load_config
 from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.engines.torch_engine import TorchEngine
@@ -18,8 +18,8 @@ from starpod.trainer.memory import GIB, PROGRAM, Estimate, Place, Shape, estimat
 from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.models.policy import build_policy
 from starpod.trainer.models.precision import fast_dtype
+from tests.forks import run_forks
 
-ROOT = Path(__file__).resolve().parents[2]
 FACTOR = 1.5
 """By which a measured peak may differ from the estimate: the allocator of a CPU keeps what it cannot join."""
 
@@ -166,10 +166,14 @@ async def test_weights_and_cache_are_those_of_the_engine_and_the_model() -> None
     await engine.close()
 
 
+def take_step(*words: str) -> None:
+    sys.argv[1:] = words
+    memory.main()
+
+
 def measure(tmp_path: Path, *words: str) -> float:
     """The measured peak over the estimate."""
-    command = [sys.executable, "-m", "benchmarks.training.memory", *words, "--json", str(tmp_path / "figures.json")]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=280)
+    assert run_forks(1, take_step, *words, "--json", str(tmp_path / "figures.json")) == [0]
     figures = json.loads((tmp_path / "figures.json").read_text())
     return float(figures["measured"] / figures["estimated"])
 

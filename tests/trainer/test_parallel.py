@@ -3,11 +3,10 @@
 import asyncio
 import copy
 import json
-import subprocess
+import os
 import sys
 import threading
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,11 +16,9 @@ from hypothesis import strategies as st
 
 from starpod.trainer.checkpoints.checkpoint import load_checkpoint
 from starpod.trainer.parallel import MOST_IDLE, Parallel
-from tests.forks import run_ranks
+from tests.forks import run_forks, run_ranks
 from tests.trainer import parallel_worker
 from tests.trainer.parallel_worker import adapt, make_policy, team, train
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @given(st.lists(st.integers(), max_size=30), st.integers(1, 9), st.integers(1, 3))
@@ -163,14 +160,16 @@ async def test_a_program_ends_without_its_threads_only_while_they_work(monkeypat
     assert ended == [3]
 
 
+def use_a_thread_then_fork() -> None:
+    asyncio.run(Parallel().in_thread(int))
+    if os.fork() == 0:
+        asyncio.run(Parallel().in_thread(int))
+        os._exit(7)
+    sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+
+
 def test_a_forked_process_has_threads_of_its_own():
-    script = (
-        "import asyncio, os, sys\nfrom starpod.trainer.parallel import Parallel\n"
-        "asyncio.run(Parallel().in_thread(int))\n"
-        "if os.fork() == 0:\n    asyncio.run(Parallel().in_thread(int))\n    os._exit(7)\n"
-        "sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))"
-    )
-    assert subprocess.run([sys.executable, "-c", script], timeout=250).returncode == 7
+    assert run_forks(1, use_a_thread_then_fork) == [7]
 
 
 async def test_threads_compute_on_the_ranks_own_gpu(monkeypatch):
