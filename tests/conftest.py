@@ -8,8 +8,8 @@ from hypothesis import settings
 
 from tests.support import ServerProcess, start_server
 
-# How long an example takes is the machine's business: servers and other tests run beside it.
-settings.register_profile("starpod", deadline=None)
+# How long an example takes is the machine's business: servers and other tests run beside it. Each run draws other ones.
+settings.register_profile("starpod", deadline=None, max_examples=30)
 settings.load_profile("starpod")
 
 

@@ -68,7 +68,7 @@ async def test_what_open_cannot_take_is_told_before_it_is_sent(wrong: Any, kind:
 
 
 def test_limits_are_whole_numbers() -> None:
-    with pytest.raises(ValueError, match=r"max_turns=-1: .* 0 lifts the limit, None keeps"):
+    with pytest.raises(ValueError, match=r"max_turns=-1: .* 0 lifts"):
         Limits(max_turns=-1)
     assert repr(Limits(max_turns=0, max_actions=3)) == (
         "Limits(max_turns=0 (no limit), max_actions_per_turn=None, max_actions=3)"
@@ -88,7 +88,7 @@ def test_gymnasium_says_the_number_of_a_named_action(server: ServerProcess) -> N
     env = StarpodEnv(server.address, "frozen_lake-v1")
     try:
         env.reset(seed=1)
-        with pytest.raises(ValueError, match=r"no action 'Up': write step\(3\).*0 Left, 1 Down, 2 Right, 3 Up"):
+        with pytest.raises(ValueError, match=r"'Up': write step\(3\).*3 Up"):
             env.step("Up")
         for wrong in (4, 1.5, "Jump"):
             with pytest.raises(ValueError, match="write a number from 0 to 3"):

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.client import Fleet, Limits, ReplayDiverged, Session
@@ -72,7 +72,6 @@ async def live(deeds: list[tuple[str, int, Any]], deaths: set[int]) -> list[Any]
     return seen
 
 
-@settings(max_examples=20)
 @given(deeds=DEEDS, deaths=st.sets(st.integers(0, 13), max_size=5))
 def test_a_program_does_not_notice_that_its_server_died(deeds: list[tuple[str, int, Any]], deaths: set[int]) -> None:
     assert asyncio.run(live(deeds, deaths)) == asyncio.run(live(deeds, set()))

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.client import JSON, BadArgument, Fleet, Limits, Session, ToolCall, Transition
@@ -22,7 +22,6 @@ CALLS = st.lists(
 )
 
 
-@settings(max_examples=30)
 @given(calls=CALLS, closed_at=st.none() | st.integers(0, 8))
 def test_every_call_ends_and_the_session_is_free_then(
     calls: list[tuple[str, int | None]], closed_at: int | None
@@ -146,7 +145,7 @@ async def test_what_is_no_turn_is_refused_before_any_is_played() -> None:
     async with FakeServer() as server, Fleet(server.address) as fleet:
         sessions = await fleet.open("walk-v1", seed=3, count=2)
         for wrong in (5, None, [5], {"text": "left"}, b"left"):
-            with pytest.raises(TypeError, match="An action is a str, ToolCall, JSON or numpy array, not"):
+            with pytest.raises(TypeError, match=r"An action is a str, .*, not"):
                 await fleet.step_many(sessions, ["left", wrong])  # type: ignore[list-item]
             with pytest.raises(TypeError, match="An action is"):
                 await sessions[0].step(wrong)  # type: ignore[arg-type]

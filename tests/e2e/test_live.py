@@ -1,11 +1,12 @@
 """`starpod train --ui`: the run in a browser while it trains."""
 
 import html
+import io
 import os
 import pty
 import re
 import signal
-import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,7 +14,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from starpod.cli.main import main
 from tests.e2e.test_train import COMMAND, Screen, command, train
+from tests.forks import start_fork
 from tests.support import ServerProcess
 from tests.tools.ui.conftest import wait_until
 
@@ -44,20 +47,31 @@ def test_a_run_is_shown_while_it_trains_and_the_site_leaves_nothing(lake: Path) 
     assert not list(lake.glob(".starpod-index*")) and not (lake / ".live.json").exists()
 
 
+def run_on(terminal: str, words: list[str]) -> None:
+    """Runs the command with a terminal as its standard input and standard error."""
+    file = os.open(terminal, os.O_RDWR | os.O_NOCTTY)
+    os.dup2(file, 0)
+    os.dup2(file, 2)
+    sys.stdin, sys.stderr, sys.stdout = open(0), open(2, "w", buffering=1), io.StringIO()  # noqa: SIM115
+    main(words)
+
+
 def test_on_a_terminal_the_pages_stay_until_ctrl_c(tmp_path: Path) -> None:
     """At the address that was told, with a server for what needs one."""
     terminal, inside = pty.openpty()
-    words = command("--ui", "stop.iterations=1", "warm_start.steps=1", run_dir=tmp_path / "lake")
-    with subprocess.Popen([*COMMAND, *words], stdin=inside, stdout=subprocess.DEVNULL, stderr=inside) as process:
-        os.close(inside)
-        lines = iter(os.fdopen(terminal, errors="replace"))
-        live = next(line for line in lines if "live: " in line).split()[-1]
-        stays = next(line for line in lines if "the pages stay at" in line)
-        assert live in stays and "until Ctrl-C" in stays
-        wait_until(lambda: 'class="status ended"' in httpx.get(f"{live}runs/lake").text)
-        assert "/play/frozen_lake-v1" in httpx.get(f"{live}fleet", timeout=60.0).text
-        process.send_signal(signal.SIGINT)
-        assert process.wait(120) == 0
+    small = ("stop.iterations=1", "warm_start.steps=1", "warm_start.episodes=4", "evaluation.episodes=1")
+    words = command("--ui", *small, "evaluation.reference=[]", run_dir=tmp_path / "lake")
+    process = start_fork(run_on, os.ttyname(inside), words)
+    lines = iter(os.fdopen(terminal, errors="replace"))
+    live = next(line for line in lines if "live: " in line).split()[-1]
+    stays = next(line for line in lines if "the pages stay at" in line)
+    assert live in stays and "until Ctrl-C" in stays
+    wait_until(lambda: 'class="status ended"' in httpx.get(f"{live}runs/lake").text)
+    assert "/play/frozen_lake-v1" in httpx.get(f"{live}fleet", timeout=60.0).text
+    os.kill(process.pid, signal.SIGINT)
+    process.join()
+    assert process.exitcode == 0
+    os.close(inside)
     with pytest.raises(httpx.ConnectError):
         httpx.get(live)
 

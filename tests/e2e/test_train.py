@@ -36,10 +36,10 @@ SMALL = (
     "frozen_lake",
     "collect.groups=4",
     "collect.group_size=4",
-    "warm_start.steps=40",
+    "warm_start.steps=20",
     "warm_start.lr=0.005",
     "warm_start.noise=0.5",
-    "warm_start.episodes=60",
+    "warm_start.episodes=40",
     "warm_start.batch_size=16",
     "evaluation.episodes=8",
     "evaluation.every=2",
@@ -257,9 +257,9 @@ def test_nothing_that_happens_to_a_run_changes_a_digit(
 
     with start_server("frozen_lake-v1") as one, start_server("frozen_lake-v1") as other:
         words = (f"environment.addresses=[{one.address},{other.address}]", "checkpoint.every=25")
-        screen = Screen("imitation 10/40", interrupt(signal.SIGINT))
+        screen = Screen("imitation 10/20", interrupt(signal.SIGINT))
         train(words[0], run_dir=folder, base=EVERYTHING, status=130, screen=screen)
-        assert saved(folder)["warm_start"]["imitations"][""]["step"] < 40
+        assert saved(folder)["warm_start"]["imitations"][""]["step"] < 20
         told = go_on(*words, status=143, step_1=restart_in_use(other), step_2=interrupt(signal.SIGTERM))
         assert f"go on: {again}\n" in told and latest(folder).name == "step-00000001"
         (record,) = lines(folder / "metrics.jsonl")

@@ -165,7 +165,7 @@ def test_what_cannot_be_hosted_is_left_out_unless_it_was_asked_for(
     assert registry.prepare().ids == ["walk-v1"]
     (record,) = caplog.records
     assert record.getMessage() == "lacking-v1 cannot be served here: no data; bring some"
-    with pytest.raises(RegistryError, match="lacking-v1 cannot be served here: no data; bring some"):
+    with pytest.raises(RegistryError, match=r"lacking-v1 .* no data; bring some"):
         registry.select(["lacking"]).prepare(["lacking-v1"])
     monkeypatch.setattr(Lacking, "data", True)
     assert registry.prepare(registry.ids).ids == ["lacking-v1", "walk-v1"]

@@ -8,7 +8,7 @@ import random
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.env_server.state import StateError, decode, encode
@@ -36,7 +36,6 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=50)
 @given(values)
 def test_values_come_back_equal_and_of_their_type(value: object) -> None:
     back = decode(encode(value))

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.soak.trend import Tolerance, trend
@@ -21,7 +21,6 @@ TOLERANCE = Tolerance(absolute=2.0, relative=0.03)
 SECONDS = [float(second) for second in range(0, 1800, 3)]
 
 
-@settings(max_examples=25)
 @given(seed=st.integers(0, 1000), level=st.floats(10, 1000), noise=st.floats(0, 0.02))
 def test_noise_and_what_settles_do_not_grow(seed: int, level: float, noise: float) -> None:
     """A heap that finds its size within the warm-up, and fluctuates from then on."""
@@ -30,7 +29,6 @@ def test_noise_and_what_settles_do_not_grow(seed: int, level: float, noise: floa
     assert not trend(SECONDS, values, TOLERANCE).grows
 
 
-@settings(max_examples=25)
 @given(seed=st.integers(0, 1000), level=st.floats(10, 1000), leak=st.floats(0.06, 3.0), noise=st.floats(0, 0.02))
 def test_what_leaks_grows(seed: int, level: float, leak: float, noise: float) -> None:
     """By so large a share of its level over the whole run; twice the tolerance is enough to be found."""

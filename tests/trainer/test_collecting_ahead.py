@@ -184,7 +184,7 @@ async def test_what_is_too_old_after_a_change_of_the_bound_is_dropped_and_replac
 
 
 def test_bounds_that_mean_nothing_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"collect\.max_staleness 1 is less than replay\.reuse 2"):
+    with pytest.raises(ConfigError, match=r"max_staleness 1 .* replay\.reuse 2"):
         parse_config({"collect": {"max_staleness": 1}, "replay": {"reuse": 2}})
     with pytest.raises(ConfigError, match=r"replay\.offline collects none"):
         parse_config({"collect": {"max_staleness": 1}, "replay": {"offline": "episodes"}})

@@ -38,7 +38,7 @@ def test_a_thought_is_made_of_the_action_and_the_words_of_the_observation() -> N
 
 @pytest.mark.parametrize("thought", ["{words[6]}", "{move}", "{words.first}", "{action", "{}"])
 def test_a_thought_that_does_not_fit_the_observation_is_told(thought: str) -> None:
-    with pytest.raises(ConfigError, match=r"warm_start\.thought .* for the observation 'P 0 1 G 2 2'") as told:
+    with pytest.raises(ConfigError, match=r"warm_start\.thought .*'P 0 1 G 2 2'") as told:
         say(thought)
     assert "it may use {action}, {relations}, {next_relations}, {intended_relations}, and {words[0]}" in str(told.value)
 
@@ -107,7 +107,7 @@ def test_a_demonstration_reads_as_what_is_played_does() -> None:
 async def test_more_moves_than_a_turn_may_have_are_refused(server: ServerProcess) -> None:
     async with Fleet(server.address) as fleet:
         task = make_task(EnvironmentConfig(id="frozen_lake-v1", max_actions_per_turn=2), ("Left",))
-        with pytest.raises(ConfigError, match=r"actions_per_turn is 3, but a turn of frozen_lake-v1 may have 2: "):
+        with pytest.raises(ConfigError, match=r"actions_per_turn is 3, .* have 2"):
             await collect_demonstrations(fleet, WarmStartConfig(steps=1, actions_per_turn=3), task, [1])
 
 

@@ -57,7 +57,7 @@ def test_alone_there_is_no_process_group(monkeypatch):
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
 def test_a_device_that_is_not_there_is_refused():
     for device in ("cuda", "cuda:1"):
-        with pytest.raises(ValueError, match=r"is not available: GPUs that torch sees: 0.* device=cpu uses none"):
+        with pytest.raises(ValueError, match=r"torch sees: 0.*device=cpu"):
             Parallel.start(device)
 
 

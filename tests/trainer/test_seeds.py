@@ -87,7 +87,7 @@ def test_a_cursor_of_other_seeds_is_refused(other):
 
 
 def test_ranges_without_enough_seeds_are_refused():
-    with pytest.raises(ValueError, match=r"seeds\.selection holds 5000 seeds, fewer than the 5001 episodes"):
+    with pytest.raises(ValueError, match=r"seeds\.selection .* 5000 .* 5001"):
         SeedsConfig().held_out("selection", 5_001)
 
     with pytest.raises(ValidationError, match="must not be empty"):

@@ -30,7 +30,7 @@ def test_an_id_is_hosted_once() -> None:
     registry = Registry()
     assert add_hosted(registry, "gymnasium:CliffWalking-v1") == ["gymnasium-cliff-walking-v1"]
     assert add_hosted(registry, "gymnasium:CliffWalking-v1#id=other-v1") == ["other-v1"]
-    with pytest.raises(RegistryError, match="is already hosted; give this one another id: #id=name-vN"):
+    with pytest.raises(RegistryError, match=r"already hosted; .*#id=name-vN"):
         add_hosted(registry, "gymnasium:CliffWalking-v1")
     with pytest.raises(RegistryError, match="not of the form name-vN"):
         add_hosted(registry, "gymnasium:CliffWalking-v1#id=Other")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium import Space, spaces
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.env_server.hosting.spaces import UnsupportedSpace, plain_colours, plain_info, reader, words, writer
@@ -42,7 +42,6 @@ def equal(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(np.array_equal(one, other))
 
 
-@settings(max_examples=40)
 @given(actions, st.integers(0, 1000))
 def test_what_is_written_is_read_again(space: Space[Any], seed: int) -> None:
     space.seed(seed)
@@ -54,7 +53,6 @@ def test_what_is_written_is_read_again(space: Space[Any], seed: int) -> None:
     assert words(space)
 
 
-@settings(max_examples=40)
 @given(boxes, st.integers(0, 1000))
 def test_numbers_keep_every_bit(space: spaces.Box, seed: int) -> None:
     space.seed(seed)
@@ -71,7 +69,6 @@ junk = st.recursive(
 )
 
 
-@settings(max_examples=80)
 @given(actions, junk)
 def test_any_value_is_read_or_refused(space: Space[Any], value: Any) -> None:
     try:

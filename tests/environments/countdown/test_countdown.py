@@ -8,7 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from starpod.env_server.episode import Transition, Want
@@ -47,7 +47,6 @@ def expressions(draw: st.DrawFn, depth: int = 4) -> tuple[str, float | None, lis
     return f"({left}){operator}{blank}({right})", value, first + second
 
 
-@settings(max_examples=50)
 @given(expressions())
 def test_values_are_those_of_arithmetic(case: tuple[str, float | None, list[int]]) -> None:
     text, value, numbers = case
@@ -196,7 +195,6 @@ def test_the_solver_finds_what_needs_fractions_and_knows_when_there_is_nothing()
     assert start(numbers=(1, 1, 1, 1), target=9).environment.expert_action() is None
 
 
-@settings(max_examples=30)
 @given(st.lists(st.integers(1, 20), min_size=2, max_size=4), st.randoms(use_true_random=False))
 def test_the_solver_solves_what_it_can(numbers: list[int], rng: random.Random) -> None:
     """Any expression of the numbers sets a target that the solver must reach."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -31,7 +31,6 @@ SHAPES = st.fixed_dictionaries(
 start = functools.partial(episodes.start, FrozenLake)
 
 
-@settings(max_examples=30)
 @given(seed=SEEDS, shape=SHAPES)
 def test_transitions_are_gymnasiums(seed: int, shape: dict[str, Any]) -> None:
     environment = start(seed, **shape).environment
@@ -73,7 +72,6 @@ def test_slips_know_nothing_of_the_map() -> None:
         assert count / whole < 0.2
 
 
-@settings(max_examples=25)
 @given(seed=SEEDS, shape=SHAPES)
 def test_drawn_maps_can_be_solved(seed: int, shape: dict[str, Any]) -> None:
     environment = start(seed, **shape).environment
@@ -88,7 +86,6 @@ def test_drawn_maps_have_as_many_holes_as_asked() -> None:
         assert abs(share - (1 - probability)) < 0.025
 
 
-@settings(max_examples=25)
 @given(seed=SEEDS)
 def test_the_expert_needs_the_fewest_moves_without_slip(seed: int) -> None:
     episode = start(seed, size=6, frozen_probability=0.7, success_rate=1.0)

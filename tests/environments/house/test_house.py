@@ -5,7 +5,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.env_server.episode import Episode, Transition, Want
@@ -32,7 +32,6 @@ def turn(episode: Episode, action: Any) -> Transition:
     return episode.turn([action], Want())
 
 
-@settings(max_examples=40)
 @given(
     seed=SEEDS,
     task=st.sampled_from(TASKS),
@@ -45,7 +44,6 @@ def test_the_expert_does_every_task_by_valid_actions(seed: int, task: str, split
     assert (played[-1].reward, played[-1].end_reason) == (1, EndReason.TERMINAL)
 
 
-@settings(max_examples=25)
 @given(seed=SEEDS, choices=SEEDS)
 def test_every_valid_action_can_be_done_and_the_expert_recovers(seed: int, choices: int) -> None:
     rng = random.Random(choices)

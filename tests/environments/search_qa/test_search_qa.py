@@ -5,7 +5,7 @@ import itertools
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.env_server.episode import Want
@@ -26,7 +26,6 @@ def test_every_article_tells_each_of_its_facts_and_is_found_by_its_title() -> No
         assert number in book.search(article.title, 3), article.title
 
 
-@settings(max_examples=40)
 @given(seed=SEEDS, hops=st.integers(1, 4), split=st.sampled_from(["all", "train", "test"]))
 def test_the_articles_answer_the_question_one_leading_to_the_next(seed: int, hops: int, split: str) -> None:
     book = encyclopedia()
@@ -42,7 +41,6 @@ def test_the_articles_answer_the_question_one_leading_to_the_next(seed: int, hop
     assert split == "all" or (environment.articles[0] % 5 == 0) == (split == "test")
 
 
-@settings(max_examples=25)
 @given(seed=SEEDS)
 def test_the_expert_finds_the_answer_and_its_score_rises(seed: int) -> None:
     episode = start(seed, min_hops=1, max_hops=4)

@@ -6,7 +6,7 @@ import statistics
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.env_server.environment import OptionsError
@@ -32,7 +32,6 @@ seeds = st.integers(0, 2**64 - 1)
 
 
 @given(seeds, rooms)
-@settings(max_examples=30)
 def test_every_generated_room_is_fit_to_play_and_solvable(seed: int, options: dict[str, int]) -> None:
     environment = start(seed, **options).environment
     board, player, boxes = environment.board, environment.player, environment.boxes
@@ -47,7 +46,6 @@ def test_every_generated_room_is_fit_to_play_and_solvable(seed: int, options: di
 
 
 @given(seeds, st.integers(1, 6), st.integers(0, 6))
-@settings(max_examples=20)
 def test_the_solution_is_as_long_as_asked(seed: int, least: int, more: int) -> None:
     environment = start(seed, min_solution=least, max_solution=least + more).environment
     plan = solve(environment.board, environment.player, environment.boxes)
@@ -57,13 +55,13 @@ def test_the_solution_is_as_long_as_asked(seed: int, least: int, more: int) -> N
 
 def test_a_search_for_an_impossible_length_ends_and_says_what_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generation, "MAX_ROOMS", 20)
-    with pytest.raises(ValueError, match="none of 20 rooms had a solution of 60 to any number of moves: widen"):
+    with pytest.raises(ValueError, match=r"none of 20 rooms .* of 60 to"):
         start(min_solution=60)
     # On large boards a room costs a hundred times what it costs on small ones.
     large = {"rows": 11, "columns": 11, "boxes": 3}
     room = start(3, **large).environment.render("text")
     monkeypatch.setattr(generation, "MAX_RESET_STATES", 10_000)
-    with pytest.raises(OptionsError, match=r"none of [1-9] rooms had a solution of 200 to any number of moves: widen"):
+    with pytest.raises(OptionsError, match=r"none of [1-9] rooms .* of 200 to"):
         start(3, **large, min_solution=200)
     assert start(3, **large).environment.render("text") == room
 
@@ -91,7 +89,6 @@ def test_rooms_are_like_the_published_ones(options: dict[str, int], length: floa
 
 
 @given(seeds, rooms)
-@settings(max_examples=25)
 def test_the_expert_solves_in_the_fewest_moves(seed: int, options: dict[str, int]) -> None:
     episode = start(seed, **options)
     environment = episode.environment
@@ -102,7 +99,6 @@ def test_the_expert_solves_in_the_fewest_moves(seed: int, options: dict[str, int
 
 
 @given(seeds, st.lists(st.sampled_from(tuple(MOVES)), min_size=1, max_size=40))
-@settings(max_examples=40)
 def test_the_state_key_is_the_state_without_its_history(seed: int, actions: list[str]) -> None:
     episode = start(seed, rows=6, columns=6, search_depth=20)
     environment = episode.environment
@@ -201,7 +197,6 @@ symbol_sets = st.lists(
 
 
 @given(seeds, symbol_sets)
-@settings(max_examples=40)
 def test_custom_symbols_are_what_board_and_legend_show(seed: int, characters: list[str]) -> None:
     names = ("wall", "empty", "target", "box_on_target", "box", "player", "player_on_target")
     symbols = dict(zip(names, characters, strict=True))

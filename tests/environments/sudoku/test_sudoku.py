@@ -43,7 +43,6 @@ def is_complete(grid: bytes, size: int) -> bool:
 
 
 @given(seeds, kinds)
-@settings(max_examples=25)
 def test_every_puzzle_has_one_solution(seed: int, kind: tuple[int, str]) -> None:
     size, difficulty = kind
     puzzle, solution = generate(random.Random(seed), size, difficulty)
@@ -88,7 +87,6 @@ def test_the_expert_wins_within_the_default_limits(seed: int, kind: tuple[int, s
 
 
 @given(seeds, actions, st.sampled_from(["refuse", "place"]))
-@settings(max_examples=30)
 def test_the_expert_mends_what_others_got_wrong(seed: int, played: list[str], conflicts: str) -> None:
     episode = start(seed, size=4, difficulty="hard", max_steps=1000, conflicts=conflicts)
     environment = episode.environment
@@ -107,7 +105,6 @@ def test_the_expert_mends_what_others_got_wrong(seed: int, played: list[str], co
 
 
 @given(seeds, actions, st.sampled_from(["refuse", "place"]))
-@settings(max_examples=25)
 def test_valid_actions_are_those_that_are_not_refused(seed: int, played: list[str], conflicts: str) -> None:
     episode = start(seed, size=4, difficulty="hard", max_steps=1000, conflicts=conflicts)
     for action in played:
@@ -130,7 +127,6 @@ def test_every_form_of_a_placement() -> None:
 
 
 @given(st.text(max_size=60))
-@settings(max_examples=50)
 def test_no_text_is_an_error(text: str) -> None:
     episode = start(puzzle=PUZZLE)
     outcome = episode.turn([text], Want()).outcomes[0]
@@ -199,7 +195,6 @@ def test_a_digit_pays_once_its_clash_is_cleared() -> None:
 
 
 @given(seeds, st.lists(st.tuples(*[st.integers(1, 4)] * 3), max_size=40))
-@settings(max_examples=25)
 def test_every_cell_that_holds_its_digit_without_a_clash_has_paid(seed: int, played: list[tuple[int, ...]]) -> None:
     episode = start(seed, size=4, difficulty="hard", conflicts="place", max_steps=1000, invalid_reward=0.0)
     sudoku, earned = episode.environment, 0.0

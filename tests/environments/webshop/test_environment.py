@@ -248,7 +248,7 @@ def test_a_snapshot_of_another_catalogue_is_refused(monkeypatch: pytest.MonkeyPa
 
 def test_catalogues_are_named() -> None:
     assert opened(catalogue="human").observe() == opened().observe()
-    with pytest.raises(OptionsError, match="no catalogue '/etc'; it has human, synthetic"):
+    with pytest.raises(OptionsError, match=r"catalogue '/etc'; .* human, synthetic"):
         opened(catalogue="/etc")
 
 

@@ -91,5 +91,5 @@ def test_other_settings_are_told() -> None:
 
 
 def test_reports_without_a_common_stage_cannot_be_compared() -> None:
-    with pytest.raises(ValueError, match="no stage in common: 64 sessions and 8 sessions"):
+    with pytest.raises(ValueError, match=r"no stage in common: 64 .* 8"):
         compare_loads(report(1), report(2, name="8 sessions"))

@@ -25,5 +25,5 @@ def test_random_moves_are_those_that_are_valid_now_before_those_that_have_names(
 
 
 def test_an_unknown_reference_policy_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match="no reference policy 'walks'; did you mean walk"):
+    with pytest.raises(ConfigError, match="'walks'; did you mean walk"):
         find_reference("walks")

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
@@ -88,7 +88,6 @@ def test_a_reply_that_could_not_be_read_is_all_of_every_block() -> None:
 
 
 @given(seed=st.integers(0, 10_000))
-@settings(max_examples=40)
 def test_a_term_on_each_block_is_the_term_on_the_turn(seed: int) -> None:
     """Where both blocks have the same score and peers, cutting the reply changes nothing."""
     generator = torch.Generator().manual_seed(seed)

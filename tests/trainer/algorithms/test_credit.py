@@ -306,7 +306,6 @@ def compared(term: CreditTerm, values: list[float], peers: list[int]) -> list[fl
     return items
 
 
-@settings(max_examples=50)
 @given(terms, scores, st.data())
 def test_a_comparison_sums_to_zero_and_too_few_peers_say_nothing(
     term: CreditTerm, values: list[float], data: st.DataObject
@@ -319,7 +318,6 @@ def test_a_comparison_sums_to_zero_and_too_few_peers_say_nothing(
         assert len(own) >= term.min_peers or own == [0.0] * len(own)
 
 
-@settings(max_examples=50)
 @given(terms, scores, st.integers(-50, 50), st.integers(1, 9))
 def test_a_comparison_ignores_a_shift_and_follows_a_factor(
     term: CreditTerm, values: list[float], shift: int, factor: int

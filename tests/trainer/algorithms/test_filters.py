@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.trainer.algorithms.config import AlgorithmConfig
@@ -60,7 +60,6 @@ def test_oversampled_groups_are_ranked_by_deviation_and_zeros_are_dropped() -> N
     assert why == f"Its reward_std of 0.0957 is {told}"
 
 
-@settings(max_examples=60)
 @given(st.lists(st.floats(0, 10), max_size=30), st.sampled_from(["top_fraction", "top_p"]), st.integers(1, 4))
 def test_what_is_kept_is_in_order_and_at_least_as_good_as_what_is_not(
     scores: list[float], strategy: Any, quarters: int
@@ -75,7 +74,6 @@ def test_what_is_kept_is_in_order_and_at_least_as_good_as_what_is_not(
         assert indices
 
 
-@settings(max_examples=40)
 @given(st.lists(st.floats(0, 10), min_size=1, max_size=20), st.integers(1, 19), st.integers(1, 19))
 def test_a_larger_share_keeps_no_fewer(scores: list[float], first: int, second: int) -> None:
     low, high = sorted([first / 20, second / 20])

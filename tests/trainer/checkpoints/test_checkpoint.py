@@ -101,7 +101,6 @@ def test_a_run_that_went_back_forgets_its_future(tmp_path):
     assert_is(checkpoints.best(), 4)
 
 
-@settings(max_examples=25)
 @given(
     st.lists(
         nps.arrays(
@@ -174,7 +173,6 @@ def draw() -> list[object]:
     return [torch.randn(3).tolist(), np.random.normal(size=3).tolist(), random.random(), random.gauss(0, 1)]
 
 
-@settings(max_examples=20)
 @given(st.integers(0, 2**32 - 1), st.integers(0, 700))
 def test_random_streams_go_on_where_they_stood(tmp_path_factory, seed, drawn):
     torch.manual_seed(seed)
@@ -190,7 +188,6 @@ def test_random_streams_go_on_where_they_stood(tmp_path_factory, seed, drawn):
     assert draw() == expected
 
 
-@settings(max_examples=25)
 @given(
     st.integers(0, 2**31),
     st.integers(0, 3),
@@ -272,7 +269,7 @@ def test_if_none_can_be_used_it_says_so(tmp_path):
     checkpoints = Checkpoints(tmp_path, report=lambda _: None)
     for step in (1, 2):
         (save(checkpoints, step, score=0.5) / "state.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"no checkpoint in .* can be used: .*step-00000002.*step-00000001"):
+    with pytest.raises(CheckpointError, match=r"can be used: .*step-00000002.*step-00000001"):
         checkpoints.latest()
     with pytest.raises(CheckpointError, match="no checkpoint"):
         checkpoints.best()

@@ -247,7 +247,7 @@ def test_what_can_be_loaded(run, tmp_path):
     assert is_run_or_checkpoint(run)
     assert is_run_or_checkpoint(run / "checkpoints" / "step-00000001")
     assert not is_run_or_checkpoint(run / "initial")
-    with pytest.raises(CheckpointError, match="neither a run's folder nor one of its checkpoints"):
+    with pytest.raises(CheckpointError, match="neither a run's folder"):
         load_trained(tmp_path)
     (tmp_path / "checkpoints").mkdir()
     with pytest.raises(CheckpointError, match="has no checkpoint yet"):

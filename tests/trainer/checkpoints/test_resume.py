@@ -11,7 +11,7 @@ from starpod.trainer.config import ConfigError, load_config
 
 @pytest.mark.parametrize("word", ["seed=7", "seeds.train={start: 10001, stop: 20000}"])
 def test_other_training_seeds_are_refused_before_anything_starts(word: str) -> None:
-    with pytest.raises(ConfigError, match="but the run that is resumed takes its start states from"):
+    with pytest.raises(ConfigError, match="takes its start states from"):
         check_changes(load_config("tiny"), load_config("tiny", [word]), allowed=["stages"])
 
 
@@ -23,5 +23,5 @@ def test_keys_that_an_earlier_version_lacked_have_their_defaults_at_any_depth() 
 
     config = load_config("frozen_lake")
     check_model(config, saved())
-    with pytest.raises(ConfigError, match=r"model\.critic is .*, but the run that is resumed has"):
+    with pytest.raises(ConfigError, match=r"model\.critic is .*, but"):
         check_model(config, saved(critic="separate"))

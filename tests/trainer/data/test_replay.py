@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.trainer.data.episode import Episode, Group, Turn
@@ -151,7 +151,6 @@ def test_a_group_is_as_old_as_its_oldest_token() -> None:
     assert not ReplayBuffer(ReplayConfig()).enabled
 
 
-@settings(max_examples=40)
 @given(
     capacity=st.integers(1, 6),
     wanted=st.integers(1, 6),

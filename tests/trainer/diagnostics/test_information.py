@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.trainer.data.episode import Episode
@@ -48,7 +48,6 @@ matrices = st.integers(2, 7).flatmap(
 )
 
 
-@settings(max_examples=30)
 @given(matrices)
 def test_information_never_passes_its_bound(rows: list[list[float]]) -> None:
     found = information(*square(rows))
@@ -58,7 +57,6 @@ def test_information_never_passes_its_bound(rows: list[list[float]]) -> None:
     assert shares == sorted(shares) and all(0 <= share <= 1 for share in shares)
 
 
-@settings(max_examples=30)
 @given(matrices, st.data())
 def test_a_constant_added_to_a_row_moves_entropy_alone(rows: list[list[float]], data: st.DataObject) -> None:
     L_NM, own_N = square(rows)
@@ -70,7 +68,6 @@ def test_a_constant_added_to_a_row_moves_entropy_alone(rows: list[list[float]], 
     assert after.entropy == pytest.approx(before.entropy + 5 / len(rows), abs=1e-4)
 
 
-@settings(max_examples=30)
 @given(matrices)
 def test_merging_identical_prompts_changes_no_information(rows: list[list[float]]) -> None:
     L_NM, own_N = square(rows)

@@ -165,7 +165,7 @@ async def test_a_core_that_dies_unheard_or_hangs_is_an_engine_error(patched: Non
             await engine.generate(ask([1, 2]))
         llm.errored = False
         llm.pause_generation = never
-        with pytest.raises(EngineError, match=r"did not answer a pause within 0.05 s \(engine.timeout\)"):
+        with pytest.raises(EngineError, match=r"pause within 0.05 s \(engine.timeout\)"):
             await engine.pause()
 
 
@@ -208,9 +208,7 @@ async def test_a_core_that_hangs_is_lost_and_a_slow_one_is_waited_for(
         await eventually(lambda: looks > 20)
         assert not call.done()
         working = False
-        with pytest.raises(
-            EngineError, match=r"core hangs: it has answered no health check for 0.1 s \(engine.health_t"
-        ):
+        with pytest.raises(EngineError, match=r"core hangs: .* 0.1 s \(engine.health_t"):
             await call
         llm.hung = False
         released.set()
@@ -311,7 +309,7 @@ def test_without_vllm_one_sentence_says_what_to_install() -> None:
 def test_what_cannot_run_is_refused_at_once(patched: None, monkeypatch: pytest.MonkeyPatch) -> None:
     config = ModelConfig.model_validate({"tiny": TINY | {"image": {"rows": 2, "columns": 2}}})
     eyes = build_policy(config, texts=["Up"], critic="none", seed=1)
-    with pytest.raises(EngineError, match=r"does not know the tiny model that sees images .*set engine.name to torch"):
+    with pytest.raises(EngineError, match=r"engine.name to torch"):
         build(eyes)
     with pytest.raises(EngineError, match="on the CPU"):
         build(handover="ipc")
@@ -412,7 +410,7 @@ async def test_weights_of_another_gpu_go_through_the_disk_or_are_refused(gpus: d
     if handover == "auto":
         assert (await load_on_a_gpu(model)).core.log == ["pause", "reload", "resume"]
     else:
-        with pytest.raises(EngineError, match="the policy is on GPU-a, vLLM on GPU-b: give both"):
+        with pytest.raises(EngineError, match=r"on GPU-a, .* on GPU-b"):
             await load_on_a_gpu(model, handover="ipc")
 
 

@@ -241,7 +241,7 @@ async def test_a_configuration_that_cannot_be_read_is_an_error(
 
     monkeypatch.setattr(server, "_answer", lying)
     async with serving(server, retries=0) as engine:
-        with pytest.raises(EngineError, match=r"answered /server_info with .* no configuration of vLLM"):
+        with pytest.raises(EngineError, match="/server_info with"):
             await engine.generate(ask([1, 2]))
 
 
@@ -334,7 +334,7 @@ async def test_a_slow_server_is_waited_for(server: FakeServer, quick_looks: None
 async def test_a_server_that_ends_no_reply_is_an_error(stuck: FakeServer, quick_looks: None) -> None:
     """A reply may be lost on its way; asking again would cost the same time once more."""
     async with serving(stuck, timeout=0.2) as engine:
-        with pytest.raises(EngineError, match=r"is alive, but completed no call in 0\.2 s \(engine\.timeout\)"):
+        with pytest.raises(EngineError, match=r"alive, .* 0\.2 s \(engine\.timeout\)"):
             await engine.generate(ask([1, 2]))
         assert stuck.asked == 1
 

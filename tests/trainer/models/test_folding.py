@@ -5,7 +5,7 @@ import random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.trainer.models import folding
@@ -45,7 +45,6 @@ WITH_WINDOWS = [make("mistral"), make("gemma3_text")]
     st.integers(1, 5),
     st.integers(6, 40),
 )
-@settings(max_examples=30)
 def test_states_are_those_of_the_plain_forward(
     policy: Policy, seed: int, groups: int, members: int, prompt: int
 ) -> None:

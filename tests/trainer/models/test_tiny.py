@@ -4,7 +4,7 @@ from itertools import pairwise, permutations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
@@ -27,7 +27,6 @@ ROOMS = [ROOM.format(*words) for words in permutations(("north", "south", "key")
 PHRASES = train_tokenizer([*ROOMS, "<answer>north</answer>", "<answer>go south</answer>"], size=512, phrases=True)
 
 
-@settings(max_examples=40)
 @given(PIECES)
 def test_decoding_gives_the_text_back(text: str) -> None:
     assert TOKENIZER.decode(TOKENIZER.encode(text)) == text
@@ -46,7 +45,6 @@ def test_words_that_always_stand_together_are_one_token_and_cells_of_a_map_are_n
     assert split("You see: You seem") == [*split("You see:"), *split("<answer>You seem")[1:]]
 
 
-@settings(max_examples=40)
 @given(PIECES, st.sampled_from(SPECIALS), PIECES)
 def test_what_stands_behind_a_special_token_changes_nothing_before_it(left: str, special: str, right: str) -> None:
     whole = TOKENIZER.encode(left + special + right)

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.client import answers
@@ -107,7 +107,6 @@ TAGS = ["<think>", "</think>", "<answer>", "</answer>", "<|im_start|>", "<|im_en
 replies = st.lists(st.one_of(st.sampled_from(TAGS), st.text(max_size=4)), max_size=30).map("".join)
 
 
-@settings(max_examples=60)
 @given(replies, st.booleans(), st.one_of(st.none(), st.integers(1, 4)))
 def test_any_text_is_read(text: str, thinking: bool, max_actions: int | None) -> None:
     grammar = Grammar(thinking=thinking, actions=MOVES)

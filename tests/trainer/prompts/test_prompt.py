@@ -5,7 +5,7 @@ import re
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -121,7 +121,6 @@ def test_rewards_are_short(value: float, text: str) -> None:
     assert format_reward(value) == text
 
 
-@settings(max_examples=40)
 @given(st.integers(-(10**6), 10**6), st.integers(0, 3))
 def test_rewards_are_exact(units: int, decimals: int) -> None:
     assert float(format_reward(units / 10**decimals)) == units / 10**decimals

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -157,7 +157,6 @@ def test_targets_are_means_over_visits_discounted_from_the_turn() -> None:
 
 
 @given(st.lists(st.lists(st.sampled_from([b"", b"1", b"2"]), min_size=1, max_size=4), min_size=1, max_size=6))
-@settings(max_examples=40)
 def test_targets_keep_their_mean_undiscounted(states: list[list[bytes]]) -> None:
     episodes = [
         Episode(0, member, "lake", turns=[visit(state, "a") for state in own], success=member % 2 == 0)
@@ -290,7 +289,7 @@ async def test_a_run_keeps_its_scorer_in_its_checkpoints(tmp_path: Path) -> None
     assert all(equal(weights(again.scorer), weights(run.scorer))) and again.scorer.fits == 1
     values |= {"algorithm": {"preset": "dapo", "advantage": "agent_prm"}, "scorer": "q"}
     other = make_run(tmp_path, turn_scorer=make("q"), **values)
-    with pytest.raises(ConfigError, match=r"scorer\.kind is q, but the run that is resumed has no such scorer"):
+    with pytest.raises(ConfigError, match=r"scorer\.kind is q"):
         other.restore(loaded)
 
 

@@ -57,7 +57,7 @@ def test_a_missing_browser_and_settings_that_cannot_be_read_are_said(monkeypatch
     monkeypatch.setenv("PATH", "/nonexistent")
     for variable in ("STARPOD_CHROMIUM", "STARPOD_CHROMEDRIVER"):
         monkeypatch.delenv(variable, raising=False)
-    with pytest.raises(Unavailable, match=r"no chromium here; install .*apt-get install chromium.*STARPOD_CHROMIUM"):
+    with pytest.raises(Unavailable, match=r"no chromium here; .*STARPOD_CHROMIUM"):
         BrowserConfig.from_environment()
     monkeypatch.setenv("STARPOD_CHROMIUM", sys.executable)
     with pytest.raises(Unavailable, match="no chromedriver here"):

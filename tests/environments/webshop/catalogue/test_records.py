@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.environments.webshop.catalogue import jsonstream
@@ -296,7 +296,6 @@ VALUES = st.recursive(
 )
 
 
-@settings(max_examples=40)
 @given(values=st.lists(VALUES, max_size=5), keys=st.lists(st.text(), max_size=5), window=st.integers(1, 40))
 def test_streams_read_what_json_reads(
     tmp_path_factory: pytest.TempPathFactory, values: list[Any], keys: list[str], window: int

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.environments.webshop.search.analyzer import analyze
@@ -51,7 +51,6 @@ WORDS = "red blue green shoe shirt lamp chair the of 5.5 caf\xe9 \u6f22 x\u0301 
 TEXTS = st.lists(st.sampled_from(WORDS), max_size=60).map(" ".join)
 
 
-@settings(max_examples=50)
 @given(st.lists(TEXTS, max_size=30), TEXTS, st.integers(1, 40))
 def test_ranks_as_the_book_says(texts: list[str], query: str, k: int) -> None:
     asins = [f"B{number * 7919 % 997:03d}" for number in range(len(texts))]

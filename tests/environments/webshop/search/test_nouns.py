@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.environments.webshop.search import nouns
@@ -70,7 +70,6 @@ def test_textblobs_nouns(textblob: TextBlobTagger, title: str, found: tuple[str,
     assert textblob.nouns(title) == found
 
 
-@settings(max_examples=50)
 @given(title=st.text(st.characters(codec="utf-8", exclude_characters="\u03a3"), max_size=60))  # lower case by context
 def test_nouns_stand_in_the_title_in_order(textblob: TextBlobTagger, title: str) -> None:
     place = 0

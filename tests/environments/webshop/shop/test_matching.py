@@ -56,7 +56,6 @@ def test_known_pairs(purchased: str, goal: str, difflib: int, levenshtein: int) 
     assert [token_set_ratio(purchased, goal, ratio) for ratio in RATIOS] == [difflib, levenshtein]
 
 
-@settings(max_examples=50)
 @given(texts, texts, st.sampled_from(RATIOS))
 def test_a_decision_is_what_the_score_says(purchased: str, goal: str, ratio: Ratio) -> None:
     score = token_set_ratio(purchased, goal, ratio)
@@ -64,7 +63,6 @@ def test_a_decision_is_what_the_score_says(purchased: str, goal: str, ratio: Rat
     assert matches(purchased, goal, ratio) == (score > THRESHOLD)
 
 
-@settings(max_examples=50)
 @given(st.lists(st.sampled_from("navy dark pack 12 wide".split()), min_size=1), texts, st.sampled_from(RATIOS))
 def test_all_the_words_of_one_side_are_enough(common: list[str], more: str, ratio: Ratio) -> None:
     assert token_set_ratio(" ".join(common), " ".join([*common, more]), ratio) == 100

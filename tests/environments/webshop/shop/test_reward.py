@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.environments.webshop.catalogue.goals import Goal
@@ -229,7 +229,6 @@ def purchases(draw: st.DrawFn) -> tuple[Product, Goal, Product, float, dict[str,
     return product, goal, target, draw(st.floats(0, 80)), draw(st.dictionaries(words, texts, max_size=3)), table
 
 
-@settings(max_examples=50)
 @given(purchases())
 def test_parts_make_the_reward_and_a_checklist_ticks_what_the_grade_counts(purchase: Any) -> None:
     product, goal, target, price, options, table = purchase
@@ -244,7 +243,6 @@ def test_parts_make_the_reward_and_a_checklist_ticks_what_the_grade_counts(purch
     assert (sum(chosen.values()) / len(chosen) if chosen else None) == ours.r_option
 
 
-@settings(max_examples=50)
 @given(purchases())
 def test_the_goal_itself_is_worth_everything_but_what_its_nouns_repeat(purchase: Any) -> None:
     _, goal, target, *_, table = purchase

@@ -4,7 +4,7 @@ import random
 import re
 from dataclasses import replace
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from starpod.environments.webshop.shop import actions
@@ -13,7 +13,6 @@ from starpod.environments.webshop.shop.shop import Shop, ShopState
 from tests.environments.webshop.little import GOAL, PRODUCTS, SANDAL, Stock, little_shop, product
 
 
-@settings(max_examples=50)
 @given(st.text(alphabet="searchlik[] \nx", max_size=30))
 @example("search[Red Shoes]")
 @example("search[a] now")

@@ -150,7 +150,7 @@ def test_a_damaged_store_is_built_again_by_force(tmp_path: Path) -> None:
 
 def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(BuildError, match=r"holds other files \(thesis.tex\); choose a new folder"):
+    with pytest.raises(BuildError, match=r"other files \(thesis.tex\)"):
         build(tmp_path, Synthetic(COUNT), force=True)
     assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == ["thesis.tex"]
     (tmp_path / "app").mkdir()
@@ -209,7 +209,7 @@ def test_a_full_disk_is_said_so_and_with_room_it_goes_on(
         raise sqlite3.OperationalError("database or disk is full")
 
     monkeypatch.setattr(stages, "read_products", full)  # whose temporary folder is full
-    with pytest.raises(BuildError, match="database or disk is full; make room and run the same build again"):
+    with pytest.raises(BuildError, match="disk is full; make room"):
         build(tmp_path / "store", Synthetic(COUNT))
 
 
@@ -248,9 +248,7 @@ def test_malformed_records_are_refused_or_reported_and_counted(tmp_path: Path) -
     records[3]["images"] = []
     records[7] = 5
     source.products.write_text(json.dumps(records))
-    with pytest.raises(
-        BuildError, match=r"items_shuffle.json, record 4, .*no images; mend it, or .*--on-malformed skip"
-    ):
+    with pytest.raises(BuildError, match=r"items_shuffle.json, record 4, .*no images.*--on-malformed skip"):
         build(tmp_path / "store", source)
     for num_products in (None, COUNT - 1):
         found: list[Malformed] = []

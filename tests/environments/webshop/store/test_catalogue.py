@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.environments.webshop.catalogue.product import Catalogue, HumanInstruction, Product
@@ -65,13 +65,11 @@ def expect_equal(ours: Catalogue, wanted: Sequence[Product], others: Sequence[Pr
             assert all(type(position) is int for position in positions)
 
 
-@settings(max_examples=50)
 @given(products)
 def test_a_product_comes_back_as_it_was(product: Product) -> None:
     assert decode(encode(product)) == product
 
 
-@settings(max_examples=25)
 @given(catalogues, st.integers(0, 12))
 def test_catalogues_of_both_kinds_give_what_a_plain_search_finds(goods: list[Product], loaded: int) -> None:
     loaded = min(loaded, len(goods))
