@@ -136,6 +136,8 @@ def test_a_resolved_configuration_can_be_given_again(tmp_path: Path) -> None:
         ),
         (["colect.groups=4"], "no key 'colect'; did you mean collect"),
         (["algorithm=starpo-x"], "no algorithm preset 'starpo-x'"),
+        (["algorithm.policy_loss=cispo"], "algorithm.policy_loss is called algorithm.loss now"),
+        (["algorithm.correction.mode=truncated"], "algorithm.correction.mode truncated is called tis now"),
         (["collect.groups=many"], "collect.groups"),
         (["collect.min_group_size=9"], "every group would be dropped"),
         (["algorithm=starpo-grpo", "collect.group_size=1", "collect.min_group_size=1"], "group_size to at least 2"),

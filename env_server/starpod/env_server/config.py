@@ -5,48 +5,60 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from starpod.env_server.limits import UNLIMITED, Quota
+import click
+
+from starpod.env_server.limits import UNLIMITED, Quota, setting
 from starpod.env_server.sandbox.sandbox import UNTRUSTING, Sandbox
 
 MEBIBYTE = 2**20
 
 
+_COUNT = click.IntRange(1)
+_SECONDS = click.FloatRange(0, min_open=True)
+_PORT = click.IntRange(0, 65535)
+
+
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """Limits of one worker process. Sizes are in bytes, times in seconds."""
+    """Limits of one worker process."""
 
-    max_sessions: int = 20_000
-    """Maximum number of live sessions of all tenants."""
-    max_message_bytes: int = 20 * MEBIBYTE
-    """Maximum size of a message in either direction; 0 means no limit."""
-    max_calls_in_flight: int = 20_000
-    """Maximum number of calls that are being executed."""
-    max_snapshot_bytes: int = 16 * MEBIBYTE
-    """Maximum size of a sealed state."""
-    max_processes: int = 256
-    """Maximum number of processes for environments of class `process`."""
-    max_group: int = 4_096
-    """Maximum number of sessions that one Open, Fork or Restore may create."""
-    max_step_actions: int = 1_024
-    """Maximum number of sub-actions in one Step."""
-    max_step_bytes: int = 4 * MEBIBYTE
-    """Maximum size of one Step's actions."""
-    max_options_bytes: int = 65_536
-    """Maximum size of the options in one request."""
-    max_values: int = 8_192
-    """Maximum number of JSON values in the options or actions of one request."""
-    default_lease_seconds: float = 600.0
-    """Lease of a session whose caller asks for none."""
-    max_lease_seconds: float = 86_400.0
-    """Longest lease that is granted."""
-    max_connections: int = 4_096
-    """Maximum number of connections to a port."""
-    max_connections_per_address: int = 1_024
-    """Maximum number of connections from one address to a port; 0 means no limit."""
-    max_health_calls: int = 1_024
-    """Maximum number of open calls that need no token."""
-    max_streams: int = 1_024
-    """Maximum number of connected streams of all tenants."""
+    max_sessions: int = setting(
+        20_000, _COUNT, "Sessions per worker, open or being opened. The limits below are per worker, too."
+    )
+    max_message_bytes: int = setting(20 * MEBIBYTE, click.IntRange(1024), "Bytes of a message in either direction.")
+    max_calls_in_flight: int = setting(20_000, _COUNT, "Calls in progress, including those whose caller gave up.")
+    max_snapshot_bytes: int = setting(
+        16 * MEBIBYTE, _COUNT, "Bytes of a snapshot; in class process at most 64 MiB, for forks too."
+    )
+    max_processes: int = setting(256, _COUNT, "Sessions of class process. Each has its own process.")
+    max_group: int = setting(4_096, _COUNT, "Sessions made by one Open, Fork or Restore.")
+    max_step_actions: int = setting(1_024, _COUNT, "Sub-actions of a turn.")
+    max_step_bytes: int = setting(4 * MEBIBYTE, click.IntRange(1024), "Bytes of a turn's sub-actions.")
+    max_options_bytes: int = setting(65_536, _COUNT, "Bytes of the options of an Open or Reset.")
+    max_values: int = setting(8_192, _COUNT, "Values in the options, and in the JSON of a turn.")
+    default_lease_seconds: float = setting(
+        600.0,
+        _SECONDS,
+        "Seconds without a call before a session expires, unless Open sets another lease.",
+        option="lease",
+    )
+    max_lease_seconds: float = setting(
+        86_400.0, _SECONDS, "Longest lease, in seconds, that Open can request.", option="max-lease"
+    )
+    max_connections: int = setting(4_096, _COUNT, "Connections; further ones are closed.")
+    max_connections_per_address: int = setting(
+        1_024,
+        click.IntRange(0),
+        "Connections from one IPv4 address or IPv6 /64, on Linux. Further ones are closed within a second, those "
+        "without a stream first; 0: only --max-connections holds.",
+    )
+    max_health_calls: int = setting(
+        1_024,
+        _COUNT,
+        "Concurrent calls of health, reflection and HTTP pages; at most a quarter from one address and 16 over one "
+        "connection.",
+    )
+    max_streams: int = setting(1_024, _COUNT, "Streams connected.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,37 +94,54 @@ class ServerConfig:
     """Configuration of one worker process."""
 
     host: str = "127.0.0.1"
-    port: int = 50051
+    port: int = setting(50051, _PORT, "0: any free port.")
     limits: ServerLimits = ServerLimits()
     endpoints: tuple[str, ...] = ()
     """Addresses, host:port, of all workers including this one; empty if there is only one worker."""
-    drain_seconds: float = 30.0
-    """Seconds for which live sessions may continue after SIGTERM."""
-    keepalive_seconds: float = 60.0
-    """Seconds without traffic after which a connection is probed. It is closed if no answer comes within half that
-    time."""
-    threads: int = 16
-    """Number of threads for steps of class `thread` and for slow resets."""
-    thread_seconds: float = 600.0
-    """Seconds after which a call on a thread counts as hung."""
-    metrics_port: int = 0
-    """Port for Prometheus metrics; 0 means none."""
-    health_port: int = 0
-    """Additional port for grpc.health.v1, without TLS; 0 means none."""
+    metrics_port: int = setting(0, _PORT, "Serve Prometheus metrics here (worker i on port + i); 0: not at all.")
+    health_port: int = setting(
+        0,
+        _PORT,
+        "Answer grpc.health.v1 here too, for probes without TLS (worker i on port + i); 0: not at all.",
+    )
+    drain_seconds: float = setting(
+        30.0, click.FloatRange(0), "Seconds that live sessions may continue after SIGTERM.", option="drain"
+    )
+    keepalive_seconds: float = setting(
+        60.0,
+        click.FloatRange(0.1),
+        "Seconds without traffic after which a client is pinged; without an answer for half as long, it counts as "
+        "gone.",
+        option="keepalive",
+    )
+    threads: int = setting(16, _COUNT, "Threads for steps of class thread.")
+    thread_seconds: float = setting(
+        600.0,
+        _SECONDS,
+        "Seconds after which a step of class thread or a slow reset counts as hung: its session is lost.",
+        option="thread-timeout",
+    )
     handshake_seconds: float = 20.0
     """Timeout for establishing a connection, including TLS."""
     token_file: Path | None = None
     """File with bearer tokens, one per line. If None, callers need no token."""
     quota: Quota = UNLIMITED
     """Quota of each token for which the file sets none."""
-    snapshot_key_file: Path | None = None
-    """File with keys that seal snapshots, one per line. All servers of a fleet need the same file."""
+    snapshot_key_file: Path | None = setting(
+        None,
+        click.Path(path_type=Path),
+        "Seal snapshots with the first key of this file (one per line); all keys open them. All servers of a fleet "
+        "need the same file.",
+    )
     sandbox: Sandbox = UNTRUSTING
     """Confinement of processes of class `process`."""
-    effects: Path | None = None
-    """Folder in which replies to environments' external calls are recorded, shared by all servers of a fleet.
-    If None, the replies are lost with the process, and such environments are not deterministic."""
+    effects: Path | None = setting(
+        None,
+        click.Path(file_okay=False, path_type=Path),
+        "Record in this folder what judges and the like reply to environments, so that replays do not ask again. All "
+        "servers of a fleet share it. By default, the replies are lost with the process, and such environments are not "
+        "deterministic.",
+    )
     tls: TLS | None = None
     http: HTTP | None = None
-    otlp_endpoint: str = ""
-    """Address, host:port, of the collector for OpenTelemetry spans; empty means no tracing."""
+    otlp_endpoint: str = setting("", str, "Send OpenTelemetry spans to this collector, host:port.")

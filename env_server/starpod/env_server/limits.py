@@ -8,7 +8,10 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
+
+import click
 
 from starpod.env_server.errors import CallError, overloaded
 
@@ -26,18 +29,36 @@ BYTES_OF_A_CALL = 65_536
 """This many bytes of a request count as one more call."""
 
 
+def setting(default: Any, type: click.ParamType[Any] | type, help: str, *, option: str = "") -> Any:
+    """Return a field of a dataclass that is also an option of `starpod serve`.
+
+    Args:
+        default: The field's default.
+        type: Type and range of the option's value.
+        help: Meaning of the field, which `--help` prints.
+        option: Name of the option, if it is not the name of the field.
+    """
+    return field(default=default, metadata={"type": type, "help": help, "option": option})
+
+
 @dataclass(frozen=True, slots=True)
 class Quota:
     """Limits of one tenant on one worker. If a limit is 0, only the worker's own limit applies."""
 
-    sessions: int = 0
-    """Maximum number of live sessions."""
-    calls_per_second: float = 0.0
-    """Maximum rate of unary calls, calls on streams and rows of columns, in total. A call that creates a group counts
-    once per member, and each 64 KiB of a request counts as one more call. A burst may have one second's
-    worth of calls."""
-    streams: int = 0
-    """Maximum number of connected streams."""
+    sessions: int = setting(
+        0,
+        click.IntRange(0),
+        "Sessions of a token whose line sets no limit; 0: no limit. The next two options are alike.",
+        option="token-sessions",
+    )
+    calls_per_second: float = setting(
+        0.0,
+        click.FloatRange(0),
+        "Unary calls, calls on streams and rows of columns, in bursts of up to one second's worth. A group counts as "
+        "one call per session, and each 64 KiB of a request as one more.",
+        option="token-calls-per-second",
+    )
+    streams: int = setting(0, click.IntRange(0), "Streams connected.", option="token-streams")
 
 
 UNLIMITED = Quota()

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import click
 
-from starpod.env_server.config import HTTP, TLS, ServerLimits
+from starpod.env_server.config import HTTP, TLS, ServerConfig, ServerLimits
 from starpod.env_server.limits import Quota
 from starpod.env_server.sandbox.sandbox import MEBIBYTE, MODES, UNTRUSTING, Sandbox
 from starpod.env_server.sessions.requests import OTHER_BYTES
@@ -20,6 +20,22 @@ Fields = dict[str, Any]
 
 def _option(*names: str, **settings: Any) -> click.Option:
     return click.Option(names, **settings)
+
+
+def _settings(owner: type[ServerConfig | ServerLimits | Quota]) -> tuple[click.Option, ...]:
+    """Return an option for each field of a dataclass that is a setting."""
+    return tuple(
+        _option(
+            "--" + (setting.metadata["option"] or setting.name.replace("_", "-")),
+            setting.name,
+            default=setting.default,
+            show_default=setting.default not in (None, ""),
+            type=setting.metadata["type"],
+            help=setting.metadata["help"],
+        )
+        for setting in fields(owner)
+        if setting.metadata
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,67 +89,6 @@ _HOSTING = (
         "first is the default.",
     ),
 )
-_PLAIN = (
-    _option("--port", default=50051, show_default=True, type=click.IntRange(0, 65535), help="0: any free port."),
-    _option(
-        "--metrics-port",
-        default=0,
-        show_default=True,
-        type=click.IntRange(0, 65535),
-        help="Serve Prometheus metrics here (worker i on port + i); 0: not at all.",
-    ),
-    _option(
-        "--health-port",
-        default=0,
-        show_default=True,
-        type=click.IntRange(0, 65535),
-        help="Answer grpc.health.v1 here too, for probes without TLS (worker i on port + i); 0: not at all.",
-    ),
-    _option(
-        "--drain",
-        "drain_seconds",
-        default=30.0,
-        show_default=True,
-        type=click.FloatRange(0),
-        help="Seconds that live sessions may continue after SIGTERM.",
-    ),
-    _option(
-        "--keepalive",
-        "keepalive_seconds",
-        default=60.0,
-        show_default=True,
-        type=click.FloatRange(0.1),
-        help="Seconds without traffic after which a client is pinged; without an answer for half as long, it counts "
-        "as gone.",
-    ),
-    _option(
-        "--threads", default=16, show_default=True, type=click.IntRange(1), help="Threads for steps of class thread."
-    ),
-    _option(
-        "--thread-timeout",
-        "thread_seconds",
-        default=600.0,
-        show_default=True,
-        type=click.FloatRange(0, min_open=True),
-        help="Seconds after which a step of class thread or a slow reset counts as hung: its session is lost.",
-    ),
-    _option(
-        "--snapshot-key-file",
-        type=click.Path(path_type=Path),
-        help="Seal snapshots with the first key of this file (one per line); all keys open them. All servers of a "
-        "fleet need the same file.",
-    ),
-    _option(
-        "--effects",
-        type=click.Path(file_okay=False, path_type=Path),
-        help="Record in this folder what judges and the like reply to environments, so that replays do not ask "
-        "again. All servers of a fleet share it.",
-    ),
-    _option("--otlp-endpoint", default="", help="Send OpenTelemetry spans to this collector, host:port."),
-)
-"""Options that map directly to fields of ServerConfig."""
-
-
 # --- HTTP --------------------------------------------------------------------------------------------------------
 
 
@@ -187,29 +142,6 @@ _HTTP = (
 # --- limits ------------------------------------------------------------------------------------------------------
 
 
-_LIMIT_HELP = {
-    "max_sessions": "Sessions per worker, open or being opened. The limits below are per worker, too.",
-    "max_message_bytes": "Bytes of a message in either direction.",
-    "max_calls_in_flight": "Calls in progress, including those whose caller gave up.",
-    "max_snapshot_bytes": "Bytes of a snapshot; in class process at most 64 MiB, for forks too.",
-    "max_processes": "Sessions of class process. Each has its own process.",
-    "max_group": "Sessions made by one Open, Fork or Restore.",
-    "max_step_actions": "Sub-actions of a turn.",
-    "max_step_bytes": "Bytes of a turn's sub-actions.",
-    "max_options_bytes": "Bytes of the options of an Open or Reset.",
-    "max_values": "Values in the options, and in the JSON of a turn.",
-    "max_connections": "Connections; further ones are closed.",
-    "max_streams": "Streams connected.",
-    "default_lease_seconds": "Seconds without a call before a session expires, unless Open sets another lease.",
-    "max_lease_seconds": "Longest lease, in seconds, that Open can request.",
-    "max_connections_per_address": "Connections from one IPv4 address or IPv6 /64, on Linux. Further ones are "
-    "closed within a second, those without a stream first; 0: only --max-connections holds.",
-    "max_health_calls": "Concurrent calls of health, reflection and HTTP pages; at most a quarter from one address "
-    "and 16 over one connection.",
-}
-_LEAST = {"max_message_bytes": 1024, "max_step_bytes": 1024, "max_connections_per_address": 0}
-
-
 def _limits(**values: Any) -> Fields:
     limits = ServerLimits(**values)
     if limits.max_lease_seconds < limits.default_lease_seconds:
@@ -222,28 +154,13 @@ def _limits(**values: Any) -> Fields:
     return {"limits": limits}
 
 
-_LIMITS = tuple(
-    _option(
-        "--" + limit.name.removesuffix("_seconds").removeprefix("default_").replace("_", "-"),
-        limit.name,
-        default=limit.default,
-        show_default=True,
-        type=click.FloatRange(0, min_open=True)
-        if limit.name.endswith("_seconds")
-        else click.IntRange(_LEAST.get(limit.name, 1)),
-        help=_LIMIT_HELP[limit.name],
-    )
-    for limit in fields(ServerLimits)
-)
-
-
 # --- who may call, and what processes may do -----------------------------------------------------------------------
 
 
-def _tokens(token_file: Path | None, token_sessions: int, token_calls_per_second: float, token_streams: int) -> Fields:
-    if (token_sessions or token_calls_per_second or token_streams) and not token_file:
-        raise click.UsageError("--token-sessions, --token-calls-per-second and --token-streams need --token-file")
-    return {"token_file": token_file, "quota": Quota(token_sessions, token_calls_per_second, token_streams)}
+def _tokens(token_file: Path | None, **limits: Any) -> Fields:
+    if any(limits.values()) and not token_file:
+        raise click.UsageError(f"{', '.join(option.opts[0] for option in _settings(Quota))} need --token-file")
+    return {"token_file": token_file, "quota": Quota(**limits)}
 
 
 _TOKENS = (
@@ -252,21 +169,7 @@ _TOKENS = (
         type=click.Path(path_type=Path),
         help="Bearer tokens, one per line, optionally with limits. The file is read again when it changes.",
     ),
-    _option(
-        "--token-sessions",
-        default=0,
-        show_default=True,
-        type=click.IntRange(0),
-        help="Sessions of a token whose line sets no limit; 0: no limit. The next two options are alike.",
-    ),
-    _option(
-        "--token-calls-per-second",
-        default=0.0,
-        show_default=True,
-        type=click.FloatRange(0),
-        help="A group counts as one call per session, and each 64 KiB of a request as one more.",
-    ),
-    _option("--token-streams", default=0, show_default=True, type=click.IntRange(0), help="Streams connected."),
+    *_settings(Quota),
 )
 
 
@@ -326,9 +229,9 @@ _SANDBOX = (
 
 GROUPS = (
     Group(_HOSTING, _hosting),
-    Group(_PLAIN, dict),
+    Group(_settings(ServerConfig), dict),
     Group(_HTTP, _http),
-    Group(_LIMITS, _limits),
+    Group(_settings(ServerLimits), _limits),
     Group(_TOKENS, _tokens),
     Group(_TLS, _tls),
     Group(_SANDBOX, _sandbox),

@@ -59,10 +59,6 @@ E = 2.0**0.1
         ({"mode": "geometric"}, [2.0, 7.0, 0.5, 1.0], [1, 1, 1, 1]),
         ({"mode": "geometric"}, [0.9, 7.0, 1.0, 1.0], [0, 1, 0, 0]),
         ({"mode": "off"}, [0.1, 7.0, 1.5, 9.0], [1, 1, 1, 1]),
-        # Former names.
-        ({"mode": "truncated"}, [0.1, 7.0, 1.5, 9.0], [0.1, 1, 1.5, 2]),
-        ({"mode": "masked"}, [0.1, 7.0, 1.5, 9.0], [0, 1, 1.5, 0]),
-        ({"mode": "masked", "level": "sequence"}, [2.0, 7.0, 1.5, 1.0], [0, 1, 0, 0]),
     ],
 )
 def test_golden_weights(options: dict[str, Any], ratios: list[float], expected: list[float]) -> None:

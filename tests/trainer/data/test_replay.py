@@ -193,10 +193,3 @@ def test_a_reward_is_written_for_readers_and_read_where_parts_are_missing() -> N
     paid = a_turn(parts={"environment": 1.0, "format": -0.1})
     assert paid.to_json()["reward"] == paid.reward == 0.9 and Turn.from_json(paid.to_json()) == paid
     assert Turn.from_json({"fresh": True, "reward": 0.5}).parts == {"environment": 0.5}
-
-
-def test_turns_of_earlier_versions_are_read() -> None:
-    turn = Turn.from_json({"fresh": True, "ran": [True, False, True], "executed": 2, "valid": 2, "effective": 1})
-    assert (turn.executed, turn.valid, turn.effective) == (2, 2, 1)
-    assert [outcome.executed for outcome in turn.outcomes] == [True, False, True]
-    assert Turn.from_json(turn.to_json()) == turn

@@ -23,8 +23,6 @@ from tests.trainer.engines.vllm_facts import (
 class FakeServer:
     """dev: whether the development endpoints are on. scale_out: whether those are that take token ids.
 
-    new_updates: whether weight updates have a start and a finish.
-
     faults: status codes (or 0: a connection cut) that the next requests to `faulty` get.
     hung: whether it answers nothing any more; core_hung: whether its engine core does not. checks: answered health
     checks of that.
@@ -38,7 +36,6 @@ class FakeServer:
         *,
         dev: bool = True,
         scale_out: bool = True,
-        new_updates: bool = True,
         logprobs_mode: str = "processed_logprobs",
         max_model_len: int = 4096,
         instance: str = "first",
@@ -46,7 +43,6 @@ class FakeServer:
         self.core = core
         self.dev = dev
         self.scale_out = scale_out
-        self.new_updates = new_updates
         self.logprobs_mode = logprobs_mode
         self.max_model_len = max_model_len
         self.instance = instance
@@ -180,7 +176,7 @@ class FakeServer:
                 self.core.log.append("update")
                 self.updates.append(body["update_info"])
                 return 200, {"message": "Weights updated"}
-            case "POST", "/start_weight_update" | "/finish_weight_update" if self.new_updates:
+            case "POST", "/start_weight_update" | "/finish_weight_update":
                 self.core.log.append(path.removeprefix("/").removesuffix("_weight_update"))
                 return 200, {"message": ""}
         return 404, {"detail": "Not Found"}

@@ -1,6 +1,6 @@
-"""What the wheels of vllm 0.20.0, 0.26.0 and 0.33.0 declare, as far as the engines use it.
+"""What the wheels of vllm 0.31 to 0.33 declare, as far as the engines use it.
 
-Names of parameters that all three have, in their order there; a bar stands before those that are keywords only.
+Names of parameters that all have, in their order there; a bar stands before those that are keywords only.
 """
 
 import inspect

@@ -343,7 +343,8 @@ class AlgorithmConfig(Section):
             values = {cls.SHORTHAND: values}
         if not isinstance(values, Mapping):
             return handler(values)
-        values = {{"policy_loss": "loss"}.get(key, key): value for key, value in values.items()}  # its former name
+        if "policy_loss" in values:
+            raise ValueError("algorithm.policy_loss is called algorithm.loss now: rename the key")
         preset = values.get("preset", DEFAULT_PRESET)
         if not isinstance(preset, str) or preset not in PRESETS:
             raise ValueError(f"no algorithm preset {preset!r}{_nearest_preset(str(preset))}")

@@ -193,12 +193,9 @@ class CorrectionConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _defaults(cls, values: Any) -> Any:
-        if isinstance(values, Mapping):  # the former names of two modes
-            if values.get("mode") == "truncated":
-                values = {**values, "mode": "tis"}
-            if values.get("mode") == "masked":
-                cap = values.get("cap") or 2.0
-                values = {"level": "token", **values, "mode": "mis", "cap": cap, "low": 1 / float(cap)}
+        former = {"truncated": "tis", "masked": "mis with level token, cap 2 and low 0.5"}
+        if isinstance(values, Mapping) and (mode := str(values.get("mode"))) in former:
+            raise ValueError(f"algorithm.correction.mode {mode} is called {former[mode]} now")
         defaults: dict[str, dict[str, Any]] = {
             "tis": {"cap": 2.0},
             "mis": {"level": "sequence", "cap": 3.0, "low": 0.0},

@@ -161,17 +161,13 @@ class Turn:
     def from_json(cls, values: Mapping[str, Any]) -> Turn:
         """Return the turn. Raises TypeError for an unknown key.
 
-        If `parts` is missing, the whole reward counts as the environment's. Instead of `outcomes`, earlier versions
-        wrote `ran` for each action, and the numbers of executed, valid and effective actions.
+        If `parts` is missing, the whole reward counts as the environment's.
         """
         reward, values = values.get("reward", 0.0), dict(values)
         values["parts"] = values.get("parts") or ({"environment": reward} if reward else {})
         values["spans"] = [(name, end) for name, end in values.get("spans", ())]
         values |= {name: base64.b64decode(values.get(name, "")) for name in ("state_key", "image")}
-        counts = [values.pop(name, 0) for name in ("executed", "valid", "effective")]
-        ran = values.pop("ran", None) or [True] * counts[0]
-        outcomes = [(executed, index < counts[1], index < counts[2]) for index, executed in enumerate(ran)]
-        values["outcomes"] = [ActionOutcome(*outcome) for outcome in values.get("outcomes", outcomes)]
+        values["outcomes"] = [ActionOutcome(*outcome) for outcome in values.get("outcomes", ())]
         values.pop("reward", None)
         return cls(**values)
 

@@ -1,6 +1,6 @@
 """Local vLLM engine: its core and workers are children of this process, on this machine's GPUs or its CPU.
 
-It supports vllm 0.20 to 0.33 and uses only what is stable in that range. vLLM's native weight transfer changed its
+It supports vllm 0.31 to 0.33 and uses only what is stable in that range. vLLM's native weight transfer changed its
 calls and its CUDA handles twice, whereas `collective_rpc` and `reload_weights` stayed the same.
 """
 
@@ -232,7 +232,7 @@ class LocalVllm(ServedEngine):
             raise
         except Exception as error:
             if not self._open.is_set() and getattr(error, "status_code", None) == 503:
-                return Piece([], [])  # newer versions refuse requests during a pause
+                return Piece([], [])  # refused during a pause
             if isinstance(error, ValueError) or type(error).__name__ == "VLLMValidationError":
                 raise EngineError(f"vLLM refused a request: {type(error).__name__}: {error}") from error
             raise EngineLost(f"vLLM stopped: {type(error).__name__}: {error}") from error

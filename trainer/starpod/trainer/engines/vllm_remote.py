@@ -1,6 +1,6 @@
 """Remote vLLM engine: servers sample over HTTP, and their development endpoints control the weights.
 
-It supports vllm 0.20 to 0.33, started by `starpod vllm` with any model of the same architecture. For `handover: nccl`
+It supports vllm 0.31 to 0.33, started by `starpod vllm` with any model of the same architecture. For `handover: nccl`
 add `--weight-transfer-config '{"backend": "nccl"}'`. Anyone who reaches the development endpoints can replace the
 weights, even with `--api-key`, so the servers belong on a private network.
 """
@@ -105,7 +105,7 @@ class VllmServer:
     ) -> Any:
         """Send a POST request.
 
-        Raises NotThere if the server has no such path, and EngineError for other failures.
+        Raises EngineError if it fails, for example because the server has no such path.
 
         Args:
             session: Session name for a router in front of the servers.
@@ -150,7 +150,7 @@ class VllmServer:
             except (ValueError, RecursionError) as error:
                 failure = EngineError(f"the vLLM server at {self.url} answered {path} with {error}")
             except openai.NotFoundError:
-                raise NotThere(f"the server at {self.url} has no {path}; start it as: {START}") from None
+                raise EngineError(f"the server at {self.url} has no {path}; start it as: {START}") from None
             except openai.APIStatusError as error:
                 failure = Refused(error.status_code, f"the vLLM server at {self.url} refused {path}: {error}")
                 if error.status_code not in _PASSING and error.status_code < 500:
@@ -166,10 +166,6 @@ class VllmServer:
 
 class Gone(EngineError):
     """The server does not accept connections."""
-
-
-class NotThere(EngineError):
-    """The server lacks a path."""
 
 
 class Refused(EngineError):
@@ -443,20 +439,11 @@ class NcclSender:
         names, shapes = zip(*shapes_of(model), strict=True)
         types = [str(compute_dtype(model)).removeprefix("torch.")] * len(names)
         update = {"update_info": {"names": list(names), "dtype_names": types, "shapes": list(shapes)}}
-        framed = await self._frame("/start_weight_update")
+        await asyncio.gather(*(server.post("/start_weight_update", once=True) for server in self._servers))
         # These calls return only after the broadcast.
         calls = [asyncio.ensure_future(server.post("/update_weights", update, once=True)) for server in self._servers]
         await self._together(calls, self._parallel.in_thread(self._broadcast, model, device))
-        if framed:
-            await self._frame("/finish_weight_update")
-
-    async def _frame(self, path: str) -> bool:
-        """Call `path` on all servers. Return False if their version of vLLM does not have it."""
-        try:
-            await asyncio.gather(*(server.post(path, once=True) for server in self._servers))
-        except NotThere:
-            return False
-        return True
+        await asyncio.gather(*(server.post("/finish_weight_update", once=True) for server in self._servers))
 
     async def _join(self, device: torch.device) -> Any:
         try:
