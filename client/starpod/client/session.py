@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Mapping
-from typing import Any
+from operator import attrgetter
+from typing import Any, TypeVar, cast
 
 from google.protobuf import struct_pb2
 
@@ -22,7 +23,14 @@ from starpod.client.snapshot import Snapshot
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.values import Action, EndReason
 
+T = TypeVar("T")
+
 CLOSE_SECONDS = 2.0
+
+
+def forwarded(path: str, kind: type[T]) -> T:
+    """Return a read-only property with the value of `self.<path>`, which has the type `kind`."""
+    return cast(T, property(attrgetter(path)))
 
 
 class Session:
@@ -41,50 +49,24 @@ class Session:
 
     # --- properties ------------------------------------------------------------------------------------------------
 
-    @property
-    def id(self) -> str:
-        """Id of the session on its server. It changes when the session is recovered."""
-        return self.state.session_id
-
-    @property
-    def environment_id(self) -> str:
-        """Id of the environment, for example sokoban-v1."""
-        return self.state.environment_id
-
-    @property
-    def version(self) -> str:
-        """Version of the environment."""
-        return self.state.version
-
-    @property
-    def instructions(self) -> str:
-        """Instructions for the agent; they depend on the environment's options."""
-        return self.state.instructions
-
-    @property
-    def limits(self) -> Limits:
-        """Limits of the current episode; 0 means no limit."""
-        return self.state.limits
-
-    @property
-    def want(self) -> Want:
-        """The optional fields that observations contain."""
-        return self.state.default_want
-
-    @property
-    def seed(self) -> int:
-        """Seed of the episode's start. Opening with it and `dynamics_seed` gives the same episode."""
-        return self.state.seed
-
-    @property
-    def dynamics_seed(self) -> int:
-        """Seed of the episode's random transitions."""
-        return self.state.dynamics_seed
-
-    @property
-    def member(self) -> int:
-        """Index of the session in the group that it was opened with, from 0."""
-        return self.state.member
+    id = forwarded("state.session_id", str)
+    """Id of the session on its server. It changes when the session is recovered."""
+    environment_id = forwarded("state.environment_id", str)
+    """Id of the environment, for example sokoban-v1."""
+    version = forwarded("state.version", str)
+    """Version of the environment."""
+    instructions = forwarded("state.instructions", str)
+    """Instructions for the agent; they depend on the environment's options."""
+    limits = forwarded("state.limits", Limits)
+    """Limits of the current episode; 0 means no limit."""
+    want = forwarded("state.default_want", Want)
+    """The optional fields that observations contain."""
+    seed = forwarded("state.seed", int)
+    """Seed of the episode's start. Opening with it and `dynamics_seed` gives the same episode."""
+    dynamics_seed = forwarded("state.dynamics_seed", int)
+    """Seed of the episode's random transitions."""
+    member = forwarded("state.member", int)
+    """Index of the session in the group that it was opened with, from 0."""
 
     @property
     def observation(self) -> Observation:
@@ -92,10 +74,8 @@ class Session:
         last_reply = self.state.last
         return last_reply.observation if isinstance(last_reply, Transition) else last_reply
 
-    @property
-    def done(self) -> bool:
-        """Whether the episode is over. `reset` starts the next one."""
-        return self.state.done
+    done = forwarded("state.done", bool)
+    """Whether the episode is over. `reset` starts the next one."""
 
     @property
     def end_reason(self) -> EndReason:
@@ -103,25 +83,14 @@ class Session:
         last_reply = self.state.last
         return last_reply.end_reason if isinstance(last_reply, Transition) else EndReason.NONE
 
-    @property
-    def step_index(self) -> int:
-        """Number of turns taken in the episode."""
-        return self.state.step_index
-
-    @property
-    def address(self) -> str:
-        """Address of the server that currently holds the session."""
-        return self.state.replica.address
-
-    @property
-    def closed(self) -> bool:
-        """Whether the session was closed."""
-        return self.state.closed
-
-    @property
-    def recoveries(self) -> int:
-        """Number of times that the session was recovered."""
-        return self.state.recoveries
+    step_index = forwarded("state.step_index", int)
+    """Number of turns taken in the episode."""
+    address = forwarded("state.replica.address", str)
+    """Address of the server that currently holds the session."""
+    closed = forwarded("state.closed", bool)
+    """Whether the session was closed."""
+    recoveries = forwarded("state.recoveries", int)
+    """Number of times that the session was recovered."""
 
     def __repr__(self) -> str:
         return repr(self.state)

@@ -16,7 +16,7 @@ from starpod.client.errors import StarpodError
 from starpod.client.fleet import Fleet
 from starpod.client.observation import Observation, Transition, Want
 from starpod.client.pool.replica import Replica
-from starpod.client.session import Session
+from starpod.client.session import Session, forwarded
 from starpod.client.snapshot import Snapshot
 from starpod.client.transport import FORKED
 from starpod.v1 import environment_pb2 as pb
@@ -89,20 +89,16 @@ class SyncFleet:
                 self.run(self.fleet.close())
                 self._stop()
 
-    @property
-    def replicas(self) -> list[Replica]:
-        """The servers, with addresses, sessions, load and environments; see Fleet.replicas."""
-        return self.fleet.replicas
+    replicas = forwarded("fleet.replicas", list[Replica])
+    """The servers, with addresses, sessions, load and environments; see Fleet.replicas."""
 
     @property
     def sessions(self) -> list[SyncSession]:
         """The open sessions."""
         return [SyncSession(self, session) for session in self.fleet.sessions]
 
-    @property
-    def recoveries(self) -> int:
-        """Number of sessions that were recovered so far."""
-        return self.fleet.recoveries
+    recoveries = forwarded("fleet.recoveries", int)
+    """Number of sessions that were recovered so far."""
 
     def describe(self) -> list[pb.EnvironmentSpec]:
         """Return the spec of every hosted environment version."""
@@ -222,40 +218,20 @@ class SyncSession:
                 picture = Image(data)._repr_html_() if isinstance(data, bytes) else ""
         return picture + self.session._repr_html_()
 
-    @property
-    def id(self) -> str:
-        """Id of the session on its server. It changes when the session is recovered on another server."""
-        return self.session.id
-
-    @property
-    def observation(self) -> Observation:
-        """The current observation."""
-        return self.session.observation
-
-    @property
-    def instructions(self) -> str:
-        """Instructions for the agent; they depend on the environment's options."""
-        return self.session.instructions
-
-    @property
-    def seed(self) -> int:
-        """Seed of the initial state."""
-        return self.session.seed
-
-    @property
-    def dynamics_seed(self) -> int:
-        """Seed of the random transitions."""
-        return self.session.dynamics_seed
-
-    @property
-    def done(self) -> bool:
-        """Whether the episode is over."""
-        return self.session.done
-
-    @property
-    def end_reason(self) -> EndReason:
-        """Reason for which the episode ended; NONE while it is running."""
-        return self.session.end_reason
+    id = forwarded("session.id", str)
+    """Id of the session on its server. It changes when the session is recovered on another server."""
+    observation = forwarded("session.observation", Observation)
+    """The current observation."""
+    instructions = forwarded("session.instructions", str)
+    """Instructions for the agent; they depend on the environment's options."""
+    seed = forwarded("session.seed", int)
+    """Seed of the initial state."""
+    dynamics_seed = forwarded("session.dynamics_seed", int)
+    """Seed of the random transitions."""
+    done = forwarded("session.done", bool)
+    """Whether the episode is over."""
+    end_reason = forwarded("session.end_reason", EndReason)
+    """Reason for which the episode ended; NONE while it is running."""
 
     step = _blocking(Session.step)
     """Play one turn; see Session.step."""
