@@ -3,12 +3,14 @@
 import asyncio
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 from starpod.client import BadArgument, Fleet, ServerBug, ToolCall, Transition
-from starpod.client.connection.calls import OPEN
+from starpod.client.connection.calls import OPEN, Step
+from starpod.client.connection.queue import CallQueue
 from starpod.v1 import environment_pb2 as pb
 from tests.client.fake_server import FakeServer, every_way
 from tests.client.test_fleet import seen, undisturbed
@@ -182,3 +184,19 @@ async def test_a_session_that_the_program_drops_is_closed_soon_and_others_stay(f
     del sessions[1:], copy
     await eventually(lambda: set(fake.sessions) == {kept_id}, 5)
     assert isinstance(await step, Transition)
+
+
+def test_ready_steps_wait_for_an_acknowledgement_and_share_messages_equally() -> None:
+    """However long that takes: a timer would send them in ever smaller messages to a server that is slow."""
+    queue = CallQueue("here", Mock(), messages_in_flight=2, bytes_allowed=2**20)
+    queue.columns = queue.acknowledgements = True
+    steps = [Step(f"session {number}", 1, 0) for number in range(260)]
+    for step in steps:
+        step.actions = ("left",)
+    queue.ready_steps += steps[:250]
+    messages = [queue.collect(now) for now in (0.0, 0.1)]
+    assert [len(message.steps.call_ids) for message in messages if message and message.acknowledge] == [125, 125]
+    queue.ready_steps += steps[250:]
+    assert queue.hold(now=1e6) is None
+    queue.take(pb.StreamResponse(acknowledged=1))
+    assert queue.hold(now=1e6) == 0.0

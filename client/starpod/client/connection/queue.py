@@ -92,7 +92,6 @@ class CallQueue:
         self._resend_times: dict[Step | Call[Any, Any], float] = {}
         self._messages: deque[SentMessage] = deque()
         self._next_id = 1
-        self._split = False
 
     # --- ready calls -----------------------------------------------------------------------------------------------
 
@@ -236,10 +235,10 @@ class CallQueue:
         room -= self._next_id - first_id
         if self.ready_steps and room:
             count = min(len(self.ready_steps), room)
-            # Split into two messages, so that the server works on one while the replies to the other are read.
-            self._split = not self._messages and not self._split and count >= SPLIT_ROWS
-            if self._split:
-                count = (count + 1) // 2
+            if count >= SPLIT_ROWS:
+                # Equal shares, so that the server works on one message while the replies to another are read.
+                share = (len(self.pending) + len(self.ready_steps) - 1) // self._messages_allowed + 1
+                count = min(count, max(share, SPLIT_ROWS // 2))
             self._collect_steps(request, count)
         if self._next_id == first_id:
             return None
