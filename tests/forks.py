@@ -23,7 +23,7 @@ def start_fork(work: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def run_forks(count: int, work: Callable[..., Any], *arguments: Any) -> list[int | None]:
-    """Run a function of a module in so many processes at once, and return their exit statuses."""
+    """Run a function of a module in `count` processes at once, and return their exit statuses."""
     processes = [start_fork(work, *arguments) for _ in range(count)]
     for process in processes:
         process.join()

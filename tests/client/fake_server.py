@@ -1,4 +1,4 @@
-"""The reference server with an environment that shows every mistake, and which can be told to misbehave.
+"""The reference server with another environment, and with switches for faults.
 
 Its environment, `walk-v1`, folds every action and a random stream into one number: any turn that is lost, doubled or
 swapped shows in every later observation.

@@ -57,7 +57,7 @@ def run_on(terminal: str, words: list[str]) -> None:
 
 
 def test_on_a_terminal_the_pages_stay_until_ctrl_c(tmp_path: Path) -> None:
-    """At the address that was told, with a server for what needs one."""
+    """The pages answer at the printed address and start a server for games."""
     terminal, inside = pty.openpty()
     small = ("stop.iterations=1", "warm_start.steps=1", "warm_start.episodes=4", "evaluation.episodes=1")
     words = command("--ui", *small, "evaluation.reference=[]", run_dir=tmp_path / "lake")
@@ -92,7 +92,7 @@ def test_its_checkpoint_goes_on_from_each_turn(lake: Path, server: ServerProcess
             job = http.post("/turns", data={**fields, "policy": best, "count": "4"}).headers["location"]
             wait_until(lambda: "data-poll" not in http.get(job).text, 200)
             reply = http.get(job)
-            # Another one of the run is told the same turns before.
+            # Another checkpoint of the run continues after the same turns.
             job = http.post("/turns", data={**fields, "policy": others[-1], "count": "4"}).headers["location"]
             wait_until(lambda: "data-poll" not in http.get(job).text, 200)
             assert "Intervals are" in http.get(job).text and 'class="notice"' not in http.get(job).text

@@ -102,7 +102,7 @@ def units_allowed(size: int, calls: int) -> float:
 
 
 def http_url(server: ServerProcess) -> str:
-    """What the ready line says of HTTP."""
+    """Return the URL of HTTP in the ready line."""
     return next(word.rstrip(",") for word in server.ready.split() if word.startswith("http"))
 
 
@@ -130,7 +130,7 @@ def reason_of(status: object) -> str:
 
 
 def starpod(*arguments: str, typed: str = "", status: int = 0) -> str:
-    """What the command writes on both its streams, neither of them a terminal: any escape is somebody else's."""
+    """Return the command's standard output and error. Neither is a terminal: escapes come from environments."""
     out, err = io.StringIO(), io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setattr(sys, "stdin", io.StringIO(typed))

@@ -43,7 +43,7 @@ _DEEPEST = 12
 
 @dataclass(frozen=True)
 class Shape:
-    """How a request is made large.
+    """The shape of a large request.
 
     path: fields from the request inwards. level: which of them is repeated; -1: none, the value at the end is long.
     alphabet: of texts. size: bytes, about.
@@ -131,7 +131,7 @@ class Search:
         self.costs: list[Cost] = []
 
     def run(self, count: int, size: int) -> None:
-        """So many requests of up to `size` bytes. Every second one is a change of one of the worst so far."""
+        """Send `count` requests of up to `size` bytes. Every second one is a change of one of the worst so far."""
         for number in range(count):
             # Of each place in a request the worst, so that one costly place does not hide the others.
             places = {(each.shape.method, each.shape.path): each for each in sorted(self.costs, key=lambda c: c.excess)}

@@ -144,7 +144,7 @@ def test_a_caller_who_stops_in_the_middle_of_a_body(target: Target) -> None:
 
 
 def test_callers_who_hang_up_before_their_responses_are_no_bug(target: Target) -> None:
-    """Of several requests on a connection, uvicorn tells the last one alone that the caller is gone."""
+    """If a connection has several requests, uvicorn tells only the last one that the caller is gone."""
     said = len(target.server.log)
     calls = b'{"calls":[{"call_id":1,"open":{"environment_id":"walk-v1"}}]}'
     with target.unharmed():
@@ -200,7 +200,7 @@ async def own_server(**settings: Any) -> Any:
 
 
 async def closed(url: str, data: bytes) -> bytes:
-    """What comes until the server closes the connection."""
+    """Return the bytes that the server sends before it closes the connection."""
     reader, writer = await asyncio.open_connection(*address_of(url))
     writer.write(data)
     try:
@@ -276,7 +276,7 @@ PATHS = ("open", "restore", "close", "stream", "{}:step", "{}:reset", "{}:fork")
 
 
 def bodies(size: int) -> Iterator[tuple[str, str, bytes]]:
-    """Path, template and body: each template where it belongs, about so many bytes of it."""
+    """Yield path, template and body of about `size` bytes, for each template and path that takes it."""
     for template in UNITS:
         text, _, unit = template.rpartition("|")
         many = "".join(f'"k{n}":1,' for n in range(size // 8)) if "#" in unit else unit * (size // len(unit))

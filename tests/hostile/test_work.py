@@ -23,7 +23,7 @@ P99_UNITS = 250
     "name", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.minutes) for name in ATTACKS]
 )
 def test_an_attack_costs_the_attacker_alone(attacked: ServerProcess, name: str) -> None:
-    """Nobody else waits for more than `P99_UNITS` of the server's work, and memory is given back."""
+    """A turn of another tenant waits for at most `P99_UNITS` of the server's work, and memory is given back."""
     for _ in range(MEASUREMENTS):
         unit = work_unit()
         cost = measure(ATTACKS[name], attacked)

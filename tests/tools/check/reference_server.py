@@ -246,7 +246,7 @@ class ReferenceService(pb_grpc.EnvironmentServiceServicer):
         )
 
     async def once(self, request: Any, create: Callable[[], Awaitable[Any]]) -> Any:
-        """The same key, the same reply."""
+        """Return the same reply for the same key."""
         if not request.key:
             return await create()
         if len(request.key.encode()) > 128:

@@ -28,13 +28,13 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where all is written, and run."""
+    """The folder in which environments are written and run."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 def test_what_is_written_is_in_order(folder: Path) -> None:
-    """Its own tests pass, and it is formatted."""
+    """Tests of a new environment pass, and its files are formatted."""
     for name, flags in VARIANTS.items():
         written = name.replace("-", "_")
         done = run_starpod("new", name, *flags)
