@@ -66,7 +66,7 @@ _FLAGS = (
     "--mute-audio",
     "--font-render-hinting=none",
     "--force-color-profile=srgb",
-    # Only this machine can be reached. All other addresses go to a proxy that does not exist.
+    # Nothing beyond this machine can be reached: all other addresses go to a proxy that does not exist.
     "--proxy-server=http://127.0.0.1:9",
 )
 
@@ -177,8 +177,13 @@ class Browser:
         )
 
     def draw(self, html: str) -> bytes:
-        """Draw the part of a page that is visible without scrolling, as PNG. No scripts run and nothing is loaded."""
+        """Draw the part of a page that is visible without scrolling, as PNG."""
         self.resize(self.config.width, self.config.height)
+        self.show(html)
+        return self.screenshot()
+
+    def show(self, html: str) -> None:
+        """Show a page. Its scripts do not run."""
         self.driver.get("about:blank")
         frame = self.command("Page.getFrameTree")["frameTree"]["frame"]["id"]
         self.command("Emulation.setScriptExecutionDisabled", value=True)
@@ -186,7 +191,6 @@ class Browser:
             self.command("Page.setDocumentContent", frameId=frame, html=html)
         finally:
             self.command("Emulation.setScriptExecutionDisabled", value=False)
-        return self.screenshot()
 
     def screenshot(self) -> bytes:
         """Return the visible part of the tab as PNG, without cursor and animations."""

@@ -132,8 +132,7 @@ class WebShopBrowser(WebShop):
 
         def run(browser: Browser) -> Result:
             visit = Visit(browser, self, _SIZES[self.options.window], self.options.window == "phone")
-            with visit.opened(self._typed, self._scroll) as view:
-                return work(visit, view)
+            return work(visit, visit.open(self._typed, self._scroll))
 
         return shared_pool().run(run, undo)
 

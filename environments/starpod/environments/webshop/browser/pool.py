@@ -22,6 +22,7 @@ Result = TypeVar("Result")
 
 RETRY_SECONDS = 1.0
 """Seconds after which callers should retry when the pool is busy."""
+_making = threading.Lock()
 
 
 class Pool:
@@ -127,20 +128,14 @@ class Pool:
             self._change.notify()
 
 
-def once_per_process(make: Callable[[int], Result]) -> Callable[[], Result]:
-    """Cache the result of `make(process_id)` per process, because a forked process must not use its parent's."""
-    cached_make, lock = functools.cache(make), threading.Lock()
-
-    def shared() -> Result:
-        with lock:
-            return cached_make(os.getpid())
-
-    return shared
-
-
-@once_per_process
-def shared_pool(process: int) -> Pool:
-    """Return this process's pool. Its browsers end with the process. Raises Unavailable if there is no Chromium."""
+@functools.cache
+def _pool_of(process: int) -> Pool:
     pool = Pool(BrowserConfig.from_environment())
     atexit.register(lambda: pool.close() if os.getpid() == process else None)
     return pool
+
+
+def shared_pool() -> Pool:
+    """Return this process's pool. Its browsers end with the process. Raises Unavailable if there is no Chromium."""
+    with _making:
+        return _pool_of(os.getpid())  # a forked process must not use its parent's browsers

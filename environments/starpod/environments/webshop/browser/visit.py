@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
-from selenium.common.exceptions import TimeoutException
-
 from starpod.env_server import INVALID, Outcome
+from starpod.environments.webshop.shop import actions
 
 from .chromium import Browser
-from .loopback import shared_loopback
 from .view import View, look
 
 _SCROLL = 0.8
 """Distance of one scroll, as a share of the window's height."""
-_WAIT_SECONDS = 10.0
 _UNCHANGED = Outcome(effective=False)
 
 _OPEN = """
@@ -31,7 +24,16 @@ _CLICK = "window.__shown[arguments[0]].click();"
 _FILL = "window.__shown[arguments[0]].value = arguments[1];"
 _SEND = "window.__shown[arguments[0]].form.requestSubmit();"
 _SCROLL_TO = "window.scrollTo(0, arguments[0]);"
-_LOADED = "return document.readyState === 'complete' && !window.__shown;"
+_CAUGHT = """
+let sent = null;
+document.addEventListener("submit", (event) => {
+  event.preventDefault();
+  sent = Object.fromEntries(new FormData(event.target, event.submitter));
+}, {once: true});
+%s
+return sent;
+"""
+"""Runs a script and returns the form that it sends. Nothing leaves the browser, which therefore needs no server."""
 
 
 class Session(Protocol):
@@ -50,50 +52,27 @@ class Visit:
     size: tuple[int, int]
     mobile: bool
     outcome: Outcome | None = None
-    """Outcome of the form that was sent during the visit. Further forms are ignored."""
-    _error: BaseException | None = None
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    """Outcome of the form that was sent during the visit."""
 
-    @contextmanager
-    def opened(self, typed: str | None, scroll: int) -> Iterator[View]:
+    def open(self, typed: str | None, scroll: int) -> View:
         """Open the page in the state in which it was left: with the typed text and the scroll position."""
         self.browser.resize(*self.size, mobile=self.mobile)
-        with shared_loopback().showing(self) as address:
-            self.browser.driver.get(address)
-            self.browser.driver.execute_script(_OPEN, typed, scroll)
-            yield look(self.browser)
-
-    # --- requests of the page, on a thread of the Loopback -------------------------------------------------------
-
-    def page(self) -> str:
-        return self.session.html()
-
-    def act(self, action: str) -> None:
-        with self._lock:
-            if self.outcome is None and self._error is None:
-                try:
-                    self.outcome = self.session.submit(action)
-                except BaseException as error:
-                    self._error = error
-
-    # --- actions of the agent ------------------------------------------------------------------------------------
+        self.browser.show(self.session.html())
+        self._run(_OPEN, typed, scroll)
+        return look(self.browser)
 
     def click(self, view: View, name: str) -> Outcome:
         index = view.find(name)
         if index is None or view.elements[index].disabled:
             return INVALID
-        if not view.elements[index].sends:
-            return _UNCHANGED
-        self._run(_CLICK, index)
-        return self._sent()
+        return self._send(_CLICK, index) if view.elements[index].sends else _UNCHANGED
 
     def search(self, view: View, words: str) -> Outcome:
         index = view.find_field("search_query")
         if index is None or not words.strip():
             return INVALID
         self._run(_FILL, index, words)
-        self._run(_SEND, index)
-        return self._sent()
+        return self._send(_SEND, index)
 
     def type(self, view: View, field: str, words: str) -> Outcome:
         index = view.find_field(field)
@@ -118,13 +97,12 @@ class Visit:
     def _run(self, script: str, *arguments: object) -> None:
         self.browser.driver.execute_script(script, *arguments)
 
-    def _sent(self) -> Outcome:
-        """Wait until the form was executed and the next page has loaded. Raises TimeoutException."""
-        limit = time.monotonic() + _WAIT_SECONDS
-        while time.monotonic() < limit:
-            if self._error is not None:
-                raise self._error
-            if self.outcome is not None and self.browser.driver.execute_script(_LOADED):
-                return self.outcome
-            time.sleep(0.01)
-        raise TimeoutException("the page did not send its form, or the next one did not load")
+    def _send(self, script: str, index: int) -> Outcome:
+        """Run a script that sends a form, execute the form, and show the page that follows."""
+        form: dict[str, str] | None = self.browser.driver.execute_script(_CAUGHT % script, index)
+        if form is None:
+            return _UNCHANGED
+        action = form.get("action") or actions.search(form.get("search_query", "")) or "search[]"
+        self.outcome = self.session.submit(action)
+        self.browser.show(self.session.html())
+        return self.outcome
