@@ -50,15 +50,10 @@ class InformationConfig(Section):
 
     every: int = Field(default=0, ge=0, description="Steps between measurements; 0: never.")
     samples: int = Field(default=64, ge=2, description="Turns per measurement.")
-    first_turns: bool = Field(default=True, description="Measures on first turns of episodes.")
-    random_turns: bool = Field(default=False, description="Measures on random turns, at a higher cost.")
+    random_turns: bool = Field(
+        default=False, description="Measures on random turns, too, and not only on first turns, at a higher cost."
+    )
     decay: float = Field(default=0.9, ge=0, lt=1, description="Decay of the deviation's moving average in the z-score.")
-    low_information: float = Field(
-        default=0.5, gt=0, lt=1, description="Information below this share of its upper bound is low."
-    )
-    low_entropy: float = Field(
-        default=0.5, gt=0, lt=1, description="Conditional entropy below this share of its start is low."
-    )
 
 
 class GradientConfig(Section):
@@ -73,18 +68,12 @@ class GradientConfig(Section):
 class EarlyStopConfig(Section):
     """Rules that end a run that no longer learns."""
 
-    reward_std: bool = Field(default=True, description="Stops when in-group reward deviation stays near zero.")
-    reward_std_share: float = Field(
-        default=0.1, gt=0, lt=1, description="Share of its initial value that is near zero."
+    reward_std: bool = Field(
+        default=True, description="Stops when in-group reward deviation is below 10 % of its start for 10 steps."
     )
-    reward_std_steps: int = Field(
-        default=10, ge=1, description="Steps of the initial value; also consecutive steps near zero that end the run."
-    )
-    low_success: bool = Field(default=True, description="Stops when success stays near zero and returns do not rise.")
-    low_success_below: float = Field(default=0.01, gt=0, lt=1, description="Success below this value is near zero.")
+    low_success: bool = Field(default=True, description="Stops when success stays below 1 % and returns do not rise.")
     low_success_times: int = Field(default=5, ge=1, description="Consecutive evaluations that end the run.")
-    empty_filter: bool = Field(default=True, description="Stops when the filter keeps no group.")
-    empty_filter_times: int = Field(default=5, ge=1, description="Consecutive steps that end the run.")
+    empty_filter: bool = Field(default=True, description="Stops when the filter keeps no group for 5 steps.")
 
 
 class MonitorConfig(Section):

@@ -11,6 +11,15 @@ from starpod.report.figures import show
 from starpod.trainer.diagnostics.config import MonitorConfig
 from starpod.trainer.diagnostics.success import SuccessTrack
 
+STD_SHARE = 0.1
+"""A reward deviation below this share of its initial value is near zero."""
+STD_STEPS = 10
+"""Number of steps of the initial value, and of consecutive steps near zero that end a run."""
+LOW_SUCCESS = 0.01
+"""Success below this value is near zero."""
+EMPTY_STEPS = 5
+"""Number of consecutive steps without a group that end a run."""
+
 
 class EarlyStop:
     """Counters of the consecutive steps or evaluations that meet each rule.
@@ -44,30 +53,29 @@ class EarlyStop:
         config = self._config
         is_best = self._best_return is not None and own_return > self._best_return
         self._best_return = own_return if is_best or self._best_return is None else self._best_return
-        self._low_success = self._low_success + 1 if success < config.low_success_below and not is_best else 0
+        self._low_success = self._low_success + 1 if success < LOW_SUCCESS and not is_best else 0
         if not config.low_success or self._low_success < config.low_success_times:
             return
         self.reason = (
-            f"stopped at step {step}: success was below {100 * config.low_success_below:g} % in {self._low_success} "
+            f"stopped at step {step}: success was below {100 * LOW_SUCCESS:g} % in {self._low_success} "
             "evaluations in a row. A longer warm start or easier start states give it something to learn from; "
             "`monitor.early_stop.low_success=false` continues anyway."
         )
 
     def _reward_std(self, step: int, metrics: Mapping[str, float]) -> str | None:
-        config, success = self._config, self._success
         value = metrics.get("collect/own_std_in_group")
         if value is None or not math.isfinite(value):
             return None
-        if len(self._start) < config.reward_std_steps:
+        if len(self._start) < STD_STEPS:
             self._start.append(value)
             return None
         start = statistics.fmean(self._start)
-        low = value < config.reward_std_share * start and not success.rising
+        low = value < STD_SHARE * start and not self._success.rising
         self._low_std = self._low_std + 1 if low else 0
-        if not config.reward_std or self._low_std < config.reward_std_steps:
+        if not self._config.reward_std or self._low_std < STD_STEPS:
             return None
         return (
-            f"stopped at step {step}: reward deviation within groups was below {100 * config.reward_std_share:g} % "
+            f"stopped at step {step}: reward deviation within groups was below {100 * STD_SHARE:g} % "
             f"of its start ({start:.3g}) in {self._low_std} steps in a row, now {value:.3g}: {self._meaning()}. "
             "`monitor.early_stop.reward_std=false` continues anyway."
         )
@@ -90,12 +98,11 @@ class EarlyStop:
         return f"the policy has collapsed{course}; go back to the best checkpoint"
 
     def _empty_filter(self, step: int, metrics: Mapping[str, float]) -> str | None:
-        config = self._config
         kept_fraction = metrics.get("collect/kept_fraction")
         if kept_fraction is None:
             return None
         self._empty = self._empty + 1 if kept_fraction <= 0 else 0
-        if not config.empty_filter or self._empty < config.empty_filter_times:
+        if not self._config.empty_filter or self._empty < EMPTY_STEPS:
             return None
         return (
             f"stopped at step {step}: the filter kept no group in {self._empty} steps in a row: nothing was trained. "

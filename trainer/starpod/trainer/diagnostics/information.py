@@ -23,6 +23,8 @@ Score = Callable[[list[list[int]], list[list[int]]], Sequence[float] | Tensor]
 lists are parallel."""
 
 RETRIEVAL_DEPTHS = (1, 2, 4, 8)
+LOW_SHARE = 0.5
+"""Information below this share of its upper bound is low, and so is entropy below this share of its start."""
 Regime = Literal["diverse reasoning", "compressed reasoning", "template collapse", "low-entropy collapse"]
 
 
@@ -201,14 +203,9 @@ class InformationProbe:
         Values are in nats per reasoning. Those under `per_token_` use log-probabilities divided by the number of
         tokens, so that long reasoning does not dominate.
         """
-        samplers = {
-            "first_turn": first_turns if self._config.first_turns else None,
-            "random_turn": random_turns if self._config.random_turns else None,
-        }
+        samplers = {"first_turn": first_turns} | ({"random_turn": random_turns} if self._config.random_turns else {})
         metrics: dict[str, float] = {}
         for name, sampler in samplers.items():
-            if sampler is None:
-                continue
             turns = sampler(episodes, self._config.samples, generator)
             samples = [reasoning_of(episode.turns, index, decode, self._tags) for episode, index in turns]
             valid_samples = [sample for sample in samples if sample is not None]
@@ -246,8 +243,8 @@ class InformationProbe:
             metrics[f"retrieval_at_{depth}_above_chance"] = share - per_reasoning.chance[depth]
         history.start = per_token.conditional_entropy if history.start is None else history.start
         self.regimes[name] = regime(
-            high_entropy=per_token.conditional_entropy >= self._config.low_entropy * history.start,
-            high_information=per_reasoning.mutual_information >= self._config.low_information * per_reasoning.bound,
+            high_entropy=per_token.conditional_entropy >= LOW_SHARE * history.start,
+            high_information=per_reasoning.mutual_information >= LOW_SHARE * per_reasoning.bound,
         )
         return {f"information/{name}/{key}": value for key, value in metrics.items() if math.isfinite(value)}
 
