@@ -91,11 +91,15 @@ def test_streams_of_generated_messages(fuzzed: tuple[Target, Fields]) -> None:
             expected = sorted(
                 call_id
                 for request in requests
-                for call_id in (*(call.call_id for call in request.calls), *request.steps.call_ids)
+                for call_id in (
+                    *(call.call_id for call in request.calls),
+                    *request.steps.call_ids,
+                    *request.resets.call_ids,
+                )
             )
             answered: list[int] = []
             for response in target.stub.Stream(iter(requests), metadata=bearer(VILLAIN), timeout=60):
-                answered += response.transitions.call_ids
+                answered += [*response.transitions.call_ids, *response.starts.call_ids]
                 for reply in response.replies:
                     answered.append(reply.call_id)
                     if reply.HasField("error"):

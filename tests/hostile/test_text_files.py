@@ -60,7 +60,7 @@ def episode_line(**changes: object) -> str:
         ({"reply": [5, True]}, "reply holds True"),
         ({"versions": [0, None]}, "versions holds None"),
         ({"prompt": ["1"]}, "prompt holds '1'"),
-        ({"logprobs": [-0.5, float("nan")]}, "logprobs holds nan; finite numbers"),
+        ({"logprobs": [-0.5, float("nan")]}, "logprobs holds nan"),
         ({"parts": {"environment": "1"}}, "parts holds '1'"),
         ({"parts": {"environment": float("inf")}}, "parts holds inf"),
     ],

@@ -57,7 +57,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Results:
     ids = {id_of(name, expert=False): changes for name, changes in WITHOUT_EXPERT.items()}
     texts |= {id_: vault(id_, changes, expert=False) for id_, changes in ids.items()}
     with start_server(*write_modules(folder, texts)) as server:
-        results = examine(server.address, ["right-v1", *ids])
+        results = examine(server.address, ["right-v1", "lenient-v1", *ids])
         for requirement in REWARD:
             if wrong := [id_of(name) for name, (number, _) in REWARDS.items() if number == requirement.id]:
                 results |= examine(server.address, wrong, [requirement])
