@@ -16,11 +16,13 @@ import grpc
 
 from starpod.client.arguments import expect_exact
 from starpod.client.nearest import option_type
+from starpod.client.programs import ServiceFailed, ServiceRefused, start_server
 from starpod.client.spelling import nearest
 from starpod.client.transport import TLS, Transport
 from starpod.client.versions import latest_name
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
+from starpod.v1.environment_word import EnvironmentWord, WordError
 
 TIMEOUT_SECONDS = 20.0
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -46,6 +48,7 @@ Response = TypeVar("Response")
 class Connection:
     """A connection to one server, for unary calls."""
 
+    address: str
     stub: EnvironmentServiceStub
     metadata: tuple[tuple[str, str], ...]
 
@@ -55,16 +58,58 @@ class Connection:
 
 
 def connection_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Add ADDRESS and the connection options to a command. The command receives `connection`, a context manager."""
+    """Add ENVIRONMENT and the connection options to a command.
 
-    @click.argument("address")
+    The command receives `word`, and `connection`, a context manager, which starts what is not served yet.
+    """
+
+    @click.argument("word", metavar="ENVIRONMENT", type=WORD)
     @access_options
     @functools.wraps(command)
-    def wrapper(address: str, access: Transport, **arguments: Any) -> None:
-        expect_address(address)
-        command(connection=connect(address, access), **arguments)
+    def wrapper(word: EnvironmentWord, access: Transport, **arguments: Any) -> None:
+        command(connection=_connect_word(word, access), word=word, **arguments)
 
     return wrapper
+
+
+class _WordType(click.ParamType["EnvironmentWord"]):
+    name = "environment"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> EnvironmentWord:
+        try:
+            return value if isinstance(value, EnvironmentWord) else EnvironmentWord.parse(value)
+        except WordError as error:
+            if "://" in value:
+                expect_address(value)
+            self.fail(str(error), param, ctx)
+
+
+WORD = _WordType()
+"""The type of a command's argument that names an environment."""
+
+
+@contextlib.contextmanager
+def service_errors() -> Iterator[None]:
+    """Report a server that does not start as the error of this command."""
+    try:
+        yield
+    except ServiceRefused as error:
+        raise click.UsageError(error.stderr) from error
+    except ServiceFailed as error:
+        raise click.ClickException(error.stderr) from error
+
+
+@contextlib.contextmanager
+def serving(word: EnvironmentWord) -> Iterator[str]:
+    """Yield the addresses of an environment's servers. Start one for the context if the environment is not served."""
+    with service_errors(), contextlib.nullcontext(word.addresses) if word.addresses else start_server(word.serve) as at:
+        yield at
+
+
+@contextlib.contextmanager
+def _connect_word(word: EnvironmentWord, access: Transport) -> Iterator[Connection]:
+    with serving(word) as address, connect(address, access) as connection:
+        yield connection
 
 
 def expect_address(address: str) -> None:
@@ -151,7 +196,7 @@ def connect(
     options = [("grpc.ssl_target_name_override", name)] if name else []
     with grpc.secure_channel(address, tls.credentials(), options) if tls else grpc.insecure_channel(address) as channel:
         try:
-            yield Connection(EnvironmentServiceStub(channel), transport.metadata())
+            yield Connection(address, EnvironmentServiceStub(channel), transport.metadata())
         except grpc.RpcError as error:
             raise explain_failure(error, address) from error
 
@@ -200,18 +245,20 @@ def find_environment(response: pb.DescribeResponse, name: str, version: str = ""
 
     Args:
         response: the server's description.
-        name: an id; `sokoban` means the highest `sokoban-vN`.
+        name: an id; `sokoban` means the highest `sokoban-vN`, and "" the only environment.
         version: an exact version; "" means the newest.
 
     Raises:
         BadParameter: the environment or version is not hosted. The message suggests similar names.
     """
+    ids = list(dict.fromkeys(spec.id for spec in response.environments))
+    if not name and len(ids) > 1:
+        raise click.BadParameter(f"say which environment: {', '.join(ids)}", param_hint="ENVIRONMENT")
+    name = name or "".join(ids)
+    if name not in ids:
+        name = latest_name(name, ids)
     specs = [spec for spec in response.environments if spec.id == name]
     if not specs:
-        full_name = latest_name(name, (spec.id for spec in response.environments))
-        specs = [spec for spec in response.environments if spec.id == full_name]
-    if not specs:
-        ids = list(dict.fromkeys(spec.id for spec in response.environments))
         raise click.BadParameter(f"no environment {name!r} here{nearest(name, ids)}", param_hint="ENVIRONMENT")
     if not version:
         return specs[0]

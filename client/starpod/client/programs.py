@@ -60,6 +60,14 @@ def run_program(
         program.stop()
 
 
+def start_server(
+    *words: str, port: int = 0, again: bool = False, variables: Mapping[str, str] | None = None
+) -> contextlib.AbstractContextManager[str]:
+    """Run `starpod serve WORDS` while the context lasts, and yield the server's address. See `run_program`."""
+    call = ("serve", *words, "--port", str(port))
+    return run_program("the environment service", *call, again=again, variables=variables)
+
+
 class _Program:
     def __init__(self, name: str, words: Sequence[str], environment: Mapping[str, str]) -> None:
         self.name = name

@@ -131,7 +131,7 @@ def _registry(environments: Sequence[str], stores: Sequence[str]) -> Registry:
     if served := next((word for word in words if word.addresses), None):
         raise WordError(f"{served.text} is served already: name what to serve here")
     selects_all = "*" in environments
-    names = [word.name for word in words if not (word.path or word.family)]
+    names = [word.id for word in words if word.id]
     registry = Registry.installed(() if selects_all else names) if selects_all or names or not words else Registry()
     added_ids: list[str] = []
     failures: list[NothingFits] = []

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
-_SERVED = re.compile(r"(?P<addresses>(dns:///)?[^/\s]+:\d+)(/(?P<name>[^/\s]+))?")
+_SERVED = re.compile(r"(?P<addresses>(dns:///)?[^/\s]+:\d+(,dns:///[^/\s]+:\d+)*)(/(?P<name>[^/\s]+))?")
 
 
 class WordError(ValueError):
@@ -52,12 +52,17 @@ class EnvironmentWord:
         family = prefix.replace("-", "_")
         if colon and family in families():
             return cls(text, name, family=family)
-        if colon or "/" in text:
+        if not re.fullmatch(r"[\w-]+", text):
             raise WordError(
-                f"{text!r} is no environment: write NAME (installed), FILE.py or FILE.py:CLASS, ADDRESS/NAME (served), "
-                f"or FAMILY:NAME with a family of {', '.join(families())}"
+                f"{text!r} is no environment: write NAME (installed), FILE.py or FILE.py:CLASS, ADDRESS/NAME (served at "
+                f"HOST:PORT), or FAMILY:NAME with a family of {', '.join(families())}"
             )
         return cls(text, text)
+
+    @property
+    def id(self) -> str:
+        """Id of the environment, perhaps without its version; "" if the word does not contain it."""
+        return "" if self.path or self.family else self.name
 
     @property
     def source(self) -> str:

@@ -115,8 +115,8 @@ def test_version() -> None:
     ("words", "status", "said"),
     [
         ("serv", 2, "did you mean serve"),
-        ("list", 2, "ADDRESS"),
-        ("list localhost", 2, "host:port"),
+        ("list", 2, "ENVIRONMENT"),
+        ("list localhost:x", 2, "ADDRESS/NAME (served at HOST:PORT)"),
         ("list http://127.0.0.1:50051/", 2, "write 127.0.0.1:50051$"),
         ("list 127.0.0.1:1", 1, "no server answers at 127.0.0.1:1"),
         ("list nowhere.invalid:1", 1, "there is no host nowhere.invalid$"),
@@ -192,6 +192,20 @@ def test_list_as_json_is_nothing_but_json(server: ServerProcess) -> None:
     specs = {spec["id"]: spec for spec in json.loads(run_starpod("list", server.address, "--json").out)}
     assert set(specs) >= {"bandit-v1", "countdown-v1", "frozen_lake-v1", "sokoban-v1", "sudoku-v1"}
     assert specs["frozen_lake-v1"]["options_schema"]["properties"]["size"]["default"] == 4
+
+
+@pytest.mark.parametrize(
+    ("word", "id"),
+    [
+        ("SERVER/bandit", "bandit-v1"),
+        ("bandit", "bandit-v1"),
+        ("examples/custom_environment.py:guess", "guess-v1"),
+        ("gymnasium:CliffWalking-v1", "gymnasium-cliff-walking-v1"),
+    ],
+)
+def test_a_word_names_an_environment_wherever_it_is(server: ServerProcess, word: str, id: str) -> None:
+    described = run_starpod("describe", word.replace("SERVER", server.address), "--json")
+    assert json.loads(described.out)["id"] == id
 
 
 def test_describe_shows_actions_options_and_limits(server: ServerProcess) -> None:

@@ -27,7 +27,7 @@ QUICK = ("--sessions", "4", "--seconds", "0.5", "--warmup", "100ms")
         (("-e", "frozen_lake", "--think", "1s", "--rate", "5"), "leave one out"),
         (("-e", "waits", "--policy", "expert"), "waits-v1 has no expert"),
         (("-e", "frozen_lake", "--policy", "recorded:README.md"), "not a recording"),
-        ((), "give the --environment to play"),
+        ((), "say which environment: breaks-v1, frozen_lake-v1, "),
         (("-e", "frozen_lake", "--html", "no/such/x.html"), "no folder no/such"),
         (("-e", "frozen_lake", "--sessions", "2", "--processes", "3"), "its own session"),
         (("--compare", "README.md", "README.md"), "README.md"),

@@ -17,11 +17,22 @@ from starpod.check.requirement import LEVELS, Requirement
 from starpod.check.runner import PLAYED, Report, Unreachable, WrongCall
 from starpod.check.runner import check as run_check
 from starpod.check.suite import REQUIREMENTS, REWARD
-from starpod.client.catalog import JSON, access_options, expect_address, expect_writable, write_report
-from starpod.client.programs import ServiceFailed, ServiceRefused, run_program
+from starpod.client.catalog import (
+    JSON,
+    WORD,
+    access_options,
+    expect_address,
+    expect_writable,
+    service_errors,
+    write_report,
+)
+from starpod.client.programs import start_server
 from starpod.report.console import safe_console
 
 CONTRACT = [level for level in LEVELS.values() if level != "reward"]
+
+
+_HTTP = re.compile(r"(mcp\+)?https?://[^\s/]+:\d+")
 
 
 def _levels(_: click.Context, __: click.Parameter, value: str) -> set[str]:
@@ -32,7 +43,7 @@ def _levels(_: click.Context, __: click.Parameter, value: str) -> set[str]:
 
 
 @click.command()
-@click.argument("address", metavar="ADDRESS", required=False)
+@click.argument("address", metavar="ENVIRONMENT", required=False)
 @click.option("--list", "only_list", is_flag=True, help="Print the requirements and check no server.")
 @click.option(
     "--environment", "-e", "environments", multiple=True, help="Check only this one (repeatable). Default: all."
@@ -94,10 +105,11 @@ def check(
     call_seconds: float | None,
     **settings: Any,
 ) -> None:
-    """Check that the server at ADDRESS keeps the contract of docs/protocol.md.
+    """Check that ENVIRONMENT keeps the contract of docs/protocol.md.
 
-    ADDRESS is host:port for gRPC, http://host:port or https://host:port for JSON over HTTP, and mcp+http://host:port or
-    mcp+https://host:port for MCP. For a FILE.py, two processes serve its environments, and are compared.
+    ENVIRONMENT is ADDRESS or ADDRESS/NAME at a server: host:port for gRPC, http://host:port or https://host:port for
+    JSON over HTTP, and mcp+http://host:port or mcp+https://host:port for MCP. For NAME, FILE.py, FILE.py:CLASS or
+    FAMILY:NAME, two processes serve it, and are compared.
 
     With --list, print each requirement with its number and level instead.
 
@@ -109,21 +121,17 @@ def check(
         _list_requirements(context, selection, json_file)
         return
     if address is None:
-        raise click.UsageError("Missing argument 'ADDRESS'.")
-    if address.endswith(".py"):
-        words = ("the environment service", "serve", address, "--port", "0")
-        # Use different hash salts. Otherwise a start that depends on a set's order would look deterministic.
-        first, second = (run_program(*words, variables={"PYTHONHASHSEED": salt}) for salt in "12")
-        try:
-            with first as first_address, nullcontext(also) if also else second as twin:
+        raise click.UsageError("Missing argument 'ENVIRONMENT'.")
+    if also and not _HTTP.fullmatch(also):
+        expect_address(also)
+    if not _HTTP.fullmatch(address):
+        word = WORD.convert(address, context.command.params[0], context)
+        if not word.addresses:
+            # Use different hash salts. Otherwise a start that depends on a set's order would look deterministic.
+            first, second = (start_server(word.serve, variables={"PYTHONHASHSEED": salt}) for salt in "12")
+            with service_errors(), first as first_address, nullcontext(also) if also else second as twin:
                 context.invoke(check, **{**context.params, "address": first_address, "also": twin})
-        except ServiceRefused as error:
-            raise click.UsageError(error.stderr) from error
-        except ServiceFailed as error:
-            raise click.ClickException(error.stderr) from error
-    for value in filter(None, (address, also)):
-        if not re.fullmatch(r"(mcp\+)?https?://[^\s/]+:\d+", value):
-            expect_address(value)
+        address, environments = word.addresses, environments or (*filter(None, [word.id]),)
     expect_writable(json_file, junit_file)
     # The requirement PLAYED is always checked: without a playable episode, no other one can be tested.
     requirements = [requirement for requirement in known if requirement in selection or requirement.id == PLAYED]

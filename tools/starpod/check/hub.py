@@ -30,8 +30,8 @@ from starpod.check.report import describe_results
 from starpod.check.requirement import Requirement
 from starpod.check.runner import EnvironmentReport, Unreachable, check, connect
 from starpod.check.suite import REQUIREMENTS, REWARD
-from starpod.client.catalog import expect_writable
-from starpod.client.programs import ServiceFailed, ServiceRefused, run_program
+from starpod.client.catalog import expect_writable, service_errors
+from starpod.client.programs import ServiceRefused, start_server
 from starpod.client.transport import Transport
 from starpod.report.console import safe_console
 from starpod.v1 import environment_pb2 as pb
@@ -114,11 +114,11 @@ def hub(
     console = safe_console()
     entries: list[Entry] = []
     try:
-        with contextlib.ExitStack() as servers:
+        with service_errors(), contextlib.ExitStack() as servers:
 
             def start(arguments: Sequence[str]) -> list[Place]:
                 processes = () if only_list else PROCESSES
-                program = run_program("the environment service", "serve", *processes, *arguments, "--port", "0")
+                program = start_server(*processes, *arguments)
                 try:
                     return _assign_processes(servers.enter_context(program))
                 except ServiceRefused as error:
@@ -151,9 +151,7 @@ def hub(
                 progress.advance(task)
     except KeyboardInterrupt:
         console.print("interrupted: results of the finished checks")
-    except ServiceRefused as error:
-        raise click.UsageError(error.stderr) from error
-    except (ServiceFailed, Unreachable) as error:
+    except Unreachable as error:
         raise click.ClickException(str(error)) from error
     entries.sort(key=lambda entry: entry.spec.id)
     write_pages(entries, out)
@@ -168,17 +166,13 @@ def hub(
 def _serve(words: Sequence[str], port: int) -> None:
     """Serve the environments in one process until it is interrupted. Print the environments, then the address."""
     try:
-        with run_program("the environment service", "serve", *words, "--port", str(port)) as address:
+        with service_errors(), start_server(*words, port=port) as address:
             places = _assign_processes(address)
             _print_list([spec for _, spec in places])
             click.echo(f"Serving {len(places)} environments on {address}")
             threading.Event().wait()
     except KeyboardInterrupt:
         return
-    except ServiceRefused as error:
-        raise click.UsageError(error.stderr) from error
-    except ServiceFailed as error:
-        raise click.ClickException(str(error)) from error
 
 
 def _print_list(specs: Sequence[pb.EnvironmentSpec]) -> None:

@@ -13,13 +13,16 @@ import click
 
 from starpod.cli.web import DESKTOP, live_site, show
 from starpod.client import SyncFleet
-from starpod.client.programs import ServiceFailed, run_program
+from starpod.client.catalog import WORD
+from starpod.client.programs import ServiceFailed, start_server
+from starpod.client.versions import latest_name
+from starpod.v1.environment_word import EnvironmentWord
 
 _POLL_SECONDS = 0.2
 
 
 @click.command()
-@click.argument("file", metavar="FILE.py", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("word", metavar="ENVIRONMENT", type=WORD)
 @click.option("--port", default=0, show_default=True, type=click.IntRange(0, 65535), help="Server's port; 0: any free.")
 @click.option(
     "--open/--no-open",
@@ -27,35 +30,36 @@ _POLL_SECONDS = 0.2
     default=DESKTOP,
     help="Open the page in the browser. Default: if there is a desktop.",
 )
-def dev(file: Path, port: int, opens: bool) -> None:
+def dev(word: EnvironmentWord, port: int, opens: bool) -> None:
     """Serve the environments of FILE.py, check them each time it is saved, and show a page to play them on.
 
+    ENVIRONMENT may be FILE.py:CLASS or a package's ./FOLDER, too. NAME, FAMILY:NAME and ADDRESS/NAME are checked once.
     Runs until Ctrl-C. A mistake in the file is reported with its line, and the command waits for the next save.
     """
     with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as site:
         page = ""
         while True:
-            save_time = _saved_at(file)
+            save_time = _saved_at(word.path)
             # No drain: the page replays open games on the next server, which has the same address.
-            words = ("serve", str(file), "--port", str(port), "--drain", "0")
             try:
-                with run_program("the environment service", *words) as address:
+                server = start_server(word.serve, "--drain", "0", port=port)
+                with contextlib.nullcontext(word.addresses) if word.addresses else server as address:
                     port = int(address.rpartition(":")[2])
-                    page = page or _show(address, site, opens)
-                    _check(file, address)
-                    _await_save(file, save_time)
+                    page = page or _show(address, word.id, site, opens)
+                    _check(word, address)
+                    _await_save(word.path, save_time)
             except ServiceFailed as error:
                 _print_line(error.stderr, colour="red")
-                _await_save(file, save_time)
+                _await_save(word.path, save_time)
 
 
-def _show(address: str, site: contextlib.ExitStack, opens: bool) -> str:
+def _show(address: str, environment: str, site: contextlib.ExitStack, opens: bool) -> str:
     """Start the live site and return the address of the first environment's page, or the reason if it cannot start."""
     with SyncFleet(address) as fleet:
-        environment = fleet.describe()[0].id
+        ids = [spec.id for spec in fleet.describe()]
     click.echo(f"serving on {address}")
     try:
-        page = f"{site.enter_context(live_site(address))}play/{environment}"
+        page = f"{site.enter_context(live_site(address))}play/{latest_name(environment, ids) or ids[0]}"
     except ServiceFailed as error:
         click.echo(f"no page to play on: {error.stderr}")
         return error.stderr
@@ -63,9 +67,10 @@ def _show(address: str, site: contextlib.ExitStack, opens: bool) -> str:
     return page
 
 
-def _check(file: Path, address: str) -> None:
+def _check(word: EnvironmentWord, address: str) -> None:
     """Print the requirements that the server does not meet."""
-    command = [sys.executable, "-P", "-m", "starpod.cli.main", "check", address, "--reward", "--json", "-"]
+    served = f"{address}/{word.id}".rstrip("/")
+    command = [sys.executable, "-P", "-m", "starpod.cli.main", "check", served, "--reward", "--json", "-"]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
     try:
         report = json.loads(process.stdout)
@@ -81,21 +86,21 @@ def _check(file: Path, address: str) -> None:
             )
     met_count = sum(result["status"] == "passed" for result in results)
     if report["passed"]:
-        _print_line(f"{file.name} keeps the contract: {met_count} requirements shown", colour="green")
+        _print_line(f"{word.source} keeps the contract: {met_count} requirements shown", colour="green")
 
 
 def _print_line(text: str, *, colour: str) -> None:
     click.echo(f"{time.strftime('%H:%M:%S')} {click.style(text, fg=colour)}")
 
 
-def _saved_at(file: Path) -> int:
-    """Return when the file was last written, or 0 while an editor replaces it."""
+def _saved_at(path: Path | None) -> int:
+    """Return when the file or a package's last file was written; 0 without one, or while an editor replaces it."""
     try:
-        return file.stat().st_mtime_ns
+        return max(file.stat().st_mtime_ns for file in (path.glob("*.py") if path.is_dir() else [path])) if path else 0
     except FileNotFoundError:
         return 0
 
 
-def _await_save(file: Path, before: int) -> None:
-    while _saved_at(file) in (before, 0):
+def _await_save(path: Path | None, before: int) -> None:
+    while _saved_at(path) in (before, 0):
         time.sleep(_POLL_SECONDS)

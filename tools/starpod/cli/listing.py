@@ -15,6 +15,7 @@ from starpod.client.catalog import VERSION, Connection, connection_options, find
 from starpod.client.nearest import option_type
 from starpod.report.console import safe_console, visible
 from starpod.v1 import environment_pb2 as pb
+from starpod.v1.environment_word import EnvironmentWord
 
 _ROOMY_COLUMNS = 120
 
@@ -22,8 +23,11 @@ _ROOMY_COLUMNS = 120
 @click.command(name="list")
 @connection_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def list_environments(connection: AbstractContextManager[Connection], as_json: bool) -> None:
-    """List the environments that the server at ADDRESS (host:port) hosts."""
+def list_environments(connection: AbstractContextManager[Connection], word: EnvironmentWord, as_json: bool) -> None:
+    """List the environments of a server.
+
+    ENVIRONMENT is the server's ADDRESS (host:port), or NAME, FILE.py or FAMILY:NAME, which are served meanwhile.
+    """
     with connection as server:
         response = hosted(server)
     if as_json:
@@ -58,13 +62,23 @@ def _format_count(number: int, noun: str) -> str:
 
 @click.command()
 @connection_options
-@click.argument("environment")
+@click.argument("environment", metavar="[NAME]", default="")
 @VERSION
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def describe(connection: AbstractContextManager[Connection], environment: str, version: str, as_json: bool) -> None:
-    """Show ENVIRONMENT at ADDRESS (host:port): instructions, actions, options and limits."""
+def describe(
+    connection: AbstractContextManager[Connection],
+    word: EnvironmentWord,
+    environment: str,
+    version: str,
+    as_json: bool,
+) -> None:
+    """Show the instructions, actions, options and limits of ENVIRONMENT.
+
+    ENVIRONMENT is ADDRESS NAME or ADDRESS/NAME at a server, or NAME, FILE.py, FILE.py:CLASS or FAMILY:NAME, which are
+    served meanwhile.
+    """
     with connection as server:
-        spec = find_environment(hosted(server), environment, version)
+        spec = find_environment(hosted(server), environment or word.id, version)
     if as_json:
         _print_json(_as_dict(spec))
         return

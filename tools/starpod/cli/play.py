@@ -35,6 +35,7 @@ from starpod.client.programs import ServiceFailed
 from starpod.report.console import safe_console
 from starpod.report.form import fields
 from starpod.v1 import environment_pb2 as pb
+from starpod.v1.environment_word import EnvironmentWord
 
 Reader = Callable[[Mapping[str, str]], str | None]
 """Function that returns the next line without its line end, or None at the end of the input.
@@ -59,7 +60,7 @@ SYMBOLS |= {"X": "bold yellow", "G": "bold green", "√": "bold green", "O": "bo
 
 @click.command()
 @connection_options
-@click.argument("environment")
+@click.argument("environment", metavar="[NAME]", default="")
 @click.option(
     "--seed", type=click.IntRange(0, 2**64 - 1), help="Seed of the start state. Default: drawn by the server."
 )
@@ -68,13 +69,14 @@ SYMBOLS |= {"X": "bold yellow", "G": "bold green", "√": "bold green", "O": "bo
 @click.option("--web", is_flag=True, help="Play in a browser: print the address of the page and run until Ctrl-C.")
 def play(
     connection: AbstractContextManager[Connection],
+    word: EnvironmentWord,
     environment: str,
     seed: int | None,
     assignments: Sequence[str],
     version: str,
     web: bool,
 ) -> None:
-    """Play ENVIRONMENT on the server at ADDRESS (host:port).
+    """Play ENVIRONMENT: ADDRESS NAME or ADDRESS/NAME at a server, or NAME, FILE.py, FILE.py:CLASS or FAMILY:NAME.
 
     Type an action and Enter, or use the arrow keys if the actions are directions. Separate several actions of one turn
     by ||. Other commands: hint, undo, again, new, help, quit. If standard input is not a terminal, each of its lines is
@@ -84,9 +86,9 @@ def play(
         signal.signal(signum, lambda signum, _: sys.exit(128 + signum))
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     with connection as server:
-        spec = find_environment(hosted(server), environment, version)
+        spec = find_environment(hosted(server), environment or word.id, version)
         if web:
-            _play_in_browser(spec, _form_values(spec, parse_options(spec, assignments), seed), version)
+            _play_in_browser(server.address, spec, _form_values(spec, parse_options(spec, assignments), seed), version)
             return
         with (
             Game(server, spec, parse_options(spec, assignments), seed) as game,
@@ -109,7 +111,7 @@ def _form_values(spec: pb.EnvironmentSpec, options: Mapping[str, Any], seed: int
     }
 
 
-def _play_in_browser(spec: pb.EnvironmentSpec, values: Mapping[str, str], version: str) -> None:
+def _play_in_browser(address: str, spec: pb.EnvironmentSpec, values: Mapping[str, str], version: str) -> None:
     """Serve the environment's page until Ctrl-C."""
     if version:
         raise click.UsageError("a page plays the newest version: leave --version or --web out")
@@ -119,7 +121,7 @@ def _play_in_browser(spec: pb.EnvironmentSpec, values: Mapping[str, str], versio
         if parameters[name]:
             words += [f"--{name.replace('_', '-')}", str(parameters[name])]
     try:
-        with contextlib.suppress(KeyboardInterrupt), live_site(parameters["address"], words) as site:
+        with contextlib.suppress(KeyboardInterrupt), live_site(address, words) as site:
             show(f"{site}play/{spec.id}" + (f"?{urlencode(values)}" if values else ""), opens=DESKTOP)
             while True:
                 time.sleep(60)

@@ -15,7 +15,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from starpod.client.catalog import JSON, OPTIONS, VERSION, access_options, write_report
+from starpod.client.catalog import JSON, OPTIONS, VERSION, WORD, access_options, write_report
 from starpod.client.spelling import nearest
 from starpod.load.discovery import make_plan, make_stages
 from starpod.load.generator import GeneratorProcesses, RunFailed
@@ -102,7 +102,7 @@ option = functools.partial(click.option, show_default=True)
 
 
 @click.command()
-@click.argument("address", required=False)
+@click.argument("word", metavar="ENVIRONMENT", type=WORD, required=False)
 @access_options
 @option("--environment", "-e", metavar="NAME", help="The environment to play.")
 @VERSION
@@ -200,7 +200,10 @@ option = functools.partial(click.option, show_default=True)
 @option("--html", "html_file", type=WRITTEN, metavar="FILE", help="Write the report as a page.")
 @click.pass_context
 def load(context: click.Context, /, **values: Any) -> None:
-    """Put load on the servers at ADDRESS (host:port, several with commas) and report what they sustained.
+    """Put load on the servers of ENVIRONMENT and report what they sustained.
+
+    ENVIRONMENT is ADDRESS/NAME, or ADDRESS with --environment (host:port, several with commas), or NAME, FILE.py,
+    FILE.py:CLASS or FAMILY:NAME, which are served meanwhile.
 
     Closed loop: each of --sessions steps again as soon as its reply arrives. Open loop (--rate): steps are due on a
     schedule, whatever the server does, and latencies count from when they were due.

@@ -11,7 +11,7 @@ from typing import Any
 import click
 import grpc
 
-from starpod.client.catalog import connect, expect_writable, find_environment, hosted, parse_options
+from starpod.client.catalog import connect, expect_writable, find_environment, hosted, parse_options, serving
 from starpod.client.transport import Transport, as_addresses, join_endpoint, split_address
 from starpod.load.plan import Place, Plan, Stage, Turns, Wire, read_recording
 from starpod.report.figures import show
@@ -136,9 +136,9 @@ def _resolve(address: str) -> list[Place]:
 
 def make_plan(values: Mapping[str, Any]) -> tuple[Plan, dict[str, Any]]:
     """Return the plan and the servers' part of the report. Raise ClickException if options do not fit together."""
-    address, access = values["address"], values["access"]
-    if not address:
-        raise click.UsageError("give the ADDRESS of a server, as in 127.0.0.1:50051")
+    word, access = values["word"], values["access"]
+    if word is None:
+        raise click.UsageError("name the ENVIRONMENT to play, as in 127.0.0.1:50051/frozen_lake or bandit")
     if values["think"] and (values["rate"] or values["targets"]):
         raise click.UsageError("--think is for closed loops, --rate and --find-rate make an open one: leave one out")
     if values["ramp"] and values["targets"]:
@@ -160,9 +160,8 @@ def make_plan(values: Mapping[str, Any]) -> tuple[Plan, dict[str, Any]]:
         processes=values["processes"],
         record=values["record"] is not None,
     )
-    if not values["environment"]:
-        raise click.UsageError("give the --environment to play; starpod list ADDRESS lists them")
-    servers = find_servers(address, access, values["environment"], values["version"])
+    addresses = click.get_current_context().with_resource(serving(word))
+    servers = find_servers(addresses, access, values["environment"] or word.id, values["version"])
     spec = servers.spec
     plan = replace(
         plan,

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from starpod.client.catalog import access_options, expect_address
-from starpod.client.programs import ServiceFailed, ServiceRefused, run_program
+from starpod.client.catalog import access_options, expect_address, service_errors
+from starpod.client.programs import start_server
 from starpod.client.transport import Transport
 from starpod.report.site import site_options
 from starpod.ui.index import NAME, Index
@@ -93,14 +93,11 @@ def ui(
 
     token = "" if is_loopback(host) else secrets.token_urlsafe(24)
     try:
-        words = ("serve", *served, "--port", "0")
-        with run_program("the environment service", *words) if served else nullcontext(address) as server:
+        with service_errors(), start_server(*served) if served else nullcontext(address) as server:
             source = (lambda: servers_of(runs)) if of_run else server
             continuing = Continuing(Games(source, access), Policies(model_endpoints)) if source else None
             asyncio.run(_serve(runs, index, continuing, host=host, port=port, hosts={host, *hosts}, token=token))
-    except ServiceRefused as error:
-        raise click.UsageError(error.stderr) from error
-    except (ServiceFailed, OSError) as error:
+    except OSError as error:
         raise click.ClickException(str(error)) from error
 
 
