@@ -49,8 +49,22 @@ def write(folder: Path, *changes: tuple[str, str], expert: bool = True) -> str:
 
 
 def test_what_names_a_file(tmp_path: Path) -> None:
-    names = ("vault.py", "folder/vault.py:vault-v1", "[::1]:50051/lock-v1", "vault.yaml", "frozen_lake", "a:1/b/c.yaml")
-    assert [*map(names_environment, names)] == [True, True, True, False, False, False]
+    named = (
+        "vault.py",
+        "folder/vault.py:vault-v1",
+        "[::1]:50051/lock-v1",
+        "bandit-v1",
+        "gymnasium:X-v1?slippery=false",
+    )
+    others = (
+        "vault.yaml",
+        "frozen_lake",
+        "a:1/b/c.yaml",
+        "sokobn",
+        "scorers.x=own.py:f",
+        "environment.addresses=a:1/b",
+    )
+    assert all(map(names_environment, named)) and not any(map(names_environment, others))
     with pytest.raises(ConfigError, match=r"no such file: .*missing.py"):
         load_config(str(tmp_path / "missing.py"))
     (tmp_path / "dungeon.py").touch()

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
-_SERVED = re.compile(r"(?P<addresses>(dns:///)?[^/\s]+:\d+(,dns:///[^/\s]+:\d+)*)(/(?P<name>[^/\s]+))?")
+_SERVED = re.compile(r"(?P<addresses>(dns:///)?[^/=\s]+:\d+(,dns:///[^/=\s]+:\d+)*)(/(?P<name>[^/\s]+))?")
 
 
 class WordError(ValueError):
@@ -20,6 +20,12 @@ class WordError(ValueError):
 def families() -> dict[str, EntryPoint]:
     """Return the families of other packages' environments by name. Their entry points are modules that host them."""
     return {entry.name: entry for entry in entry_points(group="starpod.hosting")}
+
+
+@functools.cache
+def installed_ids() -> list[str]:
+    """Return the ids of the environments that installed packages register, whether or not they can be served."""
+    return [entry.name for entry in entry_points(group="starpod.environments")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +60,8 @@ class EnvironmentWord:
             return cls(text, name, family=family)
         if not re.fullmatch(r"[\w-]+", text):
             raise WordError(
-                f"{text!r} is no environment: write NAME (installed), FILE.py or FILE.py:CLASS, ADDRESS/NAME (served at "
-                f"HOST:PORT), or FAMILY:NAME with a family of {', '.join(families())}"
+                f"{text!r} is no environment: write NAME (installed), FILE.py or FILE.py:CLASS, HOST:PORT/NAME (served), "
+                f"or FAMILY:NAME with a family of {', '.join(families())}"
             )
         return cls(text, text)
 

@@ -116,7 +116,7 @@ def test_version() -> None:
     [
         ("serv", 2, "did you mean serve"),
         ("list", 2, "ENVIRONMENT"),
-        ("list localhost:x", 2, "ADDRESS/NAME (served at HOST:PORT)"),
+        ("list localhost:x", 2, "is no environment: write NAME"),
         ("list http://127.0.0.1:50051/", 2, "write 127.0.0.1:50051$"),
         ("list 127.0.0.1:1", 1, "no server answers at 127.0.0.1:1"),
         ("list nowhere.invalid:1", 1, "there is no host nowhere.invalid$"),

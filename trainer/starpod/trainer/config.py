@@ -41,6 +41,7 @@ from starpod.trainer.stages import MAY_CHANGE, StageConfig, difference, may_chan
 from starpod.trainer.strict_yaml import YamlError, load_yaml
 from starpod.trainer.tasks import MixedEnvironment, TaskConfig, merged
 from starpod.trainer.warm_start.config import WarmStartConfig
+from starpod.v1.environment_word import EnvironmentWord, WordError, installed_ids
 
 
 class StopConfig(Section):
@@ -464,12 +465,15 @@ Explore = Callable[[str, Complete], Mapping[str, Any]]
 
 
 def names_environment(source: str) -> bool:
-    """Return whether a source is `FILE.py`, `FILE.py:ENVIRONMENT` or `ADDRESS/ENVIRONMENT`, and not a YAML file."""
-    return _is_served(source) or source.partition(":")[0].endswith(".py")
-
-
-def _is_served(source: str) -> bool:
-    return re.fullmatch(r"(dns:///)?[^/\s]+:\d+/[^/\s]+", source) is not None and not Path(source).exists()
+    """Return whether a source is an environment's word, and not a YAML file or a configuration of the package."""
+    prefix, path = source.partition(":")[0], Path(source)
+    if source in packaged_configs() or path.suffix in (".yaml", ".yml") or (path.is_file() and path.suffix != ".py"):
+        return False
+    try:
+        word = EnvironmentWord.parse(source)
+    except WordError:
+        return "=" not in prefix and (":" in source or prefix.endswith(".py"))
+    return word.id != source or any(source in (id, id.rpartition("-v")[0]) for id in installed_ids())
 
 
 def load_config(source: str, words: Sequence[str] = (), *, explore: Explore | None = None) -> Config:
@@ -568,7 +572,8 @@ def _read(source: str, visited: tuple[str, ...] = ()) -> tuple[str, list[dict[st
     if base is None:
         return "", [values]
     base = str(base)
-    if base not in paths and not _is_served(base):
+    is_file = base.partition(":")[0].endswith(".py") or not names_environment(base)
+    if base not in paths and is_file:
         base = str(path.parent / base)
     if base in (*visited, source):
         raise ConfigError(f"{path}: base {base!r} leads back to this file")

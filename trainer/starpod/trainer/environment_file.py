@@ -19,8 +19,7 @@ from typing import Any
 from starpod.client import BadArgument, Limits, StarpodError, Unreachable
 from starpod.client.catalog import no_answer
 from starpod.client.nearest import unknown_environment
-from starpod.client.programs import ServiceFailed, ServiceRefused, run_program
-from starpod.client.spelling import near
+from starpod.client.programs import ServiceFailed, ServiceRefused, start_server
 from starpod.trainer.config import Complete, Config, ConfigError
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.engines.config import EngineConfig
@@ -31,6 +30,7 @@ from starpod.trainer.rollout.environment import connect, make_task
 from starpod.trainer.warm_start.config import WarmStartConfig
 from starpod.trainer.warm_start.demonstrations import Demonstration, DemonstrationWriter, collect_demonstrations
 from starpod.v1 import environment_pb2 as pb
+from starpod.v1.environment_word import EnvironmentWord, WordError
 
 _EPISODES = 64
 """Number of test episodes that are played to choose the policy's context and token limits."""
@@ -138,58 +138,36 @@ def remedies(warm_start: WarmStartConfig) -> str:
     return f"{expert}give the environment rewards on the way or easier starts"
 
 
-@dataclass(frozen=True, slots=True)
-class EnvironmentWord:
-    """An environment that a word of the command line names: `FILE.py`, `FILE.py:NAME` or `ADDRESS/NAME`."""
+def _servers(word: EnvironmentWord) -> dict[str, Any]:
+    """Return the keys of the section `environment` that say where the environment is served."""
+    if word.addresses:
+        return {"addresses": word.addresses.split(",")}
+    return {} if word.id else {"serve": [word.serve]}
 
-    source: str
-    """Name of the file, or the addresses."""
-    name: str
-    """Name of the environment; "" for the only one of a file."""
-    path: Path | None
-    """The file; None for a served environment."""
 
-    @classmethod
-    def parse(cls, text: str) -> EnvironmentWord:
-        """Raises ConfigError if there is no such file."""
-        file, _, name = text.partition(":")
-        if not file.endswith(".py"):
-            address, _, name = text.rpartition("/")
-            return cls(address, name, None)
-        path = Path(file).resolve()
-        if not path.is_file():
-            close = near(path.name, [other.name for other in path.parent.glob("*.py")])
-            hint = f"; did you mean {' or '.join(str(Path(file).with_name(name)) for name in close)}?" if close else ""
-            raise ConfigError(f"no such file: {file}{hint}")
-        return cls(path.name, name, path)
+@contextmanager
+def _serve(word: EnvironmentWord, config: EnvironmentConfig) -> Iterator[EnvironmentConfig]:
+    """Serve what is not served yet inside the context, and yield the section `environment` with its address."""
+    if word.addresses:
+        yield config
+        return
+    with start_server(*filter(None, [word.id]), *config.serve) as address:
+        yield config.model_copy(update={"addresses": (address,), "serve": ()})
 
-    @property
-    def servers(self) -> dict[str, Any]:
-        """Keys of the section `environment` that say where the environment is served."""
-        return {"addresses": [*self.source.split(",")]} if self.path is None else {"serve": [str(self.path)]}
 
-    @contextmanager
-    def serve(self, config: EnvironmentConfig) -> Iterator[EnvironmentConfig]:
-        """Serve a file inside the context, and yield the section `environment` with its address."""
-        if self.path is None:
-            yield config
-            return
-        words = ("serve", *config.serve, "--port", "0")
-        with run_program("the environment service", *words) as address:
-            yield config.model_copy(update={"addresses": (address,), "serve": ()})
-
-    def find(self, specs: Sequence[pb.EnvironmentSpec]) -> pb.EnvironmentSpec:
-        """Return the spec of the environment among those that its server hosts. Raises ConfigError."""
-        specs_by_id = {spec.id: spec for spec in reversed(specs)}
-        if self.name:
-            for id_, spec in specs_by_id.items():
-                if self.name in (id_, id_.rpartition("-v")[0]):
-                    return spec
-            raise ConfigError(f"{self.source}: {unknown_environment(self.name, sorted(specs_by_id)).message}")
-        if len(specs_by_id) > 1:
-            names = " and ".join(sorted(specs_by_id))
-            raise ConfigError(f"{self.source} holds {names}: say which, as in {self.source}:{min(specs_by_id)}")
-        return next(iter(specs_by_id.values()))
+def _find(word: EnvironmentWord, specs: Sequence[pb.EnvironmentSpec]) -> pb.EnvironmentSpec:
+    """Return the spec of the environment among those that its server hosts. Raises ConfigError."""
+    specs_by_id = {spec.id: spec for spec in reversed(specs)}
+    if word.id:
+        for id_, spec in specs_by_id.items():
+            if word.id in (id_, id_.rpartition("-v")[0]):
+                return spec
+        raise ConfigError(f"{word.source}: {unknown_environment(word.id, sorted(specs_by_id)).message}")
+    if len(specs_by_id) > 1:
+        example = f"{word.source}{'/' if word.addresses else ':'}{min(specs_by_id)}"
+        advice = "name one" if word.family else f"say which, as in {example}"
+        raise ConfigError(f"{word.source} holds {' and '.join(sorted(specs_by_id))}: {advice}")
+    return next(iter(specs_by_id.values()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +197,7 @@ class Explored:
 
 
 def choose_job(source: str, complete: Complete, report: Callable[[str], None] = lambda _: None) -> Job:
-    """Return the job for an environment: `FILE.py`, `FILE.py:ENVIRONMENT` or `ADDRESS/ENVIRONMENT`.
+    """Return the job for an environment: see EnvironmentWord.
 
     The configuration is checked first. Then some episodes are played, by the expert if there is one, with the options
     of the user. Those of a file are cached until it changes.
@@ -233,8 +211,11 @@ def choose_job(source: str, complete: Complete, report: Callable[[str], None] = 
         ConfigError: The configuration cannot be used, or the environment cannot be played. A mistake in a file is
             reported with its line.
     """
-    word = EnvironmentWord.parse(source)
-    draft = _draft(word, complete, pb.EnvironmentSpec(id=word.name or "environment-v1"))
+    try:
+        word = EnvironmentWord.parse(source)
+    except WordError as error:
+        raise ConfigError(str(error)) from error
+    draft = _draft(word, complete, pb.EnvironmentSpec(id=word.id or "environment-v1"))
     if draft.model.name != TINY:
         try:
             check_model(draft)  # imports torch, which takes seconds
@@ -246,7 +227,7 @@ def choose_job(source: str, complete: Complete, report: Callable[[str], None] = 
     else:
         report(f"{word.source}: some episodes are played to choose sizes")
         try:
-            with word.serve(draft.environment) as environment:
+            with _serve(word, draft.environment) as environment:
                 explored = asyncio.run(_explore(word, environment, complete, report))
         except ServiceRefused as error:
             raise ConfigError(error.stderr) from error
@@ -306,7 +287,7 @@ async def _explore(
 ) -> Explored:
     """Play test episodes with each set of options that the run will use."""
     async with connect(environment) as fleet:
-        spec = word.find(await fleet.describe())
+        spec = _find(word, await fleet.describe())
         draft = _checked(word, complete, spec)
         expert, own_limit = spec.capabilities.expert_action, spec.limits.max_turns
         most_turns = _MOST_EXPERT_TURNS if expert else _MOST_TURNS
@@ -351,7 +332,7 @@ def _settings(draft: Config) -> list[EnvironmentConfig]:
 
 
 def _cache_file(word: EnvironmentWord, draft: Config) -> Path | None:
-    """Return the place of a file's test episodes; None for a served environment, which may change at any time.
+    """Return the place of a file's test episodes; None for another environment, which may change at any time.
 
     Its name is a digest of all that the episodes depend on: the file with its neighbours, which it may import, and the
     options and limits.
@@ -359,7 +340,7 @@ def _cache_file(word: EnvironmentWord, draft: Config) -> Path | None:
     if word.path is None:
         return None
     digest = hashlib.sha256(f"{importlib.metadata.version('starpod')}\n{word.path}\n{word.name}\n".encode())
-    for file in (word.path, *sorted(word.path.parent.glob("*.py"))):
+    for file in sorted((word.path if word.path.is_dir() else word.path.parent).glob("*.py")):
         digest.update(hashlib.sha256(file.read_bytes()).digest())
     settings = [[each.version, each.options, each.max_turns, *each.serve] for each in _settings(draft)]
     digest.update(json.dumps(settings, sort_keys=True).encode())
@@ -394,7 +375,7 @@ def _values(word: EnvironmentWord, spec: pb.EnvironmentSpec, *, tiny: bool, sing
     expert, listed = spec.capabilities.expert_action, bool(spec.action_space.names or spec.capabilities.valid_actions)
     values: dict[str, Any] = {
         "title": f"{'A tiny policy' if tiny else 'A pretrained model'} learns {spec.title or spec.id}",
-        "environment": {"id": spec.id, "max_actions_per_turn": 1, **word.servers},
+        "environment": {"id": spec.id, "max_actions_per_turn": 1, **_servers(word)},
         "prompt": {},
         "algorithm": {
             "preset": "starpo-s",

@@ -20,7 +20,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from starpod.client import BadArgument, Fleet, Limits, StarpodError, UnknownVersion, Unreachable
-from starpod.client.catalog import JSON, access_options, expect_writable, find_environment, parse_options, write_report
+from starpod.client.catalog import (
+    JSON,
+    WORD,
+    access_options,
+    expect_writable,
+    find_environment,
+    parse_options,
+    serving,
+    write_report,
+)
 from starpod.client.programs import ServiceFailed
 from starpod.client.spelling import near
 from starpod.client.transport import Transport
@@ -38,6 +47,7 @@ from starpod.trainer.section import ConfigError
 from starpod.trainer.seeds import SeedsConfig
 from starpod.trainer.user_file import UserCodeError
 from starpod.v1 import environment_pb2 as pb
+from starpod.v1.environment_word import EnvironmentWord
 
 CHAT = "openai:"
 
@@ -59,7 +69,7 @@ class EvaluatedPolicy:
 
 @click.command(name="eval")
 @click.argument("model", metavar="MODEL_OR_CHECKPOINT", required=False)
-@click.argument("address", required=False)
+@click.argument("word", metavar="[ENVIRONMENT]", type=WORD, required=False)
 @click.option(
     "--environment", "-e", "environments", multiple=True, help="Environment to play. Repeatable. Default: the run's."
 )
@@ -114,7 +124,7 @@ class EvaluatedPolicy:
 def evaluate(
     context: click.Context,
     model: str | None,
-    address: str | None,
+    word: EnvironmentWord | None,
     environments: tuple[str, ...],
     episodes: int,
     samples: int,
@@ -135,9 +145,11 @@ def evaluate(
     episodes_file: str,
     access: Transport,
 ) -> None:
-    """Play MODEL_OR_CHECKPOINT on the servers at ADDRESS (host:port, several with commas) and report its success.
+    """Play MODEL_OR_CHECKPOINT in ENVIRONMENT and report its success.
 
-    Without ADDRESS, the environments of a run are served meanwhile, if the run served them itself.
+    ENVIRONMENT is ADDRESS/NAME, or ADDRESS with --environment (host:port, several with commas), or NAME, FILE.py,
+    FILE.py:CLASS or FAMILY:NAME, which are served meanwhile. Without it, the environments of a run are served
+    meanwhile, if the run served them itself.
 
     MODEL_OR_CHECKPOINT is the folder of a run, of a checkpoint or of `starpod export`, which are played as in training,
     another Hugging Face model (a folder or a name), an OpenAI-compatible endpoint's model (openai:MODEL), or a policy
@@ -150,23 +162,23 @@ def evaluate(
     if compared:
         _compare(*compared, json_file=json_file)
         return
-    if not model or not (Path(model).is_dir() or (address and environments)):
-        raise _incomplete_call(model, address, environments)
+    if not model or not (Path(model).is_dir() or word):
+        raise _incomplete_call(model)
     if episodes_file and not episodes_file.endswith((".jsonl", ".jsonl.gz")):
         raise click.BadParameter(f"{episodes_file!r} does not end in .jsonl or .jsonl.gz", param_hint="--jsonl")
     sampling = Sampling(temperature, max_tokens, thinking)
     policy = _policy(model, sampling, engine, base_url, concurrency)
-    names = environments or [name or environment for name, environment in policy.tasks.items()]
-    if not names or not (address or policy.served):
-        raise _incomplete_call(model, address, names)
+    names = environments or [word.id] * bool(word and word.id) or [name or id for name, id in policy.tasks.items()]
+    if not (word or (names and policy.served)):
+        raise _incomplete_call(model)
     seeds = _seeds(policy.seeds, seed, episodes)
     limits = Limits(turns, actions_per_turn, actions)
     choose_tasks = partial(
-        _tasks, run_tasks=policy.tasks, names=names, assignments=assignments, version=version, limits=limits
+        _tasks, run_tasks=policy.tasks, names=names or [""], assignments=assignments, version=version, limits=limits
     )
     start_time = perf_counter()
     try:
-        with contextlib.nullcontext(address) if address else _own_service(policy.served) as address:
+        with serving(word) if word else _own_service(policy.served) as address:
             try:
                 fleet = Fleet(address, token=access.token, tls=access.tls)
             except ValueError as error:
@@ -176,7 +188,7 @@ def evaluate(
         raise click.ClickException(str(error)) from error
     except Unreachable as error:
         raise click.ClickException(
-            f"no server answers at {address} ({error}); start one with: starpod serve"
+            f"no server answers at {word and word.addresses} ({error}); start one with: starpod serve"
         ) from error
     except (BadArgument, UnknownVersion) as error:
         raise click.UsageError(str(error)) from error
@@ -218,8 +230,8 @@ def _own_service(environments: Sequence[EnvironmentConfig]) -> contextlib.Abstra
     return local_services(serve_words(environment.to_dict() for environment in environments))
 
 
-def _incomplete_call(model: str | None, address: str | None, environments: Sequence[str]) -> click.UsageError:
-    """Return the error for a call that lacks a model, a server or an environment. The error shows a full command."""
+def _incomplete_call(model: str | None) -> click.UsageError:
+    """Return the error for a call that lacks a model or an environment. The error shows a full command."""
     other_models = f"{CHAT}MODEL or {', '.join(reference_names())}"
     if not model:
         choices = f"the folder of a run, a checkpoint or an export, a Hugging Face model, {other_models}"
@@ -229,9 +241,7 @@ def _incomplete_call(model: str | None, address: str | None, environments: Seque
     if not (Path(model).is_dir() or model in reference_names() or model.startswith(CHAT)):
         subject = f"{model} is no folder here, and not {other_models}. If it is a Hugging Face model"
         run = ". A run is evaluated by its folder: starpod eval runs/lake"
-    needs = ["a server (`starpod serve` starts one)"] * (not address) + ["an environment (-e)"] * (not environments)
-    words = [model, address or "127.0.0.1:50051", *(f"-e {name}" for name in environments or ["frozen_lake"])]
-    return click.UsageError(f"{subject}, name {' and '.join(needs)}, for example: starpod eval {' '.join(words)}{run}")
+    return click.UsageError(f"{subject}, name an environment, for example: starpod eval {model} frozen_lake{run}")
 
 
 async def _run(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shlex
 import sys
 import time
@@ -71,8 +72,8 @@ def train(
     """Train a policy on environments over the wire.
 
     CONFIG is a YAML file, the name of a configuration that comes with the package (see --list), or an environment, for
-    which a job is chosen: its file, ENVIRONMENT.py or ENVIRONMENT.py:NAME, or one that is served in any language,
-    HOST:PORT/NAME. KEY=VALUE changes a key, e.g. algorithm=starpo-grpo collect.groups=16 (see --keys). The default of
+    which a job is chosen: FILE.py, FILE.py:CLASS, the NAME of an installed one, FAMILY:NAME of another package, or
+    HOST:PORT/NAME where it is served, in any language. KEY=VALUE changes a key, e.g. algorithm=starpo-grpo collect.groups=16 (see --keys). The default of
     CONFIG is frozen_lake, or the run's own configuration with --resume. On Ctrl-C or SIGTERM, the run saves and exits.
     """
     from starpod.trainer.section import ConfigError, packaged_configs
@@ -89,7 +90,9 @@ def train(
         except ConfigError as error:
             raise click.UsageError(str(error)) from None
         return 0
-    if config is not None and "=" in config and not Path(config).exists():
+    from starpod.trainer.config import names_environment
+
+    if config is not None and "=" in config and not (Path(config).exists() or names_environment(config)):
         words, config = (config, *words), None
     names = [word.partition("=")[0] for word in words]
     if repeated_keys := sorted({name for name in names if names.count(name) > 1}):
@@ -106,7 +109,7 @@ def train(
 
     jobs: list[Job] = []
     # Absolute from here on, because a user's function may change the working folder.
-    name = f"{Path(config or USUAL).stem}-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = f"{re.sub(r'[^\w.-]+', '-', Path(config or USUAL).stem)}-{time.strftime('%Y%m%d-%H%M%S')}"
     path = (run_dir or Path("runs") / name).absolute()
     world = int(os.environ.get("WORLD_SIZE", "1"))
     # torchrun sets both variables. A user who only wants an estimate by --dry-run sets WORLD_SIZE.

@@ -6,16 +6,16 @@ import shlex
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from starpod.client import TLS, Fleet, Limits
 from starpod.client.nearest import unknown_environment
-from starpod.client.programs import ServiceRefused, run_program
+from starpod.client.programs import ServiceRefused, start_server
 from starpod.trainer.agents.base import Task
 from starpod.trainer.rollout.config import EnvironmentConfig
 from starpod.trainer.section import ConfigError
+from starpod.v1.environment_word import installed_ids
 
 
 def make_task(config: EnvironmentConfig, actions: Sequence[str], name: str = "") -> Task:
@@ -36,16 +36,12 @@ def check_installed(config: EnvironmentConfig) -> None:
     Nothing is checked if servers run already, or if `serve` has arguments, which may add environments.
     """
     if not config.addresses and not is_hostable(config):
-        raise ConfigError(f"environment.id: {unknown_environment(config.id, _installed_ids()).message}")
+        raise ConfigError(f"environment.id: {unknown_environment(config.id, installed_ids()).message}")
 
 
 def is_hostable(config: EnvironmentConfig) -> bool:
     """Return whether this machine can serve an environment, as far as that is known without a try."""
-    return not config.addresses and (bool(config.serve) or config.id in _installed_ids())
-
-
-def _installed_ids() -> list[str]:
-    return [entry.name for entry in entry_points(group="starpod.environments")]
+    return not config.addresses and (bool(config.serve) or config.id in installed_ids())
 
 
 def server_words(environment: str, serve: Sequence[str]) -> str:
@@ -53,8 +49,8 @@ def server_words(environment: str, serve: Sequence[str]) -> str:
     match serve:
         case []:
             return f"--serve {shlex.quote(environment)}"
-        case [file] if file.endswith(".py"):
-            return f"--serve {shlex.quote(file)}"
+        case [word] if not word.startswith("-"):
+            return f"--serve {shlex.quote(word)}"
     return "--address SERVER"
 
 
@@ -79,9 +75,8 @@ def local_services(environments: Sequence[str], *, workers: int = 1, arguments: 
         ServiceFailed: If the service does not start.
         ConfigError: If the service refuses its arguments.
     """
-    words = ("serve", *environments, "--port", "0", "--workers", str(workers), *arguments)
     try:
-        with run_program("the environment service", *words, again=True) as address:
+        with start_server(*environments, "--workers", str(workers), *arguments, again=True) as address:
             yield address
     except ServiceRefused as error:
         raise ConfigError(str(error)) from error
