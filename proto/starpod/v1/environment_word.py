@@ -60,7 +60,7 @@ class EnvironmentWord:
             return cls(text, name, family=family)
         if not re.fullmatch(r"[\w-]+", text):
             raise WordError(
-                f"{text!r} is no environment: write NAME (installed), FILE.py or FILE.py:CLASS, HOST:PORT/NAME (served), "
+                f"{text!r} is no environment: write NAME (installed), FILE.py or FILE.py:CLASS, HOST:PORT/NAME, "
                 f"or FAMILY:NAME with a family of {', '.join(families())}"
             )
         return cls(text, text)

@@ -155,7 +155,7 @@ def test_a_server_that_needs_long_for_a_call_is_given_a_third_of_the_timeout(
         (["--list", "127.0.0.1:1"], "--list checks no server: leave ENVIRONMENT out"),
         (["--list", "--timeout", "3"], "--list checks no server: leave --timeout out"),
         (["--list", "--json", "/no/such/folder/list.json"], "/no/such/folder/list.json cannot be written"),
-        (["127.0.0.1"], "HOST:PORT/NAME (served)"),
+        (["127.0.0.1"], "HOST:PORT/NAME, or FAMILY:NAME"),
         (["missing.py"], "no such file: missing.py"),
         (["127.0.0.1:1", "--level", "core,best"], "no level best"),
         (["127.0.0.1:1", "--token-file", "/no/such/file"], "does not exist"),

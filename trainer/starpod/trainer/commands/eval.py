@@ -168,7 +168,9 @@ def evaluate(
         raise click.BadParameter(f"{episodes_file!r} does not end in .jsonl or .jsonl.gz", param_hint="--jsonl")
     sampling = Sampling(temperature, max_tokens, thinking)
     policy = _policy(model, sampling, engine, base_url, concurrency)
-    names = environments or [word.id] * bool(word and word.id) or [name or id for name, id in policy.tasks.items()]
+    names: Sequence[str] = environments or [name or id for name, id in policy.tasks.items()]
+    if word and word.id and not environments:
+        names = [word.id]
     if not (word or (names and policy.served)):
         raise _incomplete_call(model)
     seeds = _seeds(policy.seeds, seed, episodes)

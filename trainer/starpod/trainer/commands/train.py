@@ -73,8 +73,9 @@ def train(
 
     CONFIG is a YAML file, the name of a configuration that comes with the package (see --list), or an environment, for
     which a job is chosen: FILE.py, FILE.py:CLASS, the NAME of an installed one, FAMILY:NAME of another package, or
-    HOST:PORT/NAME where it is served, in any language. KEY=VALUE changes a key, e.g. algorithm=starpo-grpo collect.groups=16 (see --keys). The default of
-    CONFIG is frozen_lake, or the run's own configuration with --resume. On Ctrl-C or SIGTERM, the run saves and exits.
+    HOST:PORT/NAME where it is served, in any language. KEY=VALUE changes a key, e.g. algorithm=starpo-grpo
+    collect.groups=16 (see --keys). The default of CONFIG is frozen_lake, or the run's own configuration with --resume.
+    On Ctrl-C or SIGTERM, the run saves and exits.
     """
     from starpod.trainer.section import ConfigError, packaged_configs
 
@@ -109,7 +110,7 @@ def train(
 
     jobs: list[Job] = []
     # Absolute from here on, because a user's function may change the working folder.
-    name = f"{re.sub(r'[^\w.-]+', '-', Path(config or USUAL).stem)}-{time.strftime('%Y%m%d-%H%M%S')}"
+    name = re.sub(r"[^\w.-]+", "-", Path(config or USUAL).stem) + time.strftime("-%Y%m%d-%H%M%S")
     path = (run_dir or Path("runs") / name).absolute()
     world = int(os.environ.get("WORLD_SIZE", "1"))
     # torchrun sets both variables. A user who only wants an estimate by --dry-run sets WORLD_SIZE.
