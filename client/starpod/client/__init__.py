@@ -32,6 +32,7 @@ from starpod.client.errors import (
 )
 from starpod.client.fleet import Fleet
 from starpod.client.observation import Limits, Observation, Outcome, Transition, Want
+from starpod.client.path import EpisodePath, Opening, PathTurn, Reseeding
 from starpod.client.session import Session
 from starpod.client.snapshot import Snapshot
 from starpod.client.sync import SyncFleet, SyncSession
@@ -48,17 +49,21 @@ __all__ = [
     "EndReason",
     "EnvironmentBug",
     "EpisodeOver",
+    "EpisodePath",
     "Fleet",
     "Image",
     "IncompatibleSnapshot",
     "KeyReused",
     "Limits",
     "Observation",
+    "Opening",
     "OutOfOrder",
     "Outcome",
     "Overloaded",
     "Part",
+    "PathTurn",
     "ReplayDiverged",
+    "Reseeding",
     "ServerBug",
     "Session",
     "SessionLost",

@@ -171,14 +171,19 @@ class ReplayDiverged(SessionLost, advice="give_up"):
         found_key: state key in the replay. Equal to `expected_key` if only other fields differ.
     """
 
-    def __init__(self, step: int, expected_key: bytes, found_key: bytes, what: str) -> None:
+    def __init__(
+        self,
+        step: int,
+        expected_key: bytes,
+        found_key: bytes,
+        what: str,
+        cause: str = "The environment is not deterministic: declare this in its spec, and sessions are recovered from "
+        "snapshots.",
+    ) -> None:
         keys = (
             "" if expected_key == found_key else f" (state key {expected_key.hex()} became {found_key.hex() or 'none'})"
         )
-        super().__init__(
-            f"The replay differs from the episode at step {step}: {what}{keys}. The environment is not "
-            "deterministic: declare this in its spec, and sessions are recovered from snapshots."
-        )
+        super().__init__(f"The replay differs from the episode at step {step}: {what}{keys}. {cause}")
         self.step = step
         self.what = what
         self.expected_key = expected_key

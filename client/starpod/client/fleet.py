@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self, overload
 
 from starpod.client.arguments import group_size, seed_number
 from starpod.client.connection import OPEN, RESTORE
-from starpod.client.errors import BadArgument, Overloaded, StarpodError
+from starpod.client.errors import BadArgument, OutOfOrder, Overloaded, ReplayDiverged, StarpodError
 from starpod.client.history import History, Opened, Restored, first_reply
 from starpod.client.nearest import explain_options
 from starpod.client.observation import Limits, Observation, Transition, Want, as_actions
+from starpod.client.path import EpisodePath, PathTurn, Reseeding
 from starpod.client.pool.pool import ServerPool
 from starpod.client.pool.replica import Replica
 from starpod.client.recovery.hot_path import submit, submit_texts
@@ -25,6 +26,8 @@ from starpod.client.snapshot import Snapshot
 from starpod.client.transport import TLS, Backoff, Transport, as_addresses, expect_own_grpc, note_fleet
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.values import Action
+
+RECORDED = "The options or the version differ, or the environment is not deterministic."
 
 
 class Fleet:
@@ -237,6 +240,84 @@ class Fleet:
         self.pool.renew_within(response.lease_seconds)
         origin = Restored(request.snapshot, response.environment_version, request.want, lease_seconds)
         return Session(self.recovery, self._state(replica, spec, response.sessions[0], response, want, origin))
+
+    async def reach(
+        self,
+        path: EpisodePath,
+        turn: int | None = None,
+        *,
+        want: Want | None = None,
+        lease_seconds: float = 0.0,
+        visit: Callable[[Session, int], Awaitable[None]] | None = None,
+    ) -> Session:
+        """Open a session in an earlier state of an episode: from its last snapshot before that, or by replaying it.
+
+        Args:
+            path: the way to the state.
+            turn: index of the turn before which the state is; None: the state after the last turn.
+            want: optional fields of observations; by default none.
+            lease_seconds: as in `open`.
+            visit: called in each state that the replay passes, the last one included, with the index of its turn.
+
+        Raises:
+            ReplayDiverged: an observation differs from the path's, or a turn is refused.
+            StarpodError: the session cannot be opened, or a call failed.
+        """
+        events = path.until(turn)
+        session, restored = await self._begin(path, events, want, lease_seconds)
+        first = restored or 0
+        comparable = restored is None  # Restore may show the state in other words than the step that led to it
+        number = sum(isinstance(event, PathTurn) for event in events[:first])
+        try:
+            for event in events[first:]:
+                if isinstance(event, Reseeding):
+                    parent = session
+                    (session,) = await parent.fork(reseed=True, dynamics_seeds=[event.dynamics_seed])
+                    await parent.close()
+                    continue
+                if comparable and event.before not in (None, session.observation.text):
+                    raise ReplayDiverged(number, b"", b"", "another observation", RECORDED)
+                if visit is not None:
+                    await visit(session, number)
+                if event.actions and event is not events[-1]:
+                    await session.step(event.actions)
+                    comparable = True
+                number += 1
+        except BaseException as error:
+            await self.close_sessions([session])
+            if isinstance(error, BadArgument | OutOfOrder):
+                what = f"the turn was refused: {error.message}"
+                raise ReplayDiverged(number + 1, b"", b"", what, RECORDED) from error
+            raise
+        return session
+
+    async def _begin(
+        self, path: EpisodePath, events: Sequence[PathTurn | Reseeding], want: Want | None, lease_seconds: float
+    ) -> tuple[Session, int | None]:
+        """Open a session at the last snapshot of these events, or at the path's origin.
+
+        Returns it and the index of the event that comes next; None if it was opened and not restored.
+        """
+        for index in reversed(range(len(events))):
+            if (snapshot := events[index].snapshot) is not None:
+                try:
+                    return await self.restore(snapshot, want=want, lease_seconds=lease_seconds), index
+                except StarpodError:
+                    break  # replay the episode instead
+        origin = path.origin
+        if isinstance(origin, Snapshot):
+            return await self.restore(origin, want=want, lease_seconds=lease_seconds), 0
+        (session,) = await self.open(
+            origin.environment_id,
+            seed=origin.seed,
+            dynamics_seed=origin.dynamics_seed,
+            options=origin.options,
+            want=want,
+            limits=origin.limits,
+            version=origin.version,
+            lease_seconds=lease_seconds,
+        )
+        return session, None
 
     @overload
     async def step_many(

@@ -15,6 +15,7 @@ from weakref import WeakSet
 from starpod.client.errors import StarpodError
 from starpod.client.fleet import Fleet
 from starpod.client.observation import Observation, Transition, Want
+from starpod.client.path import EpisodePath
 from starpod.client.pool.replica import Replica
 from starpod.client.session import Session, forwarded
 from starpod.client.snapshot import Snapshot
@@ -110,6 +111,10 @@ class SyncFleet:
     def restore(self, snapshot: Snapshot, *, want: Want | None = None, lease_seconds: float = 0.0) -> SyncSession:
         """Open a session that continues from a snapshot; see Fleet.restore."""
         return SyncSession(self, self.run(self.fleet.restore(snapshot, want=want, lease_seconds=lease_seconds)))
+
+    def reach(self, path: EpisodePath, turn: int | None = None, **options: Any) -> SyncSession:
+        """Open a session in an earlier state of an episode; see Fleet.reach."""
+        return SyncSession(self, self.run(self.fleet.reach(path, turn, **options)))
 
     @overload
     def step_many(

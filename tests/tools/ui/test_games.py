@@ -97,7 +97,7 @@ def _lose(fleet: SyncFleet, seed: int, options: dict[str, Any]) -> Episode | Non
             return None
         action = str(session.observation.expert_action)
         episode.turns.append(a_turn(observation=session.observation.text, actions=[action], text=action))
-        session.step(action)
+        episode.turns[-1].take(session.step(action))
     if session.done:
         return None
     for action in ("Left", "Down", "Right", "Up"):
@@ -105,6 +105,7 @@ def _lose(fleet: SyncFleet, seed: int, options: dict[str, Any]) -> Episode | Non
         transition = copy.step(action)
         if transition.terminated and not transition.success:
             episode.turns.append(a_turn(observation=session.observation.text, actions=[action], text=action))
+            episode.turns[-1].take(transition)
             episode.take(transition)
             episode.final_observation = transition.observation.text
             return episode
@@ -440,7 +441,7 @@ def test_an_episode_that_the_server_does_not_repeat(visitor: Visitor, lost: tupl
     folder.write_rollouts(2, [episode], max_bytes=2**20)
     path = EPISODE.replace("000001", "000002")
     wait_until(lambda: visitor.get(path) == 200)
-    assert visitor.send("/fork", turn="2") == 409 and "At turn 2 the server shows another observation" in visitor.text
+    assert visitor.send("/fork", turn="2") == 409 and "differs from the episode at step 1: another observation" in visitor.text
 
 
 def test_a_server_that_is_away_is_a_sentence(lost: tuple[Path, Episode]) -> None:

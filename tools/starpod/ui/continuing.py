@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from starpod.client import StarpodError
+from starpod.client import Reseeding, StarpodError
 from starpod.trainer.agents.base import Agents, Task
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.evaluation.statistics import wilson_interval
 from starpod.trainer.rollout.play import play
-from starpod.ui.games import Game, Games, Luck, close
+from starpod.ui.games import Game, Games, Reseedings, close
 from starpod.ui.policies import CHECKPOINT, NotPossible, Policies
 
 MOST_EPISODES = 512
@@ -41,7 +41,7 @@ class Branch:
     """Record from the start of the episode, including the turns before the continuation."""
     turn: int
     """Number of the episode's turns before the continuation."""
-    luck: Luck
+    reseedings: Reseedings
 
     @property
     def later(self) -> Sequence[Turn]:
@@ -174,7 +174,7 @@ class Continuing:
             branch.episode,
             tree.game.task,
             turns,
-            luck=tuple(entry for entry in branch.luck if entry[0] <= turns),
+            reseedings=branch.reseedings,
             by=lambda turn: tree.policy if turn >= tree.turn else "the episode",
         )
         game.origin, game.run = tree.game.origin, tree.game.run
@@ -219,9 +219,11 @@ class Continuing:
                 )
         finally:
             await close(copies)
-        seeds = [copy.dynamics_seed for copy in copies]
         turn = len(game.turns)
-        lines = [Branch(past, turn, (*game.luck, (turn, seed))) for past, seed in zip(pasts, seeds, strict=True)]
+        lines = [
+            Branch(past, turn, {**game.reseedings, turn: Reseeding(copy.dynamics_seed)})
+            for past, copy in zip(pasts, copies, strict=True)
+        ]
         return self._keep(self._words(policy, game), game, lines)
 
     def _words(self, policy: str, game: Game) -> str:
@@ -331,7 +333,7 @@ class Continuing:
             await close(sessions)
         if any([turn.reply for turn in branch.turns[:turns]] != [turn.reply for turn in past] for branch in episodes):
             raise NotPossible(f"The checkpoint gets other prompts than the episode had before turn {turns + 1}.")
-        lines = [Branch(replace(branch, turns=[*past, *branch.turns[turns:]]), turns, ()) for branch in episodes]
+        lines = [Branch(replace(branch, turns=[*past, *branch.turns[turns:]]), turns, {}) for branch in episodes]
         return self._keep(job.words, game, lines)
 
 

@@ -7,7 +7,7 @@ import copy
 import json
 import secrets
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
@@ -15,8 +15,11 @@ from typing import Any
 
 from starpod.client import (
     Action,
+    EpisodePath,
     Fleet,
     Limits,
+    ReplayDiverged,
+    Reseeding,
     Session,
     Snapshot,
     StarpodError,
@@ -27,6 +30,7 @@ from starpod.client import (
 from starpod.client.transport import Transport
 from starpod.trainer.agents.base import Agent, Task
 from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.rollout.frames import draw_path
 from starpod.trainer.rollout.play import play
 from starpod.trainer.rollout.saved_starts import SavedStart
 from starpod.ui.policies import NotPossible
@@ -40,14 +44,32 @@ MOST_TURNS = 100
 """Maximum number of turns that a policy plays in a session for one request."""
 MOST_STEPS = 1000
 """Maximum number of durations of steps that are kept per server. The oldest are dropped first."""
+REPLAYED = (
+    "observation",
+    "text",
+    "thought",
+    "blocks",
+    "reply",
+    "logprobs",
+    "versions",
+    "finish",
+    "actions",
+    "outcomes",
+    "criteria",
+    "info",
+    "agent_id",
+)
+"""Fields of a turn that a game has if the turn was replayed."""
 SEPARATOR = "||"
 """Separator between the actions of one turn."""
 YOU = "you"
 PATIENCE = 15.0
 LEASE_SECONDS = 3600.0
 
-Luck = tuple[tuple[int, int], ...]
-"""Reseedings of the dynamics, each as the number of turns before it and the dynamics seed that applies after it."""
+UNLIMITED = Limits(max_turns=0, max_actions=0)
+
+Reseedings = Mapping[int, Reseeding]
+"""Reseedings of the dynamics, by the number of turns before them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +97,7 @@ class Game:
     task: Task
     episode: Episode
     turns: list[GameTurn] = field(default_factory=list)
-    luck: Luck = ()
+    reseedings: Reseedings = field(default_factory=dict)
     origin: str = ""
     """Link of the episode and turn from which the game was forked."""
     run: Path | None = None
@@ -116,9 +138,10 @@ class Game:
         }
         arguments = "".join(f", {name}={value}" for name, value in fields.items() if value != {})
         turns = [[self._action(turn, text) for text in turn.actions] for turn in self.turns]
-        ends = [*(at for at, _ in self.luck), len(turns)]
+        ends = [*self.reseedings, len(turns)]
         body = _program(turns[: ends[0]])
-        for (at, seed), end in zip(self.luck, ends[1:], strict=True):
+        for (at, reseeding), end in zip(self.reseedings.items(), ends[1:], strict=True):
+            seed = reseeding.dynamics_seed
             body += f"    (session,) = session.fork(1, reseed=True, dynamics_seeds=[{seed}])\n{_program(turns[at:end])}"
         imports = ["Limits", "SyncFleet", *(["ToolCall"] if "ToolCall(" in body else [])]
         return (
@@ -177,7 +200,7 @@ class Game:
         self.episode.turns.append(record)
         self.episode.take(transition)
         self.episode.final_observation = transition.observation.text
-        self._note(by, snapshot)
+        self.note(by, snapshot)
 
     async def go_on(self, agent: Agent, by: str) -> None:
         """Let an agent continue in the session itself, to the end of the episode or for `MOST_TURNS` turns.
@@ -197,9 +220,9 @@ class Game:
                 raise NotPossible(f"It could not continue: {self.episode.error}")
             if len(self.episode.turns) == len(self.turns):
                 break  # the agent had no action
-            self._note(by, snapshot)
+            self.note(by, snapshot)
 
-    def _note(self, by: str, snapshot: Snapshot | None) -> None:
+    def note(self, by: str, snapshot: Snapshot | None) -> None:
         """Add the last turn of the episode's record to the turns that the page shows."""
         turn = self.episode.turns[-1]
         self.success = self.episode.success
@@ -287,30 +310,18 @@ class Games:
         *,
         options: Mapping[str, Any],
         seed: int | None = None,
-        dynamics_seed: int | None = None,
-        limits: Limits | None = None,
-        version: str = "",
-        name: str = "",
     ) -> Game:
-        """Open a new game. Without `limits`, the number of turns is unlimited. name: name of the task of a run.
-
-        Raises NotPossible, StarpodError.
-        """
+        """Open a new game, whose number of turns is unlimited. Raises NotPossible, StarpodError."""
         spec = await self.spec(environment)
-        can = spec.capabilities
-        want = Want(valid_actions=can.valid_actions, expert_action=can.expert_action, score=can.score)
         (session,) = await (await self.fleet()).open(
             environment,
             seed=seed,
-            dynamics_seed=dynamics_seed,
             options=options or None,
-            want=want,
-            limits=limits or Limits(max_turns=0, max_actions=0),
-            version=version,
+            want=_want(spec),
+            limits=UNLIMITED,
             lease_seconds=LEASE_SECONDS,
         )
-        task = Task(spec.id, options=dict(options), limits=session.limits, name=name)
-        return Game(secrets.token_urlsafe(9), session, spec, task, Episode.begin(session, 0, name))
+        return _begin(session, spec, options)
 
     async def adopt(self, session: Session) -> Game:
         """Return a new game for a copy of another client's session. Raises NotPossible, StarpodError."""
@@ -335,16 +346,19 @@ class Games:
         """Take the last turn back. Raises NotPossible, StarpodError."""
         if not game.turns:
             raise NotPossible("There is no turn to take back.")
-        snapshot = game.turns[-1].snapshot
-        if snapshot is None:
-            raise NotPossible(f"{game.spec.id} has no snapshots: turns cannot be taken back.")
+        first = game.turns[0].snapshot
+        if game.copied and first is None:
+            raise NotPossible(f"{game.spec.id} has no snapshots: turns of another's session cannot be taken back.")
         old_session = game.session
-        session = await (await self.fleet()).restore(snapshot, want=old_session.want, lease_seconds=LEASE_SECONDS)
-        game.session = session
+        snapshots = {number: turn.snapshot for number, turn in enumerate(game.turns) if turn.snapshot is not None}
+        path = game.task.path(game.episode, reseedings=game.reseedings, snapshots=snapshots)
+        if game.copied and first is not None:
+            path = replace(path, origin=first)
+        game.session = await self._reach(path, len(game.turns) - 1, old_session.want)
         game.turns.pop()
         game.episode.turns.pop()
-        game.luck = tuple(entry for entry in game.luck if entry[0] <= len(game.turns))
-        game.episode.end, game.episode.final_observation = "", session.observation.text
+        game.reseedings = {at: each for at, each in game.reseedings.items() if at <= len(game.turns)}
+        game.episode.end, game.episode.final_observation = "", game.session.observation.text
         game.episode.success = None
         game.success = None
         await close([old_session])
@@ -362,98 +376,80 @@ class Games:
         task: Task,
         turns: int,
         *,
-        luck: Luck = (),
+        reseedings: Reseedings | None = None,
         by: Callable[[int], str] = lambda number: "the episode",
     ) -> Game:
-        """Open a game and replay the first `turns` turns of an episode. The caller keeps or closes it.
+        """Open a game in the state before a turn of an episode. The caller keeps or closes it.
 
         Args:
-            luck: when to reseed the dynamics, and with which seeds.
+            episode: the record of the episode.
+            task: its task.
+            turns: index of the turn.
+            reseedings: the reseedings of the dynamics since the start.
             by: function that returns who played the turn with a given number.
 
         Raises:
             NotPossible: the server's observations differ from the episode's.
         """
-        if episode.begun_at:
-            raise NotPossible("The environment's expert began this episode, but its moves are not in the record.")
-        game = await self.open(
-            task.environment,
-            options=task.options,
-            seed=episode.seed,
-            dynamics_seed=episode.dynamics_seed,
-            limits=task.limits,
-            version=f"=={episode.version}" if episode.version else "",
-            name=episode.task,
-        )
-        try:
-            number = 0
-            async for turn in _follow(game, episode, turns, luck):
-                if turn.actions:
-                    await game.step(turn.actions, by(number))
-                    for name in ("text", "thought", "blocks", "reply", "logprobs", "versions", "finish"):
-                        setattr(game.episode.turns[-1], name, getattr(turn, name))
-                number += 1
-        except BaseException:
-            await close([game.session])
-            raise
-        self.note_step_time(game.session.address, game.episode.turns)
+        spec = await self.spec(task.environment)
+        reseedings = reseedings or {}
+        session = await self._reach(_path(episode, task, reseedings), turns, _want(spec))
+        game = _begin(session, spec, task.options, episode.task)
+        game.episode.dynamics_seed, game.episode.begun_at = episode.dynamics_seed, 0
+        game.reseedings = {at: each for at, each in reseedings.items() if at <= turns}
+        for number, turn in enumerate(episode.turns[:turns]):
+            record = Turn(fresh=not number, parts={"environment": turn.own_reward})
+            for name in REPLAYED:
+                setattr(record, name, getattr(turn, name))
+            game.episode.turns.append(record)
+            game.note(by(number), None)
+        game.episode.final_observation = session.observation.text
+        if session.done:
+            game.episode.end, game.episode.success = episode.end, episode.success
+            game.success = episode.success
         return game
 
-    async def frames(self, key: str, episode: Episode, task: Task, luck: Luck = ()) -> list[bytes]:
+    async def _reach(self, path: EpisodePath, turn: int, want: Want) -> Session:
+        try:
+            return await (await self.fleet()).reach(path, turn, want=want, lease_seconds=LEASE_SECONDS)
+        except ReplayDiverged as error:
+            raise NotPossible(str(error)) from None
+
+    async def frames(self, key: str, episode: Episode, task: Task, reseedings: Reseedings | None = None) -> list[bytes]:
         """Return a picture of each state of an episode, first and last included, drawn during a replay.
 
-        key: key under which the pictures are cached. Raises NotPossible if there are no pictures, or if `replay` does.
+        key: key under which the pictures are cached. Raises NotPossible if there are no pictures, or if the replay
+        differs.
         """
         async with self._drawing:  # a page requests all pictures at once, and one replay draws them
-            return await self._draw(key, episode, task, luck)
-
-    async def _draw(self, key: str, episode: Episode, task: Task, luck: Luck) -> list[bytes]:
-        if key not in self._frames:
-            game = await self.replay(episode, task, 0)
-            frames: list[bytes] = []
-            try:
-                if "png" not in game.spec.render_modes:
-                    raise NotPossible(f"{game.spec.id} draws no pictures.")
-                image = await game.session.render("png")
-                assert isinstance(image, bytes)
-                async for turn in _follow(game, episode, len(episode.turns), luck):
-                    frames.append(image)
-                    if turn.actions:
-                        # Ask only for the picture, not for valid actions and expert actions.
-                        observation = (await game.session.step(turn.actions, want=Want(image=True))).observation
-                        image = observation.image.data if observation.image else image
-            finally:
-                await close([game.session])
-            self._frames[key] = frames
+            if key not in self._frames:
+                if "png" not in (await self.spec(task.environment)).render_modes:
+                    raise NotPossible(f"{task.environment} draws no pictures.")
+                try:
+                    self._frames[key] = await draw_path(await self.fleet(), _path(episode, task, reseedings or {}))
+                except ReplayDiverged as error:
+                    raise NotPossible(str(error)) from None
             while len(self._frames) > MOST_FRAMES:
                 self._frames.popitem(last=False)
-        return self._frames[key]
+            return self._frames[key]
 
 
-async def _follow(game: Game, episode: Episode, turns: int, luck: Luck) -> AsyncIterator[Turn]:
-    """Yield each turn that the caller must play in the game's session, and then a turn without actions.
-
-    Raises NotPossible if an observation of the session differs from the episode's observation.
-    """
-    seeds, end = dict(luck), Turn(fresh=False, observation=episode.final_observation)
-    for number, turn in enumerate([*episode.turns, end][: turns + 1]):
-        if number in seeds:
-            await _reseed(game, seeds[number])
-        # Some records lack the final observation.
-        if game.session.observation.text != turn.observation and (turn.observation or number < len(episode.turns)):
-            raise NotPossible(
-                f"At turn {number + 1} the server shows another observation than the episode: the options or the "
-                "version differ, or the environment is not deterministic."
-            )
-        yield turn if number < turns else end
+def _want(spec: pb.EnvironmentSpec) -> Want:
+    """Return the optional fields of observations that the page of a game shows."""
+    can = spec.capabilities
+    return Want(valid_actions=can.valid_actions, expert_action=can.expert_action, score=can.score)
 
 
-async def _reseed(game: Game, seed: int) -> None:
-    """Reseed the game's dynamics, by a fork that replaces its session."""
-    old_session = game.session
-    (game.session,) = await old_session.fork(1, reseed=True, dynamics_seeds=[seed])
-    game.luck = (*game.luck, (len(game.turns), seed))
-    await close([old_session])
+def _begin(session: Session, spec: pb.EnvironmentSpec, options: Mapping[str, Any], name: str = "") -> Game:
+    """Return a game without turns. name: name of the task of a run."""
+    task = Task(spec.id, options=dict(options), limits=session.limits, name=name)
+    return Game(secrets.token_urlsafe(9), session, spec, task, Episode.begin(session, 0, name))
+
+
+def _path(episode: Episode, task: Task, reseedings: Reseedings) -> EpisodePath:
+    if episode.begun_at:
+        raise NotPossible("The environment's expert began this episode, but its moves are not in the record.")
+    return replace(task, limits=task.limits or UNLIMITED).path(episode, reseedings=reseedings)
 
 
 def remarks(turn: Turn) -> list[str]:

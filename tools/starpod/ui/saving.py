@@ -70,7 +70,7 @@ async def save(games: Games, folder: Path, kind: str, game: Game) -> None:
     if kind == "starts":
         line = game.as_start().to_line()
     typed = bool(game.spec.action_space.tools)
-    if typed or (kind == "starts" and game.luck):
+    if typed or (kind == "starts" and game.reseedings):
         await _confirm(games, game, typed=typed)
     if kind == "starts":
         await asyncio.to_thread(_append, folder, kind, game.episode, game.run, line)

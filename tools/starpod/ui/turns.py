@@ -107,7 +107,9 @@ async def continuation_picture(site: Site, request: Request) -> Response:
     """Return a picture of the state before a turn of a continuation, drawn by the server."""
     continuing = continuing_of(site)
     tree, number, branch = _find_branch(continuing, request)
-    frames = await continuing.games.frames(continuation_link(tree, number), branch.episode, tree.game.task, branch.luck)
+    frames = await continuing.games.frames(
+        continuation_link(tree, number), branch.episode, tree.game.task, branch.reseedings
+    )
     turn = parse_whole(request.query_params.get("turn", ""), len(frames) - 1)
     if turn is None:
         raise HTTPException(404, "There is no such turn.")

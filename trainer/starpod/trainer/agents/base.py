@@ -7,7 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from starpod.client import Fleet, Limits, Observation, Session, Want
+from starpod.client import (
+    EpisodePath,
+    Fleet,
+    Limits,
+    Observation,
+    Opening,
+    PathTurn,
+    Reseeding,
+    Session,
+    Snapshot,
+    Want,
+)
 from starpod.trainer.data.episode import End, Episode, Finish, Turn
 
 
@@ -49,6 +60,40 @@ class Task:
             limits=self.limits,
             version=self.version,
         )
+
+    def path(
+        self,
+        episode: Episode,
+        *,
+        dynamics_seed: int | None = None,
+        reseedings: Mapping[int, Reseeding] | None = None,
+        snapshots: Mapping[int, Snapshot] | None = None,
+    ) -> EpisodePath:
+        """Return the path of an episode of this task.
+
+        Args:
+            episode: the record.
+            dynamics_seed: seed of the random transitions from the start; None is the record's.
+            reseedings: the reseedings, by the index of the turn after them.
+            snapshots: snapshots of the states before turns, by the turn's index.
+        """
+        origin = Opening(
+            self.environment,
+            episode.seed,
+            episode.dynamics_seed if dynamics_seed is None else dynamics_seed,
+            self.options or None,
+            self.limits,
+            f"=={episode.version}" if episode.version else self.version,
+        )
+        reseedings, snapshots = reseedings or {}, snapshots or {}
+        events: list[PathTurn | Reseeding] = []
+        for number in range(len(episode.turns) + 1):
+            if number in reseedings:
+                events.append(reseedings[number])
+            if number < len(episode.turns):
+                turn = episode.turns[number]
+                events.append(PathTurn(turn.actions, turn.observation, snapshots.get(number)))
+        return EpisodePath(origin, events, episode.final_observation or None)
 
 
 def extend_limits(limits: Limits, turns: int) -> Limits:

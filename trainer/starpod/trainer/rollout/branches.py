@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from starpod.client import Fleet, Observation, Session, Snapshot, StarpodError
+from starpod.client import EpisodePath, Fleet, Observation, Reseeding, Session, Snapshot, StarpodError
 from starpod.client.errors import Unsupported
-from starpod.trainer.agents.base import Agent, AgentError, Agents, Move, Stop, Task
+from starpod.trainer.agents.base import Agent, Agents, Move, Stop, Task
 from starpod.trainer.data.episode import Episode, Spent, Turn
 from starpod.trainer.rewards.reward import Rewards
 from starpod.trainer.rollout.play import OWN_REWARD, play, together
@@ -145,38 +146,33 @@ class Brancher:
 
     async def _session_before(self, line: Line, turn: int) -> Session:
         """Return a session in the state before a turn, with the line's dynamics seed."""
-        if (snapshot := line.snapshots.get(turn)) is not None:
-            try:
-                session = await self.fleet.restore(snapshot, want=self.agents.want)
-            except StarpodError:
-                pass  # replay the turns instead
-            else:
-                self._open.append(session)
-                return session
-        episode = line.episode
-        if episode.parent is None:
-            (session,) = await self.fleet.open(
-                self.task.environment,
-                seed=episode.seed,
-                dynamics_seed=episode.dynamics_seed,
-                options=self.task.options or None,
-                want=self.agents.want,
-                limits=self.task.limits,
-                version=f"=={episode.version}",
-            )
-        else:
-            base = await self._session_before(self.lines[episode.parent[0]], min(episode.shared, turn))
-            if turn <= episode.shared:
-                return base
-            (session,) = await base.fork(1, reseed=True, dynamics_seeds=[episode.dynamics_seed])
-            await self.close([base])
+        passed: list[int] = []
+
+        async def visit(_: Session, number: int) -> None:
+            passed.append(number)
+
+        try:
+            async with asyncio.timeout(self.deadline):
+                session = await self.fleet.reach(self._path(line), turn, want=self.agents.want, visit=visit)
+        except TimeoutError:
+            raise StarpodError(f"the turns before a branch could not be replayed in {self.deadline} seconds") from None
+        finally:
+            self.spent.add(line.episode.turns[passed[0] : passed[-1]] if passed else (), sampled=0)
         self._open.append(session)
-        turns = episode.turns[episode.shared : turn]
-        record = await play(_Repeating(turns), session, deadline=self.deadline, turns=len(turns))
-        self.spent.add(record.turns, sampled=0)
-        if record.failed:
-            raise StarpodError(f"the turns before a branch could not be replayed: {record.error}")
         return session
+
+    def _path(self, line: Line) -> EpisodePath:
+        """Return the path of a line from the start state, through the lines that it branches from."""
+        snapshots, reseedings = dict(line.snapshots), {}
+        ancestor = line
+        while (branch := ancestor.episode).parent is not None:
+            ancestor = self.lines[branch.parent[0]]
+            snapshots = {turn: each for turn, each in ancestor.snapshots.items() if turn < branch.shared} | snapshots
+            if branch.dynamics_seed != ancestor.episode.dynamics_seed:  # else the environment cannot be forked
+                snapshot = ancestor.snapshots.get(branch.shared)
+                reseedings[branch.shared] = Reseeding(branch.dynamics_seed, snapshot)
+        seed = ancestor.episode.dynamics_seed
+        return self.task.path(line.episode, dynamics_seed=seed, reseedings=reseedings, snapshots=snapshots)
 
 
 def adopt(episodes: Sequence[Episode], first: int, rewards: Rewards) -> None:
@@ -203,21 +199,6 @@ def adopt(episodes: Sequence[Episode], first: int, rewards: Rewards) -> None:
 
 def _ignore(episode: Episode) -> None:
     """Ignore the episode."""
-
-
-class _Repeating(Agent):
-    """Replays the actions of turns. Raises AgentError if an observation differs from the recorded one."""
-
-    def __init__(self, turns: Sequence[Turn]) -> None:
-        self._turns = turns
-
-    async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
-        turn = self._turns[len(episode.turns)]
-        if observation.text != turn.observation:
-            raise AgentError(
-                f"before turn {len(episode.turns) + 1} the environment shows another observation than before"
-            )
-        return Move(turn.text, turn.actions or None)
 
 
 class _Keeping(Agent):

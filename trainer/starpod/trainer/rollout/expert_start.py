@@ -6,12 +6,11 @@ support resets to a state. The members of a group are forks of one session, each
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 
-from starpod.client import Fleet, Observation, Session, Want
-from starpod.trainer.agents.base import Agent, Move, Stop, Task, extend_limits
+from starpod.client import Fleet, Session, StarpodError, Want
+from starpod.trainer.agents.base import Task, extend_limits
 from starpod.trainer.agents.scripted import REFERENCES, ReferenceAgents
-from starpod.trainer.data.episode import Episode
 from starpod.trainer.rollout.play import play
 
 
@@ -28,26 +27,15 @@ async def open_near_success(
         record = await play(ReferenceAgents("expert").agent(session, task, 0), session)
     finally:
         await session.close()
-    opening_moves = [turn.actions for turn in record.turns[:-moves]] if record.success else []
-    if not opening_moves:
+    turn = len(record.turns) - moves
+    if not record.success or turn <= 0:
         return await task.open(fleet, seed, count, want)
-    (base,) = await task.open(fleet, seed, 1, want)
+    path = replace(task, limits=extend_limits(session.limits, turn)).path(record)
     try:
-        limits = extend_limits(base.limits, len(opening_moves))
-        await base.reset(seed=base.seed, dynamics_seed=base.dynamics_seed, limits=limits)
-        if not (await play(Repeater(opening_moves), base)).failed:
-            return await base.fork(count, reseed=True)
+        base = await fleet.reach(path, turn, want=want)
+    except StarpodError:
+        return await task.open(fleet, seed, count, want)
+    try:
+        return await base.fork(count, reseed=True)
     finally:
         await base.close()
-    return await task.open(fleet, seed, count, want)
-
-
-class Repeater(Agent):
-    """Plays a fixed list of moves and then stops."""
-
-    def __init__(self, moves: Sequence[Sequence[str]]) -> None:
-        self._moves = moves
-
-    async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
-        index = len(episode.turns)
-        return Move("", self._moves[index]) if index < len(self._moves) else Stop()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import TypeVar
 
-from starpod.client import Fleet, Observation, Session, StarpodError, Want
-from starpod.trainer.agents.base import Agent, AgentError, Move, Stop, Task
-from starpod.trainer.data.episode import Episode, Turn
-from starpod.trainer.rollout.play import play
+from starpod.client import EpisodePath, Fleet, Session, StarpodError
+from starpod.trainer.agents.base import Task
+from starpod.trainer.data.episode import Episode
 
 Key = TypeVar("Key")
 
@@ -44,8 +43,8 @@ async def draw_episodes(
                 if not can_draw[episode.task]:
                     continue
                 frames: list[bytes] = []
-                with suppress(StarpodError):  # such as a version that is no longer served
-                    frames = await _draw(fleet, task, episode)
+                with suppress(StarpodError):  # its replay differs, or its version is no longer served
+                    frames = await draw_path(fleet, task.path(episode))
                 bytes_left -= sum(len(frame) for frame in {*frames} - known_frames)
                 if bytes_left < 0:
                     break
@@ -55,46 +54,15 @@ async def draw_episodes(
     return frames_by_key
 
 
-async def _draw(fleet: Fleet, task: Task, episode: Episode) -> list[bytes]:
-    """Return the frames of an episode; empty if the replay differs from it."""
-    (session,) = await fleet.open(
-        task.environment,
-        seed=episode.seed,
-        dynamics_seed=episode.dynamics_seed,
-        options=task.options or None,
-        want=Want(),
-        limits=task.limits,
-        version=f"=={episode.version}" if episode.version else task.version,
-    )
-    artist = _Artist(session, episode.turns)
-    try:
-        replay = await play(artist, session)
-        if replay.failed or session.observation.text != episode.final_observation:
-            return []
-        await artist.draw()
-        return artist.frames
-    finally:
-        await session.close()
+async def draw_path(fleet: Fleet, path: EpisodePath) -> list[bytes]:
+    """Return the PNG frames of a path: one before each turn and one after the last. Raises as `Fleet.reach` does."""
+    frames: list[bytes] = []
 
+    async def draw(session: Session, _: int) -> None:
+        frame = await session.render("png")
+        assert isinstance(frame, bytes)
+        frames.append(frame)
 
-class _Artist(Agent):
-    """Replays turns and renders a frame before each. Raises AgentError if an observation differs."""
-
-    def __init__(self, session: Session, turns: Sequence[Turn]) -> None:
-        self.frames: list[bytes] = []
-        self._session = session
-        self._turns = turns
-
-    async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
-        index = len(episode.turns)
-        if index == len(self._turns):
-            return Stop()
-        if observation.text != self._turns[index].observation:
-            raise AgentError("the environment shows another observation than before")
-        await self.draw()
-        return Move("", self._turns[index].actions or None)
-
-    async def draw(self) -> None:
-        frame = await self._session.render("png")
-        if isinstance(frame, bytes):
-            self.frames.append(frame)
+    session = await fleet.reach(path, visit=draw)
+    await session.close()
+    return frames

@@ -11,10 +11,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from starpod.client import Fleet, Session, StarpodError, Want
+from starpod.client import EpisodePath, Fleet, Opening, PathTurn, ReplayDiverged, Session, Want
 from starpod.trainer.agents.base import Task, extend_limits
-from starpod.trainer.rollout.expert_start import Repeater
-from starpod.trainer.rollout.play import play
 from starpod.trainer.section import ConfigError
 
 
@@ -71,19 +69,31 @@ async def open_saved(task: Task, fleet: Fleet, start: SavedStart, count: int, wa
     replay ends with another observation than the saved one.
     """
     task = task.with_options(start.options)
-    (base,) = await task.open(fleet, start.seed, 1, want)
+    (first,) = await task.open(fleet, start.seed, 1, want)
+    await first.close()
+    path = EpisodePath(
+        Opening(
+            task.environment,
+            start.seed,
+            start.dynamics_seed,
+            task.options or None,
+            extend_limits(first.limits, len(start.actions)),
+            task.version,
+        ),
+        [PathTurn([action]) for action in start.actions],
+        start.observation,
+    )
+    different = ConfigError(
+        f"{task.environment} {first.version} does not reach the saved start state (seed {start.seed}, "
+        f"{len(start.actions)} actions, version {start.version or 'unknown'}): save it again with this version"
+    )
     try:
-        limits = extend_limits(base.limits, len(start.actions))
-        await base.reset(seed=start.seed, dynamics_seed=start.dynamics_seed, limits=limits)
-        replay = await play(Repeater([[action] for action in start.actions]), base)
-        if replay.failed:
-            raise StarpodError(f"a saved start state was not reached: {replay.error}")
-        if base.done or base.observation.text != start.observation:
-            raise ConfigError(
-                f"{task.environment} {base.version} does not reach the saved start state (seed {start.seed}, "
-                f"{len(start.actions)} actions, version {start.version or 'unknown'}): save it again with this "
-                "version"
-            )
+        base = await fleet.reach(path, want=want)
+    except ReplayDiverged as error:
+        raise different from error
+    try:
+        if base.done:
+            raise different
         return await base.fork(count, reseed=True)
     finally:
         await base.close()
