@@ -268,7 +268,7 @@ def brancher(fleet: Fleet, environment: str = "coin-v1", choose: Choose = at_ran
     return Brancher(fleet=fleet, agents=Players(choose), task=Task(environment), group=3, seed=7)
 
 
-@pytest.mark.parametrize("way", ["fork", "restore", "replay", "a fork's replay"])
+@pytest.mark.parametrize("way", ["fork", "restore", "replay", "a fork's replay", "a fork's replay, forked twice"])
 async def test_every_way_of_branching_gives_the_same_branches(server: ServerProcess, way: str) -> None:
     """The same state, and the same luck of the branch's own."""
     falls = []
@@ -276,9 +276,10 @@ async def test_every_way_of_branching_gives_the_same_branches(server: ServerProc
         async with Fleet(server.address) as fleet:
             lines = brancher(fleet)
             (line,) = await lines.open(1)
-            if way == "a fork's replay":
+            if way.startswith("a fork's replay"):
                 await lines.play(line, 1)
-                (line,) = await lines.grow(line, 1, [5])
+                for member in range(5, 6 + way.endswith("twice")):
+                    (line,) = await lines.grow(line, 1, [member])
             if way == "restore":
                 lines.keep_snapshots(line)
             await lines.play(line, 2 - len(line.episode.turns))

@@ -163,14 +163,15 @@ class Brancher:
 
     def _path(self, line: Line) -> EpisodePath:
         """Return the path of a line from the start state, through the lines that it branches from."""
-        snapshots, reseedings = dict(line.snapshots), {}
+        snapshots = dict(line.snapshots)
+        reseedings: dict[int, Reseeding] = {}
         ancestor = line
         while (branch := ancestor.episode).parent is not None:
             ancestor = self.lines[branch.parent[0]]
             snapshots = {turn: each for turn, each in ancestor.snapshots.items() if turn < branch.shared} | snapshots
             if branch.dynamics_seed != ancestor.episode.dynamics_seed:  # else the environment cannot be forked
-                snapshot = ancestor.snapshots.get(branch.shared)
-                reseedings[branch.shared] = Reseeding(branch.dynamics_seed, snapshot)
+                reseeding = Reseeding(branch.dynamics_seed, ancestor.snapshots.get(branch.shared))
+                reseedings.setdefault(branch.shared, reseeding)  # of two in one state, the later one applies
         seed = ancestor.episode.dynamics_seed
         return self.task.path(line.episode, dynamics_seed=seed, reseedings=reseedings, snapshots=snapshots)
 
