@@ -14,11 +14,9 @@ from weakref import WeakSet
 
 from starpod.client.errors import StarpodError
 from starpod.client.fleet import Fleet
-from starpod.client.observation import Observation, Transition, Want
-from starpod.client.path import EpisodePath
+from starpod.client.observation import Observation, Transition
 from starpod.client.pool.replica import Replica
 from starpod.client.session import Session, forwarded
-from starpod.client.snapshot import Snapshot
 from starpod.client.transport import FORKED
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.values import Action, EndReason, Image
@@ -47,6 +45,18 @@ def _opening(
     @functools.wraps(method)
     def call(fleet: SyncFleet, /, *arguments: P.args, **keywords: P.kwargs) -> list[SyncSession]:
         return [SyncSession(fleet, session) for session in fleet.run(method(fleet.fleet, *arguments, **keywords))]
+
+    return call
+
+
+def _opening_one(
+    method: Callable[Concatenate[Fleet, P], Coroutine[Any, Any, Session]],
+) -> Callable[Concatenate[SyncFleet, P], SyncSession]:
+    """Return the blocking form of a method of Fleet that opens one session."""
+
+    @functools.wraps(method)
+    def call(fleet: SyncFleet, /, *arguments: P.args, **keywords: P.kwargs) -> SyncSession:
+        return SyncSession(fleet, fleet.run(method(fleet.fleet, *arguments, **keywords)))
 
     return call
 
@@ -108,13 +118,10 @@ class SyncFleet:
     open = _opening(Fleet.open)
     """Open sessions; see Fleet.open."""
 
-    def restore(self, snapshot: Snapshot, *, want: Want | None = None, lease_seconds: float = 0.0) -> SyncSession:
-        """Open a session that continues from a snapshot; see Fleet.restore."""
-        return SyncSession(self, self.run(self.fleet.restore(snapshot, want=want, lease_seconds=lease_seconds)))
-
-    def reach(self, path: EpisodePath, turn: int | None = None, **options: Any) -> SyncSession:
-        """Open a session in an earlier state of an episode; see Fleet.reach."""
-        return SyncSession(self, self.run(self.fleet.reach(path, turn, **options)))
+    restore = _opening_one(Fleet.restore)
+    """Open a session that continues from a snapshot; see Fleet.restore."""
+    reach = _opening_one(Fleet.reach)
+    """Open a session in an earlier state of an episode; see Fleet.reach. `visit` runs on the fleet's event loop."""
 
     @overload
     def step_many(
