@@ -390,7 +390,6 @@ SEARCHES: list[dict[str, Any]] = [
 
 
 @given(st.sampled_from(SEARCHES), st.integers(0, 10**6))
-@settings(max_examples=60)
 def test_a_branch_never_changes_what_its_parent_was_paid(config: dict[str, Any], seed: int) -> None:
     rewards = RecordingRewards(CONFIG.model_copy(update={"zero_sum": False}))
     brancher = Brancher(

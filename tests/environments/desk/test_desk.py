@@ -5,7 +5,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.env_server import Tool, ToolCall
@@ -27,7 +27,6 @@ def criteria(transition: Transition) -> dict[str, bool]:
     return dict(transition.details.criteria)
 
 
-@settings(max_examples=25)
 @given(seed=st.integers(0, 2**64 - 1), count=st.integers(1, 4))
 def test_tool_calls_and_their_texts_do_every_task_alike(seed: int, count: int) -> None:
     by_tool, by_text = start(seed, count=count), start(seed, count=count, expert_calls="text")

@@ -5,7 +5,7 @@ import random
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.env_server.episode import Want
@@ -40,7 +40,6 @@ def test_problems_are_many() -> None:
 
 
 @pytest.mark.parametrize("mode", ["calculator", "steps"])
-@settings(max_examples=25)
 @given(seed=SEEDS)
 def test_the_expert_is_right_and_its_score_rises(mode: str, seed: int) -> None:
     episode = start(seed, mode=mode)

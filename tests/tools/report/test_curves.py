@@ -5,7 +5,7 @@ import math
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.report.curves import MARKS, POINTS, Chart, ChartLine, Mark, Rule, smooth, spark, thin
@@ -13,7 +13,6 @@ from starpod.report.curves import MARKS, POINTS, Chart, ChartLine, Mark, Rule, s
 numbers = st.floats(-1e6, 1e6, allow_nan=False)
 
 
-@settings(max_examples=40)
 @given(st.lists(st.tuples(st.floats(0, 1000), st.floats(allow_nan=True, allow_infinity=True)), max_size=30))
 def test_any_values_make_a_chart_that_browsers_parse(points: list[tuple[float, float]]) -> None:
     band = [(x, y, y) for x, y in points]
@@ -39,7 +38,6 @@ def test_marks_beyond_the_lines_are_left_out() -> None:
     assert json.loads(chart.json)["marks"] == [[5, "x", "B", 1]]
 
 
-@settings(max_examples=40)
 @given(st.lists(numbers, min_size=1, max_size=300))
 def test_smoothing_keeps_length_and_range(values: list[float]) -> None:
     points = list(enumerate(values))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor
@@ -88,7 +88,6 @@ def test_one_segment_and_a_switch_at_every_turn() -> None:
     lam=st.sampled_from([1.0, 0.95, 0.0]),
     bootstrapped=st.booleans(),
 )
-@settings(max_examples=60)
 def test_segments_of_a_turn_and_of_an_episode_are_gae_over_turns(
     seed: int, gamma: float, lam: float, bootstrapped: bool
 ) -> None:
@@ -111,7 +110,6 @@ def test_segments_of_a_turn_and_of_an_episode_are_gae_over_turns(
 
 
 @given(seed=st.integers(0, 10_000))
-@settings(max_examples=30)
 def test_with_one_value_and_lambda_one_low_and_term_agree(seed: int) -> None:
     """Undiscounted, a turn's low advantage telescopes to the rewards of its segment."""
     mask, _ = random_layout(seed, 2, 6)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.trainer.data.batch import Batch, samples_of
@@ -36,7 +36,6 @@ def episodes(draw: st.DrawFn) -> Episode:
 batches = st.lists(episodes(), min_size=1, max_size=5)
 
 
-@settings(max_examples=50)
 @given(batches, st.integers(1, 60))
 def test_any_cut_into_micro_batches_gives_every_token_once_in_order_and_its_reward(
     batch_of: list[Episode], budget: int

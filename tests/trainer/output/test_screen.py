@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
@@ -177,7 +177,6 @@ def test_numbers_read_well(value: float | None, kind: Any, text: str) -> None:
     assert [duration(seconds) for seconds in (7, 245, 3729)] == ["0:07", "4:05", "1:02:09"]
 
 
-@settings(max_examples=40)
 @given(st.lists(st.floats(allow_nan=True, allow_infinity=True, width=32), max_size=80))
 def test_trends_take_any_values(values: list[float]) -> None:
     assert trend(values) in "↗↘→ "

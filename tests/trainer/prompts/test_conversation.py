@@ -244,7 +244,6 @@ contexts = st.sampled_from(["full", "window", "single_turn"])
 windows = st.one_of(st.none(), st.integers(1, 4))
 
 
-@settings(max_examples=60)
 @given(st.sampled_from(list(TEMPLATES)), st.sampled_from(["", "<think>", "<answer>"]), texts, talks, contexts, windows)
 def test_what_is_trained_is_what_was_fed_and_sampled(
     name: str,
@@ -301,7 +300,6 @@ def test_parts_of_a_split_conversation(pinned: int, window: int, overlap: int, p
     assert fresh == [0, *(end for _, end in parts[:-1])]
 
 
-@settings(max_examples=60)
 @given(st.integers(0, 3), st.integers(1, 5), st.integers(0, 4), st.integers(1, 14))
 def test_every_turn_of_a_split_conversation_is_sampled_once_and_sees_the_pinned_ones(
     pinned: int, window: int, overlap: int, turns: int
@@ -322,7 +320,6 @@ def test_every_turn_of_a_split_conversation_is_sampled_once_and_sees_the_pinned_
         stream += reply
 
 
-@settings(max_examples=40)
 @given(st.sampled_from(EXTENDING), st.lists(st.tuples(words, words), min_size=1, max_size=4))
 def test_a_grown_conversation_reads_like_one_rendered_whole(name: str, talk: list[tuple[str, str]]) -> None:
     """Where replies are written as the tokenizer writes them, both texts are equal, letter by letter."""
@@ -343,7 +340,6 @@ markers = st.sampled_from(
 )
 
 
-@settings(max_examples=40)
 @given(
     st.sampled_from(list(TEMPLATES)),
     contexts,
@@ -363,7 +359,6 @@ def test_no_text_begins_or_ends_a_turn(name: str, context: Context, talk: list[t
     assert layout[0] == layout[1]
 
 
-@settings(max_examples=60)
 @given(st.sampled_from(EXTENDING), talks, st.integers(1, 4))
 def test_a_window_keeps_the_sampled_ids(name: str, talk: list[tuple[str, tuple[list[int], bool]]], window: int) -> None:
     """A window is the conversation that would have begun with its first turn."""
