@@ -17,7 +17,7 @@ from starpod.cli.main import SUBCOMMANDS
 from tests.docs.pages import is_there
 from tests.support import ROOT
 
-TOOLS = {"v1", "client", "report"}
+TOOLS = {"v1", "client", "remote", "report"}
 MAY_IMPORT: dict[str, set[str]] = {
     "v1": set(),
     "client": {"v1"},
@@ -27,6 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": TOOLS,
     "check": TOOLS,
     "load": TOOLS,
+    "remote": {"v1", "client"},
     "report": set(),
     "ui": {*TOOLS, "trainer"},
     "gateway": {*TOOLS, "trainer"},

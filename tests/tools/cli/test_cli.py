@@ -19,7 +19,7 @@ from starpod.cli.game import Game
 from starpod.cli.main import SUBCOMMANDS, _describe_error
 from starpod.cli.main import starpod as group
 from starpod.cli.polling import VARIABLE
-from starpod.client.catalog import connect, find_environment, hosted
+from starpod.remote.catalog import connect, find_environment, hosted
 from tests.support import ROOT, ServerProcess, credentials, run_starpod, start_server
 
 COMMAND = (sys.executable, "-m", "starpod.cli.main")

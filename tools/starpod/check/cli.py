@@ -17,7 +17,8 @@ from starpod.check.requirement import LEVELS, Requirement
 from starpod.check.runner import PLAYED, Report, Unreachable, WrongCall
 from starpod.check.runner import check as run_check
 from starpod.check.suite import REQUIREMENTS, REWARD
-from starpod.client.catalog import (
+from starpod.client.programs import start_server
+from starpod.remote.catalog import (
     JSON,
     WORD,
     access_options,
@@ -26,7 +27,6 @@ from starpod.client.catalog import (
     service_errors,
     write_report,
 )
-from starpod.client.programs import start_server
 from starpod.report.console import safe_console
 
 CONTRACT = [level for level in LEVELS.values() if level != "reward"]

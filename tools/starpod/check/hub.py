@@ -30,9 +30,9 @@ from starpod.check.report import describe_results
 from starpod.check.requirement import Requirement
 from starpod.check.runner import EnvironmentReport, Unreachable, check, connect
 from starpod.check.suite import REQUIREMENTS, REWARD
-from starpod.client.catalog import expect_writable, service_errors
 from starpod.client.programs import ServiceRefused, start_server
 from starpod.client.transport import Transport
+from starpod.remote.catalog import expect_writable, service_errors
 from starpod.report.console import safe_console
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from starpod.client.catalog import options_schema, parse_options
+from starpod.remote.catalog import options_schema, parse_options
 from starpod.v1 import environment_pb2 as pb
 
 OF_TYPE: Mapping[str, Any] = {

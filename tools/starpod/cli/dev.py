@@ -13,9 +13,9 @@ import click
 
 from starpod.cli.web import DESKTOP, live_site, show
 from starpod.client import SyncFleet
-from starpod.client.catalog import WORD
 from starpod.client.programs import ServiceFailed, start_server
 from starpod.client.versions import latest_name
+from starpod.remote.catalog import WORD
 from starpod.v1.environment_word import EnvironmentWord
 
 _POLL_SECONDS = 0.2

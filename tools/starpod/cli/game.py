@@ -10,8 +10,8 @@ from typing import Any, Self
 
 import grpc
 
-from starpod.client.catalog import Connection
 from starpod.client.spelling import nearest
+from starpod.remote.catalog import Connection
 from starpod.v1 import environment_pb2 as pb
 
 SEPARATOR = "||"

@@ -11,8 +11,8 @@ from google.protobuf.json_format import MessageToDict
 from rich.markup import escape
 from rich.table import Table
 
-from starpod.client.catalog import VERSION, Connection, connection_options, find_environment, hosted, options_schema
 from starpod.client.nearest import option_type
+from starpod.remote.catalog import VERSION, Connection, connection_options, find_environment, hosted, options_schema
 from starpod.report.console import safe_console, visible
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_word import EnvironmentWord

@@ -22,7 +22,8 @@ from rich.text import Text
 
 from starpod.cli.game import SEPARATOR, Game, NotPossible, action_text, part_text
 from starpod.cli.web import DESKTOP, live_site, show
-from starpod.client.catalog import (
+from starpod.client.programs import ServiceFailed
+from starpod.remote.catalog import (
     OPTIONS,
     VERSION,
     Connection,
@@ -31,7 +32,6 @@ from starpod.client.catalog import (
     hosted,
     parse_options,
 )
-from starpod.client.programs import ServiceFailed
 from starpod.report.console import safe_console
 from starpod.report.form import fields
 from starpod.v1 import environment_pb2 as pb

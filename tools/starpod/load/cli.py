@@ -15,7 +15,6 @@ from typing import Any
 import click
 from rich.console import Console
 
-from starpod.client.catalog import JSON, OPTIONS, VERSION, WORD, access_options, write_report
 from starpod.client.spelling import nearest
 from starpod.load.discovery import make_plan, make_stages
 from starpod.load.generator import GeneratorProcesses, RunFailed
@@ -25,6 +24,7 @@ from starpod.load.plan import EXTRAS, Plan, Stage, Think, parse_duration, write_
 from starpod.load.report import FORMAT, compare_loads, document, judge, stage_report
 from starpod.load.requirements import find_rate, parse_requirement
 from starpod.load.screen import Screen
+from starpod.remote.catalog import JSON, OPTIONS, VERSION, WORD, access_options, write_report
 from starpod.report.console import safe_console
 
 WRITTEN = click.Path(dir_okay=False, path_type=Path)

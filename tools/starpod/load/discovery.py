@@ -11,9 +11,9 @@ from typing import Any
 import click
 import grpc
 
-from starpod.client.catalog import connect, expect_writable, find_environment, hosted, parse_options, serving
 from starpod.client.transport import Transport, as_addresses, join_endpoint, split_address
 from starpod.load.plan import Place, Plan, Stage, Turns, Wire, read_recording
+from starpod.remote.catalog import connect, expect_writable, find_environment, hosted, parse_options, serving
 from starpod.report.figures import show
 from starpod.v1 import environment_pb2 as pb
 

@@ -19,7 +19,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response, S
 from starlette.routing import Route
 
 from starpod.client import BadArgument, StarpodError, Unreachable
-from starpod.client.catalog import no_answer
+from starpod.remote.catalog import no_answer
 from starpod.report.pages import asset, plotly
 from starpod.report.site import headers
 from starpod.ui.compare import compare_file, compare_page

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from starpod.client.catalog import access_options, expect_address, service_errors
 from starpod.client.programs import start_server
 from starpod.client.transport import Transport
+from starpod.remote.catalog import access_options, expect_address, service_errors
 from starpod.report.site import site_options
 from starpod.ui.index import NAME, Index
 from starpod.v1.serving import end_process_with_stdin, is_loopback, link, listen

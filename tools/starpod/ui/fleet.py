@@ -15,8 +15,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from starpod.client import BadArgument, EpisodeOver, Limits, OutOfOrder, ToolCall
-from starpod.client.catalog import no_answer
 from starpod.client.pool.replica import Replica
+from starpod.remote.catalog import no_answer
 from starpod.report import form as forms
 from starpod.trainer.agents.base import Task
 from starpod.trainer.data.episode import Episode

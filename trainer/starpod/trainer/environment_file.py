@@ -17,9 +17,9 @@ from time import perf_counter
 from typing import Any
 
 from starpod.client import BadArgument, Limits, StarpodError, Unreachable
-from starpod.client.catalog import no_answer
 from starpod.client.nearest import unknown_environment
 from starpod.client.programs import ServiceFailed, ServiceRefused, start_server
+from starpod.remote.catalog import no_answer
 from starpod.trainer.config import Complete, Config, ConfigError
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.engines.config import EngineConfig

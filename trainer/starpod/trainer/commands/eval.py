@@ -20,7 +20,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from starpod.client import BadArgument, Fleet, Limits, StarpodError, UnknownVersion, Unreachable
-from starpod.client.catalog import (
+from starpod.client.programs import ServiceFailed
+from starpod.client.spelling import near
+from starpod.client.transport import Transport
+from starpod.remote.catalog import (
     JSON,
     WORD,
     access_options,
@@ -30,9 +33,6 @@ from starpod.client.catalog import (
     serving,
     write_report,
 )
-from starpod.client.programs import ServiceFailed
-from starpod.client.spelling import near
-from starpod.client.transport import Transport
 from starpod.report.console import safe_console
 from starpod.trainer.agents.base import AgentRefused, Agents, Sampling, Task
 from starpod.trainer.agents.scripted import ReferenceAgents, reference_names

@@ -303,7 +303,7 @@ def _show_on(path: Path, config: Config, site: str) -> None:
 
 def _unreachable(config: Config, error: Exception) -> str:
     """Return what is wrong with the servers, without a full stop. If no server listens, gRPC's message is replaced."""
-    from starpod.client.catalog import no_answer
+    from starpod.remote.catalog import no_answer
 
     details = str(error).removesuffix(".")
     addresses = [address for task in config.tasks for address in task.environment.addresses]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from starpod.client.catalog import parse_options
+from starpod.remote.catalog import parse_options
 from starpod.v1 import environment_pb2 as pb
 
 SCHEMA = '{"properties": {"fault": {"type": "string"}, "size": {"type": "integer"}, "list": {"type": "array"}}}'
