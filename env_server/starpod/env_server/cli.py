@@ -105,7 +105,10 @@ def serve(
     environments that it was trained on. Prints one line with the address when ready.
     """
     settings = read_options(values)
-    stores, http = settings.pop("stores"), settings["http"]
+    stores, modules, http = settings.pop("stores"), settings.pop("modules"), settings["http"]
+    if modules and environments:
+        words = " ".join([*environments, *modules])
+        raise click.UsageError(f"--environment-module is the old spelling: write starpod serve {words}")
     configure_logs(log_format, log_level)
     if end_with_stdin:
         end_process_with_stdin()
@@ -114,7 +117,7 @@ def serve(
         sys.exit(supervise(sys.argv[1:], workers, http_port=http and http.port, **supervised))
     output = claim_output()
     try:
-        registry = _registry(environments, stores)
+        registry = _registry(environments or modules, stores)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(registry, ServerConfig(**settings), output))
     except (RegistryError, WordError) as error:

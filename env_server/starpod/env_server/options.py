@@ -50,7 +50,7 @@ class Group:
 
 
 def read_options(values: Fields) -> Fields:
-    """Convert the values of all options to fields of ServerConfig and the field `stores`. Raises UsageError."""
+    """Convert the values of all options to fields of ServerConfig, `stores` and `modules`. Raises UsageError."""
     result = dict(values)
     for group in GROUPS:
         result |= group.build(**{str(option.name): result.pop(str(option.name)) for option in group.options})
@@ -61,13 +61,11 @@ def read_options(values: Fields) -> Fields:
 
 
 def _hosting(host: str, stores: tuple[str, ...], modules: tuple[str, ...]) -> Fields:
-    if modules:
-        raise click.UsageError(f"--environment-module is gone: write starpod serve {modules[0]}")
     if ":" in host and not _is_ipv6(host):
         address, _, port = host.rpartition(":")
         advice = f"--host {address} --port {port}" if port.isdecimal() else f"starpod serve {host}, without --host"
         raise click.UsageError(f"--host {host!r} is not an address to listen on: write {advice}")
-    return {"host": host, "stores": stores}
+    return {"host": host, "stores": stores, "modules": modules}
 
 
 def _is_ipv6(address: str) -> bool:
