@@ -114,6 +114,8 @@ class World:
 class Worlds:
     """As much of a fleet as searches use."""
 
+    reach, _begin = Fleet.reach, Fleet._begin
+
     async def open(self, environment_id: str, *, seed: int, count: int = 1, **_: Any) -> list[World]:
         return [World(f"{seed}/{member}", seed, member=member) for member in range(count)]
 
