@@ -1,6 +1,7 @@
 """Fixtures for all tests."""
 
 import gc
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,11 @@ from tests.support import ServerProcess, start_server
 # How long an example takes is the machine's business: servers and other tests run beside it. Each run draws other ones.
 settings.register_profile("starpod", deadline=None, max_examples=30)
 settings.load_profile("starpod")
+
+# A shell that starts `make test` in the background ignores SIGINT, and every program that a test starts would inherit
+# that.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:

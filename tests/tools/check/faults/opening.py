@@ -28,7 +28,7 @@ class GroupsShareLuck(Faulty, reported="C-11"):
         return super().derive(seed, 0)
 
 
-class CountsSessions(Faulty, reported="C-79", perhaps="C-63"):
+class CountsSessions(Faulty, reported="C-79", perhaps="C-63 S-17"):
     """The initial state depends on how many sessions there were before: not deterministic."""
 
     opened = 0
