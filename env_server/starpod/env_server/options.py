@@ -199,8 +199,8 @@ _SANDBOX = (
         default=UNTRUSTING.mode,
         show_default=True,
         type=click.Choice(MODES),
-        help="Confine processes of class process. require: fully, or do not serve; best-effort: as far "
-        "as the system can.",
+        help="Confine processes of class process. With require, the server does not start unless the system can "
+        "confine them fully; with best-effort, they are confined as far as the system can.",
     ),
     _option(
         "--sandbox-memory",

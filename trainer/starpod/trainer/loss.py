@@ -79,6 +79,7 @@ class StepLoss:
             self.weights_BT += factor * weights_BT
         value_mask_BT = in_rows(rows, table.advantages.value_mask_BT)
         self.value_weights_BT = scale * token_weights(value_mask_BT, "token-mean", max_length=1)
+        self.kl = kl_coefficients(algorithm.kl, table)
         self.old_BT = self.default_BT = proximal_logprobs(algorithm.correction, table)
         """`default_BT` has the log-probabilities of tokens outside a block, for ratios of whole episodes."""
         self.found_BT = torch.zeros_like(self.weights_BT) if finds else None
@@ -137,10 +138,9 @@ class StepLoss:
         """Return the policy's loss of each token with the KL term and the entropy bonus."""
         algorithm, ref_BT = self.algorithm, self.table.ref_logprobs_BT
         if "kl" in self.components and algorithm.kl.where == "loss" and ref_BT is not None:
-            coefficients = kl_coefficients(algorithm.kl, self.table)
             divergence_RT = kl_divergence(algorithm.kl.estimator, logprobs_RT, ref_BT[rows])
-            scale = coefficients[rows] if isinstance(coefficients, Tensor) else coefficients
-            per_token_RT = per_token_RT + scale * divergence_RT
+            coefficients = self.kl[rows] if isinstance(self.kl, Tensor) else self.kl
+            per_token_RT = per_token_RT + coefficients * divergence_RT
         if "entropy" in self.components and algorithm.entropy_coefficient:
             per_token_RT = per_token_RT - algorithm.entropy_coefficient * entropy_RT
         return per_token_RT

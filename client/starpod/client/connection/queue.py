@@ -269,7 +269,7 @@ class CallQueue:
         return size
 
     def _collect_resets(self, request: pb.StreamRequest, room: int) -> None:
-        """Add resets to the message: those that give the same seeds as the first one."""
+        """Add the resets that set the same seeds as the first one: a column has values for all rows or for none."""
         first, resets, other_resets = self._ready_resets[0], list[Reset](), list[Reset]()
         has_seeds = first.seed is None, first.dynamics_seed is None
         for reset in self._ready_resets:

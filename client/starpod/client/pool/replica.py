@@ -174,7 +174,10 @@ class Replica(Connection):
             await self.close_unclosed(self.loop.time() + self.timeout)
 
     async def close_all(self, seconds: float) -> None:
-        """Close all live sessions, and those that are being opened. Opening and closing may take `seconds` each."""
+        """Close all live sessions.
+
+        Calls that are opening sessions get `seconds` to finish first, and closing may take as long again.
+        """
         if self._openings:
             await asyncio.wait(self._openings, timeout=seconds)
         if self.ready and (session_ids := [*{*self.live, *self.unclosed}]):

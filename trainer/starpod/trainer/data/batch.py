@@ -239,9 +239,16 @@ class Batch:
     def samples_in(self, mask_BT: Tensor) -> list[int]:
         """Return the number of samples of each row that have a token in this mask."""
         counts = [0] * len(self)
-        for row, columns, _ in self._scored:
-            counts[row] += bool(mask_BT[row, columns].any())
+        for index in self._with_token_in(mask_BT):
+            counts[self._scored[index][0]] += 1
         return counts
+
+    def _with_token_in(self, mask_BT: Tensor) -> Sequence[int]:
+        """Return the indices of the scored samples that have a token in this mask."""
+        if mask_BT is self.mask_BT:  # all have one, which need not be looked up again at each optimiser step
+            return range(len(self._scored))
+        inside_BT = mask_BT.cpu()
+        return [index for index, (row, columns, _) in enumerate(self._scored) if inside_BT[row, columns].any()]
 
     def micro_batches(
         self,
@@ -271,11 +278,8 @@ class Batch:
             group = self.episodes[row].group if self.episodes else row
             return -(width if width < _ALIKE else width // _ALIKE * _ALIKE), group, -width, index
 
-        indices = [index for index, (row, _, _) in enumerate(self._scored) if row in row_set]
-        if mask_BT is not None:
-            inside = mask_BT.cpu()
-            indices = [index for index in indices if inside[self._scored[index][:2]].any()]
-        indices.sort(key=order)
+        with_token = self._with_token_in(self.mask_BT if mask_BT is None else mask_BT)
+        indices = sorted((index for index in with_token if self._scored[index][0] in row_set), key=order)
         samples = [self._scored[index][2].tokens for index in indices]
 
         def fits(first: int, end: int) -> bool:
