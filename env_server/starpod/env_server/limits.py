@@ -48,17 +48,23 @@ class Quota:
     sessions: int = setting(
         0,
         click.IntRange(0),
-        "Sessions of a token whose line sets no limit; 0: no limit. The next two options are alike.",
+        "Sessions of a token whose line in --token-file sets no limit; 0: no limit.",
         option="token-sessions",
     )
     calls_per_second: float = setting(
         0.0,
         click.FloatRange(0),
-        "Unary calls, calls on streams and rows of columns, in bursts of up to one second's worth. A group counts as "
-        "one call per session, and each 64 KiB of a request as one more.",
+        "Calls per second of a token whose line in --token-file sets no limit, unary and on streams, in bursts of up "
+        "to one second's worth; 0: no limit. A row of columns counts as a call, a group as one call per session, and "
+        "each 64 KiB of a request as one more.",
         option="token-calls-per-second",
     )
-    streams: int = setting(0, click.IntRange(0), "Streams connected.", option="token-streams")
+    streams: int = setting(
+        0,
+        click.IntRange(0),
+        "Connected streams of a token whose line in --token-file sets no limit; 0: no limit.",
+        option="token-streams",
+    )
 
 
 UNLIMITED = Quota()

@@ -55,7 +55,7 @@ Block = Annotated[TextBlock | ImageBlock, Field(discriminator="type")]
 
 
 class ToolOutput(BaseModel):
-    """ToolOutput of a tool."""
+    """Output of a tool that was called, with its reward."""
 
     blocks: list[Block]
     reward: Annotated[float, Field(ge=-MAX_REWARD, le=MAX_REWARD, allow_inf_nan=False)] | None = None
