@@ -1,4 +1,4 @@
-"""Environments of the benchmarks: lakes with slow steps, without limits, or in a process; large observations.
+"""Environments of the benchmarks: lakes with slow steps, without limits, or in a process.
 
 starpod serve benchmarks/serving/environments.py --threads 512 slow_lake-v1
 """
@@ -7,22 +7,16 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
 
 from pydantic import Field
 
 from starpod.env_server.environment import (
     Concurrency,
-    Environment,
-    EnvironmentOptions,
-    EnvironmentSpec,
     Limits,
     Outcome,
 )
 from starpod.environments.frozen_lake import FrozenLake, FrozenLakeOptions
-from starpod.v1.values import Image, Part
 
 
 class SlowLakeOptions(FrozenLakeOptions):
@@ -74,36 +68,3 @@ class IsolatedLake(FrozenLake):
     spec = replace(
         FrozenLake.spec, id="isolated_lake-v1", title="Frozen lake in a process", concurrency=Concurrency.PROCESS
     )
-
-
-class PayloadOptions(EnvironmentOptions):
-    """Size and kind of the observations."""
-
-    size: int = Field(default=100, ge=1, le=16 * 2**20, description="Bytes of an observation.")
-    kind: Literal["text", "image"] = Field(default="text", description="One text, or one picture's bytes.")
-
-
-class Payload(Environment):
-    """An environment with observations of a given size. Episodes never end, and no two observations are equal."""
-
-    spec = EnvironmentSpec(id="payload-v1", version="1.0.0", title="Payload", actions=("next",))
-    Options = PayloadOptions
-    options: PayloadOptions
-
-    count: int = 0
-
-    def reset(self, rng: random.Random) -> None:
-        self.count = 0
-
-    def step(self, action: str) -> Outcome:
-        self.count += 1
-        return Outcome()
-
-    def observe(self) -> str | Sequence[Part]:
-        # The counter makes observations differ. Nothing is compressed on the wire.
-        text = f"{self.count:08d}"[: self.options.size]
-        text += "x" * (self.options.size - len(text))
-        return text if self.options.kind == "text" else [Image(text.encode())]
-
-    def render(self, mode: str = "text") -> str:
-        return f"{self.options.size} bytes, {self.count} times"
