@@ -119,7 +119,7 @@ MUTATIONS: dict[str, tuple[str, Callable[..., Any], str]] = {
     "several environments: one filter for all": (
         f"{TRAINER}.data.episode:by_kind",
         lambda right, groups: {"": list(groups)},
-        "tests/trainer/test_mixture.py::test_each_environment_has_a_quota_of_the_filter",
+        "tests/trainer/rollout/test_mixture.py::test_each_environment_has_a_quota_of_the_filter",
     ),
     "several policies: each learns from the turns of all agents": (
         f"{TRAINER}.data.episode:turns_of",
@@ -129,7 +129,7 @@ MUTATIONS: dict[str, tuple[str, Callable[..., Any], str]] = {
     "several environments: one whitening for all": (
         f"{TRAINER}.algorithms.advantages:advantages_by_kind",
         lambda right, *items: sys.modules[f"{TRAINER}.algorithms.advantages"].compute_advantages(*items[:2]),
-        "tests/trainer/test_mixture.py::test_the_rewards_of_one_environment_do_not_change_the_advantages_of_another",
+        "tests/trainer/rollout/test_mixture.py::test_the_rewards_of_one_environment_do_not_change_the_advantages_of_another",
     ),
     "token mask: prompts are trained on": (
         f"{TRAINER}.data.batch:samples_of",

@@ -36,19 +36,19 @@ from benchmarks.training.experiment import starpod
 from benchmarks.training.pictures import draw_charts
 from starpod.client import SyncFleet
 from starpod.report.curves import Chart, ChartLine
-from starpod.trainer.config import load_config
+from starpod.trainer.configuration.config import load_config
+from starpod.trainer.configuration.seeds import SeedCursor, SeedsConfig
 from starpod.trainer.data.episode import episodes_of
 from starpod.trainer.engines.base import Request
-from starpod.trainer.interrupts import Interrupts
 from starpod.trainer.models.config import SMOLLM2, model_title
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
-from starpod.trainer.parallel import Parallel
+from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.prompts.prompt import Prompter
 from starpod.trainer.rollout.environment import local_services
+from starpod.trainer.run.interrupts import Interrupts
 from starpod.trainer.run.run import Run
-from starpod.trainer.seeds import SeedCursor, SeedsConfig
-from starpod.trainer.setup import open_run
+from starpod.trainer.run.setup import open_run
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULT = ROOT / "docs" / "benchmarks" / "llm.json"

@@ -35,13 +35,13 @@ from benchmarks.machine import origin
 from benchmarks.training.comparison import EVALUATION, SPENT, STEPS, compare_runs, spent_by
 from benchmarks.training.pictures import draw_charts
 from starpod.client.spelling import near, nearest
-from starpod.trainer.config import Config, load_config
+from starpod.trainer.configuration.config import Config, load_config
+from starpod.trainer.configuration.section import ConfigError, Section
+from starpod.trainer.configuration.strict_yaml import YamlError, load_yaml
 from starpod.trainer.diagnostics.echo_trap import SIGNALS, Signal
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.words import is_graded, return_with_interval
 from starpod.trainer.rollout.environment import local_services
-from starpod.trainer.section import ConfigError, Section
-from starpod.trainer.strict_yaml import YamlError, load_yaml
 
 FOLDER = Path(__file__).parent
 EXPERIMENTS = {path.stem: path for path in sorted((FOLDER / "experiments").glob("*.yaml"))}

@@ -17,15 +17,15 @@ from pathlib import Path
 import torch
 
 from benchmarks.machine import peak_bytes
-from starpod.trainer.config import Config, load_config
+from starpod.trainer.configuration.config import Config, load_config
 from starpod.trainer.data.episode import Episode, Group, Turn
 from starpod.trainer.engines.base import Engine, Request
 from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.learner import Learner
-from starpod.trainer.memory import GIB, estimate_memory, place_of
 from starpod.trainer.models.config import TINY
 from starpod.trainer.models.policy import Policy, build_policy
-from starpod.trainer.parallel import Parallel
+from starpod.trainer.parallel.ranks import Parallel
+from starpod.trainer.run.memory import GIB, estimate_memory, place_of
 from starpod.trainer.update import PolicyTrainer
 
 WORDS = "abcdefghijklmnopqrstuvwxyz"

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.training import experiment
 from benchmarks.training.experiment import EXPERIMENTS, read_configs, read_experiment
-from starpod.trainer.section import ConfigError
+from starpod.trainer.configuration.section import ConfigError
 from tests.support import ROOT
 
 

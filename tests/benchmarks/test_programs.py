@@ -83,7 +83,7 @@ ELSEWHERE = {
     "tables": "tests/docs/test_figures.py compares each page",
     "training.beside_trl": "needs TRL beside a pretrained model",
     "training.trl_run": "training.beside_trl starts it",
-    "training.memory": "tests/trainer/test_memory.py",
+    "training.memory": "tests/trainer/run/test_memory.py",
     "training.gpu_check": "tests/trainer/engines/test_vllm_local.py calls it",
 }
 

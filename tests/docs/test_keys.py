@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from starpod.trainer.commands.keys import sections
-from starpod.trainer.config import Config
+from starpod.trainer.configuration.config import Config
 from tests.docs.pages import anchors, inline, name_of, pages, table
 from tests.support import ROOT
 

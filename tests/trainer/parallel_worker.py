@@ -11,13 +11,13 @@ from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.checkpoints.checkpoint import CheckpointError, Checkpoints, load_checkpoint
 from starpod.trainer.checkpoints.state import flatten_optimizer, split_parts, unflatten_optimizer
 from starpod.trainer.checkpoints.tensors import TensorFile
+from starpod.trainer.configuration.optimizer import OptimizerConfig
 from starpod.trainer.engines.weights import weights_of
 from starpod.trainer.learner import Learner
 from starpod.trainer.models.config import ModelConfig, TinyConfig
 from starpod.trainer.models.policies import Policies
 from starpod.trainer.models.policy import Policy, Scores, build_policy
-from starpod.trainer.optimizer import OptimizerConfig
-from starpod.trainer.parallel import Parallel, whole
+from starpod.trainer.parallel.ranks import Parallel, whole
 from starpod.trainer.update import PolicyTrainer
 from tests.trainer.tiny_learner import VERSION, group_of
 

@@ -7,13 +7,13 @@ import pytest
 
 from starpod.client import Fleet, Limits
 from starpod.trainer.agents.config import ScriptConfig
-from starpod.trainer.config import parse_config
+from starpod.trainer.configuration.config import parse_config
+from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.data.episode import DONE, ActionOutcome, Episode, Turn
-from starpod.trainer.parallel import Parallel
+from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.rollout.config import EnvironmentConfig
 from starpod.trainer.rollout.environment import make_task
-from starpod.trainer.section import ConfigError
 from starpod.trainer.warm_start.config import WarmStartConfig
 from starpod.trainer.warm_start.demonstrations import (
     Demonstration,

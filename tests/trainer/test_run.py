@@ -17,17 +17,17 @@ import torch
 from starpod.trainer.agents.base import Task
 from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.checkpoints.checkpoint import Checkpoints, Loaded
-from starpod.trainer.config import Config, ConfigError
+from starpod.trainer.configuration.config import Config, ConfigError
 from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.data.files import read_groups, write_episodes
 from starpod.trainer.data.updates import read_tokens, read_verdicts
 from starpod.trainer.engines.base import EngineError, EngineStats
-from starpod.trainer.interrupts import Interrupted, Interrupts
 from starpod.trainer.loop import train
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
-from starpod.trainer.parallel import Parallel
+from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.rollout.collect import Collected, Collector, Start
+from starpod.trainer.run.interrupts import Interrupted, Interrupts
 from starpod.trainer.run.policies import Models
 from starpod.trainer.run.progress import Progress, StopReason
 from starpod.trainer.run.run import Output, Parts, Run

@@ -18,13 +18,13 @@ from starpod.trainer.algorithms.credit import agent_units, credit
 from starpod.trainer.algorithms.filters import filter_groups
 from starpod.trainer.algorithms.sections import FilterConfig
 from starpod.trainer.algorithms.terms import CreditTerm
-from starpod.trainer.config import ConfigError, parse_config
+from starpod.trainer.configuration.config import ConfigError, parse_config
+from starpod.trainer.configuration.optimizer import OptimizerConfig
 from starpod.trainer.data.batch import Advantages
 from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.diagnostics.gradients import OWN, POOLED, gradient_norm
 from starpod.trainer.models.policy import Policy
-from starpod.trainer.optimizer import OptimizerConfig
-from starpod.trainer.parallel import Parallel
+from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.update import LogprobGap, PolicyTrainer, check_logprob_gaps
 from tests.trainer.tiny_learner import VERSION, built, group_of, learner_of, make_trainer, say, scored_table, turn
 

@@ -8,13 +8,13 @@ import torch
 
 from starpod.trainer.algorithms.advantages import compute_advantages
 from starpod.trainer.algorithms.config import AlgorithmConfig
+from starpod.trainer.configuration.optimizer import OptimizerConfig
 from starpod.trainer.data.batch import Batch, RolloutBatch
 from starpod.trainer.data.episode import Episode, Group, Turn
 from starpod.trainer.learner import Learner
 from starpod.trainer.models.config import ModelConfig, TinyConfig
 from starpod.trainer.models.policy import Policy, build_policy
-from starpod.trainer.optimizer import OptimizerConfig
-from starpod.trainer.parallel import Parallel
+from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.update import PolicyTrainer
 from tests.trainer.turns import a_turn
 

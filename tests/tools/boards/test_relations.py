@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from starpod.boards.relations import Relation, describe_turn, description, read_relations, relations_f1
 from starpod.boards.scene import legend_of
 from starpod.client import EndReason, Transition
+from starpod.trainer.configuration.user_file import UserCodeError
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.rewards.reward import RewardConfig, Rewards
 from starpod.trainer.rewards.view import TurnView
-from starpod.trainer.user_file import UserCodeError
 
 LAKE, AFTER = "G___\nO__P\n____\n___O", "G__P\nO___\n____\n___O"
 ROOM = "######\n#S_X_#\n#√___#\n#____#\n######"

@@ -29,8 +29,8 @@ from starpod.trainer.rollout.saved_starts import read_starts
 from starpod.trainer.warm_start.demonstrations import read_demonstrations
 from tests.support import ServerProcess, start_server
 from tests.tools.ui.conftest import site_over, wait_until
+from tests.trainer.configuration.test_environment_file import VALUES
 from tests.trainer.fake_openai import fake_openai
-from tests.trainer.test_environment_file import VALUES
 from tests.trainer.turns import a_turn
 
 FATAL = 2

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from starpod.client import Fleet
 from starpod.trainer.agents.best_of import BestOfAgents
-from starpod.trainer.config import Config
+from starpod.trainer.configuration.config import Config
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.engines.base import Request
 from starpod.trainer.prompts.conversation import Template

@@ -6,7 +6,7 @@ import pytest
 
 from starpod.client import Observation
 from starpod.trainer.agents.scripted import choose_randomly, find_reference
-from starpod.trainer.section import ConfigError
+from starpod.trainer.configuration.section import ConfigError
 
 RNG = random.Random(0)
 

@@ -15,7 +15,7 @@ from starpod.trainer.algorithms.advantages import compute_advantages
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.gae import gae
 from starpod.trainer.algorithms.hae import HIGH, LOW, TERM, Hierarchical, hierarchical_gae, stages, whiten_units
-from starpod.trainer.config import Config
+from starpod.trainer.configuration.config import Config
 from starpod.trainer.data.batch import Batch
 from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.prompts.grammar import BLOCKS

@@ -11,10 +11,10 @@ from starpod.trainer.algorithms.advantages import compute_advantages
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.user_methods import check_user_methods
 from starpod.trainer.commands.train import train
+from starpod.trainer.configuration.section import ConfigError
+from starpod.trainer.configuration.user_file import UserCodeError, load
 from starpod.trainer.data.updates import token_records
 from starpod.trainer.prompts.prompt import PromptConfig
-from starpod.trainer.section import ConfigError
-from starpod.trainer.user_file import UserCodeError, load
 from tests.trainer.algorithms.builders import a_rollout, doubles
 from tests.trainer.tiny_learner import VERSION, group_of, learner_of, make_trainer
 

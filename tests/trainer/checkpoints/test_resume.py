@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from starpod.trainer.checkpoints.resume import check_changes, check_model
-from starpod.trainer.config import ConfigError, load_config
+from starpod.trainer.configuration.config import ConfigError, load_config
 
 
 @pytest.mark.parametrize("word", ["seed=7", "seeds.train={start: 10001, stop: 20000}"])

@@ -7,8 +7,8 @@ from click.testing import CliRunner, Result
 
 from starpod.trainer.commands.keys import explain, own_keys, sections
 from starpod.trainer.commands.train import train
-from starpod.trainer.config import Config
-from starpod.trainer.section import Section
+from starpod.trainer.configuration.config import Config
+from starpod.trainer.configuration.section import Section
 
 KEYS = [
     f"{prefix}.{name}".lstrip(".")

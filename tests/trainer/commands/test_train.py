@@ -11,12 +11,12 @@ import yaml
 from click.testing import CliRunner, Result
 
 from starpod.trainer.commands.train import commands, train
-from starpod.trainer.config import ConfigError, StopConfig, load_config
+from starpod.trainer.configuration.config import ConfigError, StopConfig, load_config
+from starpod.trainer.configuration.environment_file import remedies
+from starpod.trainer.configuration.user_file import UserFunction, load
 from starpod.trainer.diagnostics.success import has_risen
-from starpod.trainer.environment_file import remedies
 from starpod.trainer.models.config import ModelConfig, ModelError
 from starpod.trainer.models.hf import load_tokenizer
-from starpod.trainer.user_file import UserFunction, load
 from starpod.trainer.warm_start.config import WarmStartConfig
 from starpod.ui.reading import find_runs
 
@@ -77,7 +77,7 @@ def test_a_function_of_a_users_file_that_fails_in_a_run_is_named_with_the_way_on
     async def open_run(*_: object, **__: object) -> AsyncIterator[object]:
         yield SimpleNamespace(progress=SimpleNamespace(step=3))
 
-    monkeypatch.setattr("starpod.trainer.setup.open_run", open_run)
+    monkeypatch.setattr("starpod.trainer.run.setup.open_run", open_run)
     monkeypatch.setattr("starpod.trainer.loop.train", fail)
     failure = f"Error: score failed: ZeroDivisionError: division by zero ({file}, line 1)"
     monkeypatch.chdir(tmp_path)
@@ -112,7 +112,7 @@ def test_pages_show_a_run_before_its_demonstrations_and_a_refused_one_leaves_not
         raise ConfigError("no demonstrations")
 
     shown: list[str] = []
-    monkeypatch.setattr("starpod.trainer.setup.demonstrate", demonstrate)
+    monkeypatch.setattr("starpod.trainer.run.setup.demonstrate", demonstrate)
     assert run("bandit", "threads=1", "--run-dir", str(tmp_path / "a")).exit_code == 2
     assert (shown, list(tmp_path.iterdir())) == (["a"], [])
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from starpod.trainer.engines import weights
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.factory import build_engine
-from starpod.trainer.parallel import Parallel, whole
+from starpod.trainer.parallel.ranks import Parallel, whole
 from tests.trainer.engines.conformance import MAX_CONTEXT, ask, changed, hand_over, make_policy
 
 BUCKET = 20_000

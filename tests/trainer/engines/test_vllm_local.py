@@ -33,7 +33,7 @@ from starpod.trainer.engines.vllm_worker import WeightReceiver
 from starpod.trainer.engines.weights import weights_of
 from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.models.policy import Policy, build_policy
-from starpod.trainer.parallel import Parallel
+from starpod.trainer.parallel.ranks import Parallel
 from tests.support import gone
 from tests.trainer.engines import fake_vllm, vllm_facts
 from tests.trainer.engines.conformance import (

@@ -8,13 +8,13 @@ from pydantic import ValidationError
 
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.checkpoints.checkpoint import Checkpoints, load_checkpoint
+from starpod.trainer.configuration.optimizer import OptimizerConfig
 from starpod.trainer.engines.base import Request
 from starpod.trainer.engines.torch_engine import TorchEngine
 from starpod.trainer.engines.weights import weights_of
 from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.models.policy import CriticKind, Policy, build_policy
-from starpod.trainer.optimizer import OptimizerConfig
-from starpod.trainer.parallel import Parallel
+from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.update import PolicyTrainer
 from tests.trainer.models.test_policy import a_batch
 from tests.trainer.models.tiny_policy import tiny_policy

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.output.config import SinkConfig
 from starpod.trainer.output.files import CannotWrite, cut_after, read_lines, write_atomic
 from starpod.trainer.output.sinks import JsonlSink, Sinks, _mlflow_name, check_sinks
-from starpod.trainer.section import ConfigError
 
 JSONL_ONLY = SinkConfig(tensorboard=False)
 

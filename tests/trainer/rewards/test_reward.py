@@ -10,11 +10,11 @@ from click.testing import CliRunner
 
 from starpod.client import EndReason, Transition
 from starpod.trainer.commands.train import train
+from starpod.trainer.configuration.section import ConfigError
+from starpod.trainer.configuration.user_file import UserCodeError
 from starpod.trainer.data.episode import Episode, Turn
-from starpod.trainer.interrupts import Interrupts
 from starpod.trainer.rewards.reward import RewardConfig, Rewards
-from starpod.trainer.section import ConfigError
-from starpod.trainer.user_file import UserCodeError
+from starpod.trainer.run.interrupts import Interrupts
 from tests.trainer.turns import a_turn
 
 EXECUTED, VALID, EFFECTIVE = 1, 2, 4

@@ -12,7 +12,7 @@ import pytest
 from starpod.client import Fleet
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.engines.base import Reply, Request
-from starpod.trainer.parallel import Parallel
+from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.rollout.ahead import Ahead
 from starpod.trainer.rollout.collect import Start
 from tests.support import ServerProcess

@@ -8,8 +8,8 @@ import sys
 import grpc
 import pytest
 
+from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.rollout.environment import local_services, server_words
-from starpod.trainer.section import ConfigError
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.support import children_of, gone

@@ -15,14 +15,14 @@ from starpod.client import Fleet, Want
 from starpod.trainer.agents.config import SamplingConfig
 from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.algorithms.config import AlgorithmConfig
+from starpod.trainer.configuration.optimizer import OptimizerConfig
 from starpod.trainer.data.batch import Batch, samples_of
 from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.data.images import MARK, ImageConfig, image_ids, read_image
 from starpod.trainer.engines.torch_engine import TorchEngine
 from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.models.policy import Policy, build_policy
-from starpod.trainer.optimizer import OptimizerConfig
-from starpod.trainer.parallel import Parallel
+from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.prompts.prompt import Context, PromptConfig
 from starpod.trainer.rollout.collect import Collector, Start

@@ -7,13 +7,13 @@ import pytest
 
 from starpod.client import Fleet, Limits, Want
 from starpod.trainer.agents.base import limits_left
-from starpod.trainer.config import Config, parse_config
-from starpod.trainer.mixture import Mixture
-from starpod.trainer.preflight import check_environment
+from starpod.trainer.configuration.config import Config, parse_config
+from starpod.trainer.configuration.preflight import check_environment
+from starpod.trainer.configuration.section import ConfigError
+from starpod.trainer.configuration.seeds import SeedCursor
 from starpod.trainer.rollout.environment import read_facts
+from starpod.trainer.rollout.mixture import Mixture
 from starpod.trainer.rollout.saved_starts import SavedStart, open_saved, read_starts
-from starpod.trainer.section import ConfigError
-from starpod.trainer.seeds import SeedCursor
 from tests.trainer.lake import LAKE, TASK
 
 

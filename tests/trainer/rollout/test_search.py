@@ -11,14 +11,14 @@ import pytest
 from starpod.client import Fleet, Observation, Session, Want
 from starpod.client.errors import StarpodError, TooLarge, Unsupported
 from starpod.trainer.agents.base import Agent, Agents, Move, Stop, Task
-from starpod.trainer.config import ConfigError, parse_config
+from starpod.trainer.configuration.config import ConfigError, parse_config
+from starpod.trainer.configuration.seeds import derive
 from starpod.trainer.data.episode import Episode, Group, Turn
 from starpod.trainer.rollout.branches import Brancher
 from starpod.trainer.rollout.collect import Collector, Start
 from starpod.trainer.rollout.config import PivotsConfig, SearchConfig
 from starpod.trainer.rollout.search import Search
 from starpod.trainer.rollout.selection import weight
-from starpod.trainer.seeds import derive
 from tests.support import ROOT, ServerProcess, start_server
 
 MODULE = str(ROOT / "tests" / "environments" / "branching.py")

@@ -8,14 +8,14 @@ import pytest
 
 from starpod.trainer.agents.base import Task
 from starpod.trainer.agents.engine import EngineAgents
-from starpod.trainer.config import Config
+from starpod.trainer.configuration.config import Config
 from starpod.trainer.data.episode import Group
 from starpod.trainer.engines.base import EngineStats
-from starpod.trainer.interrupts import Interrupts
 from starpod.trainer.output.screen import Screen
-from starpod.trainer.parallel import Parallel
+from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.rollout.collect import CollectionFailed
 from starpod.trainer.run.collecting import Collecting
+from starpod.trainer.run.interrupts import Interrupts
 from starpod.trainer.run.progress import Progress, Settings
 from tests.trainer.test_run import Outcome, ScriptedCollector, TwoRanks, episode
 

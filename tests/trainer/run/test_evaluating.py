@@ -7,13 +7,13 @@ from typing import Any, cast
 
 import pytest
 
-from starpod.trainer.config import Config
+from starpod.trainer.configuration.config import Config
 from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.diagnostics.monitor import Monitor
 from starpod.trainer.evaluation.held_out import HeldOut
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
-from starpod.trainer.parallel import Parallel
+from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.rollout.collect import Collected
 from starpod.trainer.run.evaluating import Evaluating
 from starpod.trainer.run.progress import Progress

@@ -12,11 +12,11 @@ import torch
 
 from starpod.trainer.checkpoints.checkpoint import CheckpointError, Checkpoints, Snapshot, load_checkpoint
 from starpod.trainer.checkpoints.folders import list_checkpoints
-from starpod.trainer.config import Config
-from starpod.trainer.interrupts import Interrupted
+from starpod.trainer.configuration.config import Config
 from starpod.trainer.output.screen import Screen
-from starpod.trainer.parallel import Parallel
+from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.run.evaluating import Evaluating
+from starpod.trainer.run.interrupts import Interrupted
 from starpod.trainer.run.persistence import Persistence, Persistent
 from starpod.trainer.run.progress import Progress
 from tests.trainer.run.test_collecting import make_collecting

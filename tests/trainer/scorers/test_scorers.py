@@ -14,15 +14,15 @@ from pydantic import ValidationError
 
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.credit import credit
-from starpod.trainer.config import Config, ConfigError
+from starpod.trainer.configuration.config import Config, ConfigError
+from starpod.trainer.configuration.preflight import check
 from starpod.trainer.data.episode import Episode, Group, episodes_of
-from starpod.trainer.parallel import Parallel
-from starpod.trainer.preflight import check
+from starpod.trainer.parallel.ranks import Parallel
+from starpod.trainer.run.setup import make_scorer
 from starpod.trainer.scorers.base import TurnScorer, pay, rank_correlation, score_and_fit
 from starpod.trainer.scorers.config import ScorerConfig
 from starpod.trainer.scorers.implicit import ImplicitScorer, pair_loss, pairs_of
 from starpod.trainer.scorers.q import QScorer, turn_targets
-from starpod.trainer.setup import make_scorer
 from tests.trainer.algorithms.builders import a_rollout
 from tests.trainer.test_run import make_run, save
 from tests.trainer.tiny_learner import built, group_of

@@ -15,7 +15,7 @@ from starpod.gateway.session import Sampler
 from starpod.trainer.agents.config import SamplingConfig
 from starpod.trainer.agents.pretrained import load_model
 from starpod.trainer.checkpoints.export import read_settings
-from starpod.trainer.config import Config
+from starpod.trainer.configuration.config import Config
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.models.bundled import source_of

@@ -14,10 +14,10 @@ from starpod.gateway.lineage import Draft, Layout, Lineage
 from starpod.gateway.requests import Answer, Ask, Call, Refused, bad_request
 from starpod.gateway.tools import parse_reply
 from starpod.trainer.agents.config import SamplingConfig
+from starpod.trainer.configuration.seeds import derive
 from starpod.trainer.data.episode import Turn
 from starpod.trainer.engines.base import Engine, EngineError, Reply, Request
 from starpod.trainer.prompts.conversation import Template
-from starpod.trainer.seeds import derive
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """Pattern of session names, which are also API keys."""

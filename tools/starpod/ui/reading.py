@@ -16,6 +16,7 @@ from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationErro
 from typing_extensions import TypedDict
 
 from starpod.trainer.checkpoints.folders import list_checkpoints, marks_of
+from starpod.trainer.configuration.strict_yaml import load_yaml
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.untrusted import (
     MAX_LINE,
@@ -28,7 +29,6 @@ from starpod.trainer.data.untrusted import (
 )
 from starpod.trainer.output.pictures import read_pictures
 from starpod.trainer.output.run_folder import RunFolder
-from starpod.trainer.strict_yaml import load_yaml
 
 QUIET_SECONDS = 600.0
 """A run on another machine, whose lock cannot be seen, counts as running while its metrics are younger than this."""

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from starpod.trainer.configuration.seeds import SeedsConfig
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import append_line
-from starpod.trainer.seeds import SeedsConfig
 from starpod.ui.games import Game, Games, close
 from starpod.ui.policies import NotPossible
 from starpod.ui.reading import mapping

@@ -15,12 +15,12 @@ from torch import Tensor
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.credit import agent_units
 from starpod.trainer.checkpoints.state import join_agents, split_agents
+from starpod.trainer.configuration.optimizer import OptimizerConfig
+from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.data.batch import Batch, RolloutBatch, split
 from starpod.trainer.data.episode import Group, branches_of, episodes_of
 from starpod.trainer.diagnostics.gradients import agent_report, gradient_norm, gradient_report
 from starpod.trainer.models.policies import Policies
-from starpod.trainer.optimizer import OptimizerConfig
-from starpod.trainer.section import ConfigError
 from starpod.trainer.turn_order import turn_steps
 from starpod.trainer.update import PolicyTrainer
 

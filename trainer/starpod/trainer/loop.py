@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from starpod.trainer.interrupts import Interrupted
+from starpod.trainer.run.interrupts import Interrupted
 from starpod.trainer.run.progress import StopReason
 from starpod.trainer.run.run import Run
 

@@ -25,7 +25,7 @@ from starpod.trainer.algorithms.losses import (
 )
 from starpod.trainer.data.batch import Batch, Block, RolloutBatch
 from starpod.trainer.data.updates import ABOVE, BELOW, TRAINED
-from starpod.trainer.parallel import Parallel
+from starpod.trainer.parallel.ranks import Parallel
 
 LOSS_TERMS = ("task", "entropy", "kl", "critic")
 """Components of the loss."""

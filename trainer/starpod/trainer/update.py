@@ -12,13 +12,13 @@ from torch import Tensor
 from starpod.trainer.algorithms.advantages import advantages_by_kind
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.checkpoints.state import flatten_optimizer, unflatten_optimizer
+from starpod.trainer.configuration.optimizer import OptimizerConfig
 from starpod.trainer.data.batch import Advantages, Batch, Block, RolloutBatch, Sample
 from starpod.trainer.data.images import Images, by_key
 from starpod.trainer.loss import LOSS_TERMS, StepLoss, in_rows, values_in_rows
 from starpod.trainer.models.first_adapters import FirstAdapters
 from starpod.trainer.models.policy import CriticKind, Policy
-from starpod.trainer.optimizer import OptimizerConfig
-from starpod.trainer.parallel import Parallel
+from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.rollout.config import PivotsConfig
 
 CRITIC_LR: dict[CriticKind, float] = {"shared": 1e-3, "separate": 1e-5}

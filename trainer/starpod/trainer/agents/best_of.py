@@ -10,10 +10,10 @@ from dataclasses import dataclass, fields, replace
 from starpod.client import Observation, Session
 from starpod.trainer.agents.base import Agent, Task
 from starpod.trainer.agents.engine import EngineAgent, EngineAgents
+from starpod.trainer.configuration.seeds import derive
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.engines.base import Reply, Request
 from starpod.trainer.prompts.conversation import Prompt
-from starpod.trainer.seeds import derive
 
 Score = Callable[[Sequence[Episode]], Awaitable[list[list[float]]]]
 """Function that returns a number for each turn of each episode."""

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from starpod.trainer.section import CommandWords, Section
+from starpod.trainer.configuration.section import CommandWords, Section
 
 SOLVER, VERIFIER = "solver", "verifier"
 ATTEMPT = "attempt"

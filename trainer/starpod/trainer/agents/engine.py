@@ -16,12 +16,12 @@ from starpod.trainer.agents.base import (
     limits_left,
 )
 from starpod.trainer.agents.config import SamplingConfig
+from starpod.trainer.configuration.seeds import derive
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.data.images import BadImage
 from starpod.trainer.engines.base import Engine, Reply, Request
 from starpod.trainer.prompts.conversation import Conversation, Prompt, Template
 from starpod.trainer.prompts.prompt import PromptConfig, Prompter
-from starpod.trainer.seeds import derive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

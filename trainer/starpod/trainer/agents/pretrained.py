@@ -18,7 +18,8 @@ from starpod.trainer.agents.script import engine_agents
 from starpod.trainer.checkpoints.checkpoint import CheckpointError
 from starpod.trainer.checkpoints.export import read_settings
 from starpod.trainer.checkpoints.trained import is_run_or_checkpoint, load_trained
-from starpod.trainer.config import Config, ConfigError, parse_config
+from starpod.trainer.configuration.config import Config, ConfigError, parse_config
+from starpod.trainer.configuration.tasks import TaskConfig
 from starpod.trainer.engines.base import EngineError
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.factory import build_engines
@@ -29,7 +30,6 @@ from starpod.trainer.models.precision import round_weights
 from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.rollout.environment import make_task
-from starpod.trainer.tasks import TaskConfig
 
 TEMPERATURE = 0.5
 """Default temperature for models that have no run, as in RAGEN's evaluations (arXiv 2504.20073)."""

@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 
 from starpod.trainer.agents.config import ProgramConfig
 from starpod.trainer.agents.engine import EngineAgents
-from starpod.trainer.section import ConfigError
+from starpod.trainer.configuration.section import ConfigError
 
 GROUP, NAME = "starpod.agents", "program"
 

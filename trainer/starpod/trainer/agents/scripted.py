@@ -10,9 +10,9 @@ from importlib.metadata import entry_points
 from starpod.client import Observation, Session, Want
 from starpod.client.spelling import nearest
 from starpod.trainer.agents.base import Agent, Agents, Move, Stop, Task
+from starpod.trainer.configuration.section import ConfigError
+from starpod.trainer.configuration.user_file import UserFunction
 from starpod.trainer.data.episode import Episode
-from starpod.trainer.section import ConfigError
-from starpod.trainer.user_file import UserFunction
 
 Choose = Callable[[Observation, Sequence[str], random.Random], str | None]
 """Function that returns an action for an observation and the environment's action names; None if it knows no action."""

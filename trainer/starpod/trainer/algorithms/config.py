@@ -50,9 +50,9 @@ from starpod.trainer.algorithms.sections import (
     TurnClipConfig,
 )
 from starpod.trainer.algorithms.terms import TERMS, CreditTerm
+from starpod.trainer.configuration.section import Section
+from starpod.trainer.configuration.user_file import known_or_located, names_file
 from starpod.trainer.prompts.grammar import Block
-from starpod.trainer.section import Section
-from starpod.trainer.user_file import known_or_located, names_file
 
 if TYPE_CHECKING:
     from torch import Tensor

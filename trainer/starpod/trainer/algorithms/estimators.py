@@ -13,8 +13,8 @@ from pydantic import Field, model_validator
 
 from starpod.trainer.algorithms.sections import GiGPOConfig
 from starpod.trainer.algorithms.terms import TERMS, CreditTerm
+from starpod.trainer.configuration.section import Section
 from starpod.trainer.prompts.grammar import Block
-from starpod.trainer.section import Section
 
 if TYPE_CHECKING:
     from torch import Tensor

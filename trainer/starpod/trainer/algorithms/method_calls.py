@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from starpod.trainer.algorithms.losses import PolicyLoss
+from starpod.trainer.configuration.user_file import UserFunction, load
 from starpod.trainer.data.batch import RolloutBatch
-from starpod.trainer.user_file import UserFunction, load
 
 
 def estimate_advantages(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 from pydantic import Field, model_validator
 
 from starpod.trainer.algorithms.sections import TurnClipConfig, fill_defaults
-from starpod.trainer.section import Section
+from starpod.trainer.configuration.section import Section
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from starpod.trainer.section import Section
+from starpod.trainer.configuration.section import Section
 
 
 def fill_defaults(values: Any, kind: str, default: str, defaults: Mapping[str, Mapping[str, Any]]) -> Any:

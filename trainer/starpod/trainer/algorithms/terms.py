@@ -7,8 +7,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from starpod.trainer.configuration.section import Section
 from starpod.trainer.prompts.grammar import Block
-from starpod.trainer.section import Section
 
 Key = Literal["turn", "state", "agent", "tree"]
 CRITERIA = "criteria"

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from starpod.trainer.algorithms.config import AlgorithmConfig
+from starpod.trainer.configuration.section import ConfigError
+from starpod.trainer.configuration.user_file import UserCodeError, names_file
 from starpod.trainer.data.batch import Batch, RolloutBatch
 from starpod.trainer.data.episode import Episode, Turn
-from starpod.trainer.section import ConfigError
-from starpod.trainer.user_file import UserCodeError, names_file
 
 
 def check_user_methods(config: AlgorithmConfig) -> None:

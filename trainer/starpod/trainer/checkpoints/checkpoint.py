@@ -30,7 +30,7 @@ from torch import Tensor
 from starpod.trainer.checkpoints.config import CheckpointConfig
 from starpod.trainer.checkpoints.folders import folder_name, list_checkpoints
 from starpod.trainer.checkpoints.tensors import TensorFile
-from starpod.trainer.parallel import Parallel, RankFailed
+from starpod.trainer.parallel.ranks import Parallel, RankFailed
 
 FORMAT = 1
 MANIFEST = "manifest.json"

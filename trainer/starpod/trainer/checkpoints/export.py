@@ -13,7 +13,8 @@ import yaml
 from transformers import GenerationConfig
 
 from starpod.trainer.checkpoints.trained import Trained
-from starpod.trainer.config import Config, ConfigError, parse_config
+from starpod.trainer.configuration.config import Config, ConfigError, parse_config
+from starpod.trainer.configuration.user_file import names_file
 from starpod.trainer.models.config import GEMMA3, SMOLLM2, TINY, model_title
 from starpod.trainer.models.policies import policy_of
 from starpod.trainer.models.policy import VALUES, Policy
@@ -22,7 +23,6 @@ from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.words import with_interval
 from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.rollout.environment import serve_words
-from starpod.trainer.user_file import names_file
 
 _ON_THE_HUB = {SMOLLM2: "HuggingFaceTB/SmolLM2-135M-Instruct", GEMMA3: "google/gemma-3-270m"}
 """Names on the Hugging Face hub of models that come with Python packages."""

@@ -10,10 +10,10 @@ from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
-from starpod.trainer.config import Config, Explore, load_config
+from starpod.trainer.configuration.config import Config, Explore, load_config
+from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.models.config import RUN_TIME, ModelConfig
 from starpod.trainer.output.run_folder import RunFolder
-from starpod.trainer.section import ConfigError
 
 if TYPE_CHECKING:
     from starpod.trainer.checkpoints.checkpoint import Loaded

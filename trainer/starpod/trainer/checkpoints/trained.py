@@ -12,7 +12,7 @@ from starpod.trainer.checkpoints.state import split_agents
 from starpod.trainer.models.config import TINY, ModelConfig
 from starpod.trainer.models.policies import Policies
 from starpod.trainer.models.policy import build_policy, load_policy
-from starpod.trainer.parallel import Parallel
+from starpod.trainer.parallel.ranks import Parallel
 
 Which = Literal["best", "latest"]
 

@@ -36,6 +36,9 @@ from starpod.remote.catalog import (
 from starpod.report.console import safe_console
 from starpod.trainer.agents.base import AgentRefused, Agents, Sampling, Task
 from starpod.trainer.agents.scripted import ReferenceAgents, reference_names
+from starpod.trainer.configuration.section import ConfigError
+from starpod.trainer.configuration.seeds import SeedsConfig
+from starpod.trainer.configuration.user_file import UserCodeError
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import write_episodes
 from starpod.trainer.evaluation.compare import NotComparable, compare_evaluations, read_evaluation
@@ -43,9 +46,6 @@ from starpod.trainer.evaluation.figures import episode_results, renumber_groups,
 from starpod.trainer.rollout.collect import Collector, starts_from
 from starpod.trainer.rollout.config import EnvironmentConfig
 from starpod.trainer.rollout.environment import is_hostable, local_services, serve_words
-from starpod.trainer.section import ConfigError
-from starpod.trainer.seeds import SeedsConfig
-from starpod.trainer.user_file import UserCodeError
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_word import EnvironmentWord
 

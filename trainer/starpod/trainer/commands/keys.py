@@ -12,8 +12,8 @@ from pydantic.fields import FieldInfo
 
 from starpod.client.spelling import near, nearest
 from starpod.trainer.algorithms.config import DEFAULT_PRESET, METHODS, PRESETS, AlgorithmConfig
-from starpod.trainer.config import Config
-from starpod.trainer.section import ConfigError, Kinds, Section
+from starpod.trainer.configuration.config import Config
+from starpod.trainer.configuration.section import ConfigError, Kinds, Section
 
 
 def explain(dotted_name: str = "") -> str:

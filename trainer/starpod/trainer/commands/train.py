@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import click
 
 if TYPE_CHECKING:
-    from starpod.trainer.config import Complete, Config
+    from starpod.trainer.configuration.config import Complete, Config
     from starpod.trainer.output.screen import Screen
     from starpod.trainer.run.progress import StopReason
     from starpod.trainer.run.run import Run
@@ -77,7 +77,7 @@ def train(
     collect.groups=16 (see --keys). The default of CONFIG is frozen_lake, or the run's own configuration with --resume.
     On Ctrl-C or SIGTERM, the run saves and exits.
     """
-    from starpod.trainer.section import ConfigError, packaged_configs
+    from starpod.trainer.configuration.section import ConfigError, packaged_configs
 
     if list_configurations:
         for name, path in packaged_configs().items():
@@ -91,7 +91,7 @@ def train(
         except ConfigError as error:
             raise click.UsageError(str(error)) from None
         return 0
-    from starpod.trainer.config import names_environment
+    from starpod.trainer.configuration.config import names_environment
 
     if config is not None and "=" in config and not (Path(config).exists() or names_environment(config)):
         words, config = (config, *words), None
@@ -101,8 +101,8 @@ def train(
         click.echo(f"given more than once, the last one counts: {', '.join(repeated_keys)}", err=True)
         words = tuple(dict(zip(names, words, strict=True)).values())
     from starpod.trainer.checkpoints.resume import USUAL, resolve_run
-    from starpod.trainer.environment_file import Job, choose_job
-    from starpod.trainer.preflight import check
+    from starpod.trainer.configuration.environment_file import Job, choose_job
+    from starpod.trainer.configuration.preflight import check
 
     def explore(environment: str, complete: Complete) -> Mapping[str, Any]:
         jobs.append(choose_job(environment, complete, lambda line: click.echo(line, err=True)))
@@ -125,7 +125,7 @@ def train(
     for job in jobs:
         click.echo("\n".join(job.explain(resolved_config)), err=True)
     if dry_run:
-        from starpod.trainer.strict_yaml import dump_yaml
+        from starpod.trainer.configuration.strict_yaml import dump_yaml
 
         click.echo(dump_yaml(resolved_config.to_dict()), nl=False)
         return _check_memory(resolved_config)
@@ -139,9 +139,9 @@ def _check_memory(config: Config) -> int:
     import transformers
 
     from starpod.trainer.engines.base import EngineError
-    from starpod.trainer.memory import estimate_memory, place_of
     from starpod.trainer.models.config import ModelError
-    from starpod.trainer.parallel import NoDevice
+    from starpod.trainer.parallel.ranks import NoDevice
+    from starpod.trainer.run.memory import estimate_memory, place_of
 
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
@@ -168,17 +168,17 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
 
     from starpod.client import BadArgument, UnknownEnvironment, UnknownVersion, Unreachable
     from starpod.trainer.checkpoints.folders import list_checkpoints
-    from starpod.trainer.interrupts import Interrupted, Interrupts
+    from starpod.trainer.configuration.section import ConfigError
+    from starpod.trainer.configuration.user_file import UserCodeError
     from starpod.trainer.loop import train as loop
     from starpod.trainer.output.files import CannotWrite
     from starpod.trainer.output.live import make_screen
     from starpod.trainer.output.run_folder import RunFolder
     from starpod.trainer.output.screen import client_events
-    from starpod.trainer.parallel import Parallel
+    from starpod.trainer.parallel.ranks import Parallel
+    from starpod.trainer.run.interrupts import Interrupted, Interrupts
     from starpod.trainer.run.progress import StopReason
-    from starpod.trainer.section import ConfigError
-    from starpod.trainer.setup import open_run
-    from starpod.trainer.user_file import UserCodeError
+    from starpod.trainer.run.setup import open_run
 
     input_errors = (ConfigError, UserCodeError, BadArgument, UnknownEnvironment, UnknownVersion)
     torch.set_num_threads(config.threads)
@@ -241,8 +241,8 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
 
 def _write_ending(path: Path, config: Config, reason: StopReason, screen: Screen) -> dict[str, str]:
     """Write the report of a run that is over or stopped. Return the last lines of the screen by heading."""
+    from starpod.trainer.configuration.environment_file import remedies
     from starpod.trainer.diagnostics.success import has_risen
-    from starpod.trainer.environment_file import remedies
     from starpod.trainer.output.report import write_report
     from starpod.trainer.output.run_folder import RunFolder
     from starpod.trainer.output.words import evaluation_after_best, final_line, with_interval

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
-from starpod.trainer.section import ConfigError
+from starpod.trainer.configuration.section import ConfigError
 from starpod.v1.values import MAX_REWARD
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from PIL import Image, UnidentifiedImageError
 from pydantic import Field, model_validator
 
-from starpod.trainer.section import Section
+from starpod.trainer.configuration.section import Section
 
 MARK = "\ufffc"
 """Placeholder for an image in a text: Unicode's object replacement character."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from starpod.trainer.configuration.section import ConfigError
+from starpod.trainer.configuration.seeds import SeedsConfig
 from starpod.trainer.data.episode import EXTERNAL, Group, episodes_of
 from starpod.trainer.data.files import BadEpisodes, read_groups
 from starpod.trainer.prompts.conversation import Template
-from starpod.trainer.section import ConfigError
-from starpod.trainer.seeds import SeedsConfig
 
 
 def read_offline(path: str, seeds: SeedsConfig) -> list[Group]:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from pydantic import Field, model_validator
 
+from starpod.trainer.configuration.section import FilePath, Section
 from starpod.trainer.data.episode import Group
-from starpod.trainer.section import FilePath, Section
 
 
 class ReplayConfig(Section):

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field
 
+from starpod.trainer.configuration.section import Section
 from starpod.trainer.output.config import SinkConfig
-from starpod.trainer.section import Section
 
 
 class EchoTrapConfig(Section):

@@ -15,9 +15,9 @@ from typing import Any
 from starpod.report.figures import show
 from starpod.trainer.agents.config import SamplingConfig
 from starpod.trainer.algorithms.config import AlgorithmConfig
+from starpod.trainer.configuration.optimizer import OptimizerConfig
 from starpod.trainer.diagnostics.config import MonitorConfig
 from starpod.trainer.diagnostics.success import SuccessTrack
-from starpod.trainer.optimizer import OptimizerConfig
 from starpod.trainer.output.words import withdrawal
 
 

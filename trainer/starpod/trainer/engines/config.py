@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from starpod.trainer.section import FilePath, Section
+from starpod.trainer.configuration.section import FilePath, Section
 
 Handover = Literal["auto", "ipc", "disk", "nccl"]
 

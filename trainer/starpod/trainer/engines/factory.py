@@ -14,7 +14,7 @@ from starpod.trainer.models.policies import Policies
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.models.precision import compute_dtype
 from starpod.trainer.models.trunk import unwrapped
-from starpod.trainer.parallel import Parallel
+from starpod.trainer.parallel.ranks import Parallel
 
 
 def build_engines(

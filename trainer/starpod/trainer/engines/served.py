@@ -13,9 +13,9 @@ from uuid import uuid4
 
 import torch
 
+from starpod.trainer.configuration.seeds import derive
 from starpod.trainer.engines.base import EngineError, EngineLost, EngineStats, Reply, Request, check_prompt
-from starpod.trainer.parallel import Parallel
-from starpod.trainer.seeds import derive
+from starpod.trainer.parallel.ranks import Parallel
 
 GRACE_SECONDS = 1.0
 """Time for which `pause` waits for aborted calls to return their tokens. It then cancels the remaining calls."""

@@ -32,7 +32,7 @@ from starpod.trainer.engines.weights import device_of, gather, make_folder, weig
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.models.precision import compute_dtype
 from starpod.trainer.models.trunk import unwrapped
-from starpod.trainer.parallel import Parallel, RankFailed, equal_parts
+from starpod.trainer.parallel.ranks import Parallel, RankFailed, equal_parts
 
 MISSING = "engine vllm needs the package vllm; from a clone of the repository: pip install '.[vllm]'"
 WORKER_EXTENSION = "starpod.trainer.engines.vllm_worker.WeightReceiver"

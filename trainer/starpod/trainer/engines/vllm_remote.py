@@ -30,7 +30,7 @@ from starpod.trainer.engines.served import Piece, ServedEngine, sampling_paramet
 from starpod.trainer.engines.watch import Watch
 from starpod.trainer.engines.weights import device_of, gather, make_folder, shapes_of, weights_of, write_weights
 from starpod.trainer.models.precision import compute_dtype
-from starpod.trainer.parallel import Parallel
+from starpod.trainer.parallel.ranks import Parallel
 
 START = (
     "starpod vllm MODEL, or VLLM_SERVER_DEV_MODE=1 vllm serve MODEL --logprobs-mode processed_logprobs "

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from starpod.trainer.engines.weights import gather
-from starpod.trainer.parallel import Parallel
+from starpod.trainer.parallel.ranks import Parallel
 
 BUCKET_BYTES = 2**29
 """Maximum size of a bucket. A larger weight has its own bucket."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from starpod.trainer.section import Section
+from starpod.trainer.configuration.section import Section
 
 
 class EvaluationConfig(Section):

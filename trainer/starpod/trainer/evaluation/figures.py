@@ -11,11 +11,11 @@ from typing import Any
 from starpod.client import Fleet, StarpodError
 from starpod.trainer.agents.base import Task
 from starpod.trainer.agents.scripted import ReferenceAgents
+from starpod.trainer.configuration.section import ConfigError
+from starpod.trainer.configuration.user_file import UserCodeError
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.evaluation.statistics import clustered_interval, interval_of_mean, mean_interval, pass_at_k
 from starpod.trainer.rollout.collect import Collected, Collector, starts_from
-from starpod.trainer.section import ConfigError
-from starpod.trainer.user_file import UserCodeError
 
 _OUTCOMES = ("success", "success_low", "success_high", "return_mean", "return_low", "return_high")
 """Metrics that describe what a policy reaches."""

@@ -10,19 +10,19 @@ from typing import Any, Literal
 from starpod.trainer.agents.base import Task
 from starpod.trainer.agents.best_of import BestOfAgents
 from starpod.trainer.agents.engine import EngineAgents
-from starpod.trainer.config import Config
+from starpod.trainer.configuration.config import Config
+from starpod.trainer.configuration.seeds import Purpose
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.evaluation.figures import evaluate_reference, renumber_groups
-from starpod.trainer.interrupts import Interrupts
 from starpod.trainer.output.pictures import in_order, write_pictures
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
-from starpod.trainer.parallel import Parallel
+from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.rollout.collect import Collected, Collector, of_all_ranks, starts_from
 from starpod.trainer.rollout.environment import make_task
 from starpod.trainer.rollout.frames import draw_episodes
+from starpod.trainer.run.interrupts import Interrupts
 from starpod.trainer.scorers.base import TurnScorer
-from starpod.trainer.seeds import Purpose
 
 
 class HeldOut:

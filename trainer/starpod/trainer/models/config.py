@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from starpod.trainer.configuration.section import Section, absolute_path
 from starpod.trainer.data.images import ImageConfig
-from starpod.trainer.section import Section, absolute_path
 
 
 class ModelError(Exception):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from starpod.trainer.data.images import Images
 from starpod.trainer.models.policy import Policy, Scores
-from starpod.trainer.parallel import Parallel, reshard
+from starpod.trainer.parallel.ranks import Parallel, reshard
 
 
 class FirstAdapters:

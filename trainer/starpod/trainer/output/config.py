@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from starpod.trainer.section import Section
+from starpod.trainer.configuration.section import Section
 
 
 class SinkConfig(Section):

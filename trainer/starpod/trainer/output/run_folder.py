@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from starpod.trainer.checkpoints.folders import list_checkpoints, marks_of
+from starpod.trainer.configuration.strict_yaml import dump_yaml, load_yaml
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import write_episodes
 from starpod.trainer.data.untrusted import MAX_LINE, read_bytes, read_json
 from starpod.trainer.data.updates import TokenRecord, Verdict, update_file, write_update
 from starpod.trainer.output.files import CannotWrite, cut_after, read_lines, to_json_line, write_atomic
-from starpod.trainer.strict_yaml import dump_yaml, load_yaml
 
 PACKAGES = "starpod torch transformers tokenizers numpy grpcio protobuf peft vllm".split()
 """Packages whose versions are recorded if they are installed."""

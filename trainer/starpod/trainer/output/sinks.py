@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self
 
+from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.output.config import SinkConfig
 from starpod.trainer.output.files import CannotWrite, cut_after, to_json_line
-from starpod.trainer.section import ConfigError
 
 
 class Sink(Protocol):

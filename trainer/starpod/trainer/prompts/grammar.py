@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from starpod.client.answers import find_mark, split_actions, split_objects
-from starpod.trainer.user_file import UserFunction
+from starpod.trainer.configuration.user_file import UserFunction
 
 Result = TypeVar("Result")
 

@@ -8,11 +8,11 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from starpod.client import Limits
+from starpod.trainer.configuration.section import ConfigError, Section
+from starpod.trainer.configuration.user_file import UserCodeError, call, known_or_located, load, names_file
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.data.images import MARK, NOT_A_MARK
 from starpod.trainer.prompts.grammar import Further, Grammar, Parsed, UserGrammar
-from starpod.trainer.section import ConfigError, Section
-from starpod.trainer.user_file import UserCodeError, call, known_or_located, load, names_file
 
 Context = Literal["full", "window", "split", "single_turn"]
 """Context of a reply. full: the whole conversation. window: its latest turns, as a conversation. split: a conversation

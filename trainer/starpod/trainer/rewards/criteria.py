@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from starpod.trainer.configuration.section import Section
 from starpod.trainer.rewards.view import TurnView
-from starpod.trainer.section import Section
 
 
 class CriteriaConfig(Section):

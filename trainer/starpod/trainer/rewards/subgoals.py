@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
+from starpod.trainer.configuration.section import Section
 from starpod.trainer.data.episode import Turn
 from starpod.trainer.rewards.view import TurnView
-from starpod.trainer.section import Section
 
 
 class SubgoalsConfig(Section):

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
+from starpod.trainer.configuration.section import Section
 from starpod.trainer.data.episode import Turn
-from starpod.trainer.section import Section
 
 
 class ToolsConfig(Section):

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from pydantic import Field, model_validator
 
+from starpod.trainer.configuration.section import Section
 from starpod.trainer.data.episode import Episode
-from starpod.trainer.section import Section
 
 _REPEATED = 5
 """Maximum number of texts per collection that count as repeated, the most frequent ones first."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.data.episode import Episode, Group
-from starpod.trainer.parallel import Parallel
+from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.rollout.collect import Collected, Collector, Start
 from starpod.trainer.rollout.saved_starts import SavedStart
 

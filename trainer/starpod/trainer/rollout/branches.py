@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from starpod.client import EpisodePath, Fleet, Observation, Reseeding, Session, Snapshot, StarpodError
 from starpod.client.errors import Unsupported
 from starpod.trainer.agents.base import Agent, Agents, Move, Stop, Task
+from starpod.trainer.configuration.seeds import derive
 from starpod.trainer.data.episode import Episode, Spent, Turn
 from starpod.trainer.rewards.reward import Rewards
 from starpod.trainer.rollout.play import OWN_REWARD, play, together
-from starpod.trainer.seeds import derive
 
 
 @dataclass(slots=True)

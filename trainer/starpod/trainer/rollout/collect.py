@@ -19,7 +19,7 @@ from starpod.trainer.rollout.saved_starts import SavedStart, open_saved
 from starpod.trainer.rollout.search import Search
 
 if TYPE_CHECKING:
-    from starpod.trainer.parallel import Parallel
+    from starpod.trainer.parallel.ranks import Parallel
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from starpod.client.transport import as_addresses
 from starpod.trainer.agents.config import ProgramConfig
-from starpod.trainer.section import CommandWords, FilePath, Kinds, Section
+from starpod.trainer.configuration.section import CommandWords, FilePath, Kinds, Section
 
 Strategy = Literal["none", "best_of", "beam", "lookahead", "pivots", "values", "tree"]
 

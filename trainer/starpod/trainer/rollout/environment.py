@@ -13,8 +13,8 @@ from starpod.client import TLS, Fleet, Limits
 from starpod.client.nearest import unknown_environment
 from starpod.client.programs import ServiceRefused, start_server
 from starpod.trainer.agents.base import Task
+from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.rollout.config import EnvironmentConfig
-from starpod.trainer.section import ConfigError
 from starpod.v1.environment_word import installed_ids
 
 

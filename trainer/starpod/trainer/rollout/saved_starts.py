@@ -13,7 +13,7 @@ from typing import Any
 
 from starpod.client import EpisodePath, Fleet, Opening, PathTurn, ReplayDiverged, Session, Want
 from starpod.trainer.agents.base import Task, extend_limits
-from starpod.trainer.section import ConfigError
+from starpod.trainer.configuration.section import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Sequence
 from itertools import chain
 from statistics import fmean
 
+from starpod.trainer.configuration.seeds import derive
 from starpod.trainer.data.episode import Episode, Group, Turn
 from starpod.trainer.rollout.branches import Brancher, Line, adopt
 from starpod.trainer.rollout.config import (
@@ -26,7 +27,6 @@ from starpod.trainer.rollout.config import (
 from starpod.trainer.rollout.pivots import Recoverability
 from starpod.trainer.rollout.play import together
 from starpod.trainer.rollout.selection import weigh
-from starpod.trainer.seeds import derive
 
 WON, LOST = 2.0, -1.0
 """Scores of won and lost episodes. Unfinished episodes have scores in [0, 1], which lie between these two."""

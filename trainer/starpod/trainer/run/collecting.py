@@ -12,6 +12,7 @@ import numpy as np
 from starpod.client import EnvironmentBug
 from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.algorithms.filters import needs_reask
+from starpod.trainer.configuration.seeds import SeedCursor, derive
 from starpod.trainer.data.episode import Group, episodes_of
 from starpod.trainer.data.replay import ReplayBuffer, oldest_version
 from starpod.trainer.diagnostics.diversity import diversity
@@ -24,15 +25,14 @@ from starpod.trainer.diagnostics.metrics import (
     tokens_spent,
 )
 from starpod.trainer.engines.base import EngineStats
-from starpod.trainer.interrupts import Interrupts
-from starpod.trainer.mixture import Mixture
 from starpod.trainer.output.screen import Screen
-from starpod.trainer.parallel import Parallel
+from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.rewards.truth import punish_repetition
 from starpod.trainer.rollout.ahead import Ahead
 from starpod.trainer.rollout.collect import Collected, CollectionFailed, Collector, of_all_ranks
+from starpod.trainer.rollout.mixture import Mixture
+from starpod.trainer.run.interrupts import Interrupts
 from starpod.trainer.run.progress import Progress, Settings
-from starpod.trainer.seeds import SeedCursor, derive
 
 
 @dataclass(slots=True)

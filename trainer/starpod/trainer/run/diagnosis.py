@@ -8,14 +8,14 @@ from time import perf_counter
 
 import torch
 
-from starpod.trainer.config import Config
+from starpod.trainer.configuration.config import Config
+from starpod.trainer.configuration.seeds import derive
 from starpod.trainer.data.episode import Group, episodes_of
 from starpod.trainer.data.images import by_key
 from starpod.trainer.diagnostics.information import InformationProbe
 from starpod.trainer.learner import Learner
-from starpod.trainer.parallel import Parallel
+from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.run.weights import EngineWeights
-from starpod.trainer.seeds import derive
 
 
 class Diagnosis:

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from time import perf_counter, time
 from typing import Any, Literal
 
-from starpod.trainer.config import Config
+from starpod.trainer.configuration.config import Config
 from starpod.trainer.diagnostics.early_stop import EarlyStop
 from starpod.trainer.evaluation.figures import final_figures, held_out_figures, overall
 from starpod.trainer.evaluation.held_out import HeldOut
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.output.words import missing_result
-from starpod.trainer.parallel import Parallel
+from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.rollout.collect import Collected
 from starpod.trainer.run.progress import Progress
 

@@ -11,16 +11,16 @@ from typing import Any, Protocol
 
 from starpod.trainer.checkpoints.checkpoint import CheckpointError, Checkpoints, Loaded
 from starpod.trainer.checkpoints.state import capture_rng, restore_rng
-from starpod.trainer.config import Config, ConfigError
+from starpod.trainer.configuration.config import Config, ConfigError
 from starpod.trainer.data.replay import ReplayBuffer
-from starpod.trainer.interrupts import Interrupted
 from starpod.trainer.learner import Learner
 from starpod.trainer.output.screen import Screen
-from starpod.trainer.parallel import Parallel, RankFailed
+from starpod.trainer.parallel.ranks import Parallel, RankFailed
 from starpod.trainer.rollout.ahead import Admitted
 from starpod.trainer.rollout.collect import CollectionFailed
 from starpod.trainer.run.collecting import Collecting
 from starpod.trainer.run.evaluating import Evaluating
+from starpod.trainer.run.interrupts import Interrupted
 from starpod.trainer.run.progress import Progress
 from starpod.trainer.run.warm_start import WarmStart
 from starpod.trainer.scorers.base import TurnScorer

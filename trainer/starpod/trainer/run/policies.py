@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from safetensors import SafetensorError
 
 from starpod.trainer.checkpoints.trained import INITIAL
-from starpod.trainer.config import Config
+from starpod.trainer.configuration.config import Config
+from starpod.trainer.configuration.seeds import derive
 from starpod.trainer.models.config import TINY
 from starpod.trainer.models.policies import Policies, copy_trained
 from starpod.trainer.models.policy import Policy, build_policy, load_policy
 from starpod.trainer.models.precision import round_weights
 from starpod.trainer.output.files import CannotWrite
 from starpod.trainer.output.run_folder import RunFolder
-from starpod.trainer.parallel import Parallel
-from starpod.trainer.seeds import derive
+from starpod.trainer.parallel.ranks import Parallel
 
 
 @dataclass(frozen=True, slots=True)

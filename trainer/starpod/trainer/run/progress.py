@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from starpod.trainer.config import Config
-from starpod.trainer.stages import Stages
+from starpod.trainer.configuration.config import Config
+from starpod.trainer.configuration.stages import Stages
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ from starpod.trainer.data.episode import Group
 from starpod.trainer.data.updates import Verdict, token_records
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
-from starpod.trainer.parallel import Parallel
+from starpod.trainer.parallel.ranks import Parallel
 
 
 class RolloutLog:

@@ -10,22 +10,22 @@ from starpod.client.spelling import nearest
 from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.algorithms.filters import filter_groups, loss_scale
 from starpod.trainer.checkpoints.checkpoint import Checkpoints, Loaded
-from starpod.trainer.config import Config
+from starpod.trainer.configuration.config import Config
 from starpod.trainer.data.episode import Episode, Group, branches_of, episodes_of
 from starpod.trainer.diagnostics.echo_trap import SettingsInUse
 from starpod.trainer.diagnostics.metrics import kept_by_task
 from starpod.trainer.diagnostics.monitor import Monitor
 from starpod.trainer.evaluation.held_out import HeldOut
-from starpod.trainer.interrupts import Interrupted, Interrupts
 from starpod.trainer.learner import Learner
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.output.sinks import Sinks
-from starpod.trainer.parallel import Parallel
+from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.rollout.collect import Collector
 from starpod.trainer.run.collecting import Collecting
 from starpod.trainer.run.diagnosis import Diagnosis
 from starpod.trainer.run.evaluating import Evaluating
+from starpod.trainer.run.interrupts import Interrupted, Interrupts
 from starpod.trainer.run.persistence import Persistence, Persistent
 from starpod.trainer.run.policies import Models
 from starpod.trainer.run.progress import Progress, Settings, StopReason
@@ -69,7 +69,7 @@ class Parts:
 
 
 class Run:
-    """A training run. `starpod.trainer.setup` builds it; `starpod.trainer.loop` drives it.
+    """A training run. `starpod.trainer.run.setup` builds it; `starpod.trainer.loop` drives it.
 
     Attributes:
         metrics: Metrics of the current step.

@@ -9,15 +9,15 @@ from typing import Any
 from torch import Tensor
 
 from starpod.trainer.checkpoints.state import join_parts, split_parts
-from starpod.trainer.config import Config
+from starpod.trainer.configuration.config import Config
+from starpod.trainer.configuration.seeds import derive
 from starpod.trainer.data.episode import Episode, turns_of
 from starpod.trainer.evaluation.held_out import HeldOut
-from starpod.trainer.interrupts import Interrupts
 from starpod.trainer.learner import Learner
 from starpod.trainer.output.screen import Screen
-from starpod.trainer.parallel import Parallel
+from starpod.trainer.parallel.ranks import Parallel
+from starpod.trainer.run.interrupts import Interrupts
 from starpod.trainer.run.weights import EngineWeights
-from starpod.trainer.seeds import derive
 from starpod.trainer.warm_start.imitation import Imitation
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from time import perf_counter
 
 from starpod.trainer.engines.base import Engine
-from starpod.trainer.parallel import Parallel
+from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.run.policies import Models
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from starpod.trainer.section import Kinds
+from starpod.trainer.configuration.section import Kinds
 
 
 class ScorerConfig(Kinds):

@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from starpod.trainer.configuration.section import FilePath, Section
 from starpod.trainer.models.config import TINY, ModelConfig
 from starpod.trainer.prompts.grammar import Further
-from starpod.trainer.section import FilePath, Section
 
 
 class WarmStartConfig(Section):

@@ -21,13 +21,13 @@ from starpod.trainer.agents.script import (
     role_prompt,
 )
 from starpod.trainer.agents.scripted import REFERENCES, choose_randomly
+from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.data.episode import DONE, Episode, Turn, part_sums
 from starpod.trainer.data.files import BadEpisodes, read_episodes
 from starpod.trainer.prompts.conversation import Conversation, Template
 from starpod.trainer.prompts.grammar import SEPARATOR
 from starpod.trainer.prompts.prompt import PromptConfig, Prompter
 from starpod.trainer.rollout.play import play, together
-from starpod.trainer.section import ConfigError
 from starpod.trainer.warm_start.config import WarmStartConfig
 
 GROUP = "starpod.demonstrations"

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from starpod.trainer.checkpoints.state import flatten_optimizer, unflatten_optimizer
+from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.data.batch import Batch
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.models.policy import Policy
-from starpod.trainer.parallel import Parallel
-from starpod.trainer.section import ConfigError
+from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.warm_start.config import WarmStartConfig
 
 

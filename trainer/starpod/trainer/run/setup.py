@@ -15,11 +15,13 @@ from starpod.trainer.agents.program import Wrap, load_programs
 from starpod.trainer.agents.script import engine_agents
 from starpod.trainer.checkpoints.checkpoint import Checkpoints, Loaded
 from starpod.trainer.checkpoints.resume import check_model as check_resumed_model
-from starpod.trainer.config import Config
+from starpod.trainer.configuration.config import Config
+from starpod.trainer.configuration.preflight import check_model
+from starpod.trainer.configuration.seeds import derive
+from starpod.trainer.configuration.user_file import digests
 from starpod.trainer.data.offline import check_tokens, read_offline
 from starpod.trainer.engines.base import Engine
 from starpod.trainer.engines.factory import build_engines
-from starpod.trainer.interrupts import Interrupts
 from starpod.trainer.learner import Learner
 from starpod.trainer.models.config import TINY, model_title
 from starpod.trainer.models.policies import Policies
@@ -28,8 +30,7 @@ from starpod.trainer.output.in_play import telling
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.output.sinks import Sinks
-from starpod.trainer.parallel import Parallel
-from starpod.trainer.preflight import check_model
+from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.rewards.reward import Rewards
 from starpod.trainer.rollout.collect import Collector
@@ -38,15 +39,14 @@ from starpod.trainer.rollout.environment import Facts, make_task
 from starpod.trainer.rollout.pivots import Recoverability
 from starpod.trainer.rollout.search import Search
 from starpod.trainer.run.environments import Served, demonstrate, episodes_to_imitate, serve
+from starpod.trainer.run.interrupts import Interrupts
 from starpod.trainer.run.policies import Models, build_models, forget_initial
 from starpod.trainer.run.run import Output, Parts, Run
 from starpod.trainer.scorers.base import TurnScorer
 from starpod.trainer.scorers.config import ImplicitConfig, QConfig
 from starpod.trainer.scorers.implicit import ImplicitScorer
 from starpod.trainer.scorers.q import QScorer
-from starpod.trainer.seeds import derive
 from starpod.trainer.update import PolicyTrainer
-from starpod.trainer.user_file import digests
 
 
 @contextlib.asynccontextmanager

@@ -24,22 +24,22 @@ from starpod.trainer.agents.config import SamplingConfig, ScriptConfig
 from starpod.trainer.algorithms.config import AlgorithmConfig, without_unused_keys
 from starpod.trainer.algorithms.terms import PROCESS
 from starpod.trainer.checkpoints.config import CheckpointConfig
+from starpod.trainer.configuration.optimizer import OptimizerConfig
+from starpod.trainer.configuration.section import ConfigError as ConfigError
+from starpod.trainer.configuration.section import Section, packaged_configs
+from starpod.trainer.configuration.seeds import PURPOSES, SeedsConfig
+from starpod.trainer.configuration.stages import MAY_CHANGE, StageConfig, difference, may_change
+from starpod.trainer.configuration.strict_yaml import YamlError, load_yaml
+from starpod.trainer.configuration.tasks import MixedEnvironment, TaskConfig, merged
 from starpod.trainer.data.replay import ReplayConfig
 from starpod.trainer.diagnostics.config import MonitorConfig
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.evaluation.config import EvaluationConfig
 from starpod.trainer.models.config import TINY, ModelConfig
-from starpod.trainer.optimizer import OptimizerConfig
 from starpod.trainer.prompts.prompt import PromptConfig, without_old_window
 from starpod.trainer.rewards.reward import RewardConfig
 from starpod.trainer.rollout.config import CollectConfig, EnvironmentConfig
 from starpod.trainer.scorers.config import ScorerConfig
-from starpod.trainer.section import ConfigError as ConfigError
-from starpod.trainer.section import Section, packaged_configs
-from starpod.trainer.seeds import PURPOSES, SeedsConfig
-from starpod.trainer.stages import MAY_CHANGE, StageConfig, difference, may_change
-from starpod.trainer.strict_yaml import YamlError, load_yaml
-from starpod.trainer.tasks import MixedEnvironment, TaskConfig, merged
 from starpod.trainer.warm_start.config import WarmStartConfig
 from starpod.v1.environment_word import EnvironmentWord, WordError, installed_ids
 

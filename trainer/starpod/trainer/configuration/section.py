@@ -66,8 +66,8 @@ class ConfigError(Exception):
 class Section(BaseModel):
     """A frozen, validated part of the configuration tree. Unknown keys are refused.
 
-    Each component declares its section next to its code, and `starpod.trainer.config` joins them. The `description` of
-    a field is its help text.
+    Each component declares its section next to its code, and config.py joins them. The `description` of a field is its
+    help text.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)

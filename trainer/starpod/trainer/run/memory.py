@@ -15,14 +15,14 @@ from typing import Any, Literal
 
 import torch
 
-from starpod.trainer.config import Config
+from starpod.trainer.configuration.config import Config
 from starpod.trainer.engines.factory import slots_within
 from starpod.trainer.engines.slot_cache import cache_shape
 from starpod.trainer.engines.weights import SHARD_BYTES
 from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.models.policy import build_shape
 from starpod.trainer.models.trunk import unwrapped
-from starpod.trainer.parallel import device_named
+from starpod.trainer.parallel.ranks import device_named
 
 GIB = 2**30
 FLOAT32 = 4

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.trainer.checkpoints.checkpoint import load_checkpoint
-from starpod.trainer.parallel import MOST_IDLE, Parallel
+from starpod.trainer.parallel.ranks import MOST_IDLE, Parallel
 from tests.forks import run_forks, run_ranks
 from tests.trainer import parallel_worker
 from tests.trainer.parallel_worker import adapt, make_policy, team, train
@@ -129,7 +129,7 @@ def test_two_ranks_do_what_one_does(tmp_path):
 async def test_a_thread_that_is_through_has_the_next_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a fresh thread each time, a process grew in each update."""
     waiting: list[object] = []
-    monkeypatch.setattr("starpod.trainer.parallel._idle", waiting)
+    monkeypatch.setattr("starpod.trainer.parallel.ranks._idle", waiting)
     parallel = Parallel()
     ran_in = {await parallel.in_thread(threading.get_native_id) for _ in range(20)}
     assert len(ran_in) == 1
@@ -149,7 +149,7 @@ async def test_a_thread_that_is_through_has_the_next_work(monkeypatch: pytest.Mo
 async def test_a_program_ends_without_its_threads_only_while_they_work(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = []
     monkeypatch.setattr("os._exit", ended.append)
-    monkeypatch.setattr("starpod.trainer.parallel._under_way", set())
+    monkeypatch.setattr("starpod.trainer.parallel.ranks._under_way", set())
     parallel, go_on = Parallel(), threading.Event()
     work = asyncio.create_task(parallel.in_thread(go_on.wait, 60))
     await asyncio.sleep(0)

@@ -6,11 +6,11 @@ import pytest
 import yaml
 
 from starpod.trainer.algorithms.config import PRESETS, AlgorithmConfig
-from starpod.trainer.config import ConfigError, load_config, parse_config
+from starpod.trainer.configuration.config import ConfigError, load_config, parse_config
+from starpod.trainer.configuration.section import packaged_configs
 from starpod.trainer.data.replay import ReplayConfig
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.rollout.config import EnvironmentConfig
-from starpod.trainer.section import packaged_configs
 
 
 @pytest.mark.parametrize("name", sorted(packaged_configs()))

@@ -14,14 +14,14 @@ from starpod.trainer.algorithms.advantages import advantages_by_kind, compute_ad
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.filters import filter_groups
 from starpod.trainer.algorithms.sections import FilterConfig
-from starpod.trainer.config import Config, ConfigError, parse_config
+from starpod.trainer.configuration.config import Config, ConfigError, parse_config
+from starpod.trainer.configuration.seeds import SeedCursor
 from starpod.trainer.data.batch import Advantages, RolloutBatch
 from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.evaluation.figures import overall
 from starpod.trainer.evaluation.statistics import interval_of_mean, wilson_interval
-from starpod.trainer.mixture import Mixture
 from starpod.trainer.rollout.collect import Start
-from starpod.trainer.seeds import SeedCursor
+from starpod.trainer.rollout.mixture import Mixture
 from tests.trainer.algorithms.builders import a_rollout
 from tests.trainer.test_run import ScriptedCollector, make_run
 from tests.trainer.turns import a_turn

@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 from pydantic import Field, ValidationError
 
 from starpod.client.spelling import nearest
+from starpod.trainer.configuration.section import Section
 from starpod.trainer.evaluation.config import EvaluationConfig
 from starpod.trainer.prompts.prompt import PromptConfig, without_old_window
 from starpod.trainer.rewards.reward import RewardConfig
 from starpod.trainer.rollout.config import EnvironmentConfig
-from starpod.trainer.section import Section
 from starpod.trainer.warm_start.config import WarmStartConfig
 
 Any_Section = TypeVar("Any_Section", bound=Section)

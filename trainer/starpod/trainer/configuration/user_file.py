@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from starpod.client.spelling import nearest
-from starpod.trainer.section import ConfigError
+from starpod.trainer.configuration.section import ConfigError
 from starpod.v1.user_code import end_forked_copy, is_ctrl_c
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from starpod.trainer.section import ConfigError, Section
+from starpod.trainer.configuration.section import ConfigError, Section
 
 RUN_STRIDE = 1_000_000
 """Distance between the first training seeds of runs whose `seed` differs by one."""

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starpod.trainer.config import Config, ConfigError, parse_config
-from starpod.trainer.stages import StageConfig, Stages, difference, may_change
+from starpod.trainer.configuration.config import Config, ConfigError, parse_config
+from starpod.trainer.configuration.stages import StageConfig, Stages, difference, may_change
 from tests.trainer.test_run import make_run
 
 

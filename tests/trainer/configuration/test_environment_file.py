@@ -8,9 +8,9 @@ import pytest
 from transformers import LlamaConfig
 
 from starpod.cli.new import fill
-from starpod.trainer.config import Complete, Config, ConfigError, names_environment
-from starpod.trainer.config import load_config as load
-from starpod.trainer.environment_file import Job, choose_job
+from starpod.trainer.configuration.config import Complete, Config, ConfigError, names_environment
+from starpod.trainer.configuration.config import load_config as load
+from starpod.trainer.configuration.environment_file import Job, choose_job
 from tests.support import start_server
 from tests.trainer.chat_templates import tokenizer
 

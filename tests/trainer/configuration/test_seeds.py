@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from starpod.trainer.section import ConfigError
-from starpod.trainer.seeds import RUN_STRIDE, SeedCursor, SeedRange, SeedsConfig, derive
+from starpod.trainer.configuration.section import ConfigError
+from starpod.trainer.configuration.seeds import RUN_STRIDE, SeedCursor, SeedRange, SeedsConfig, derive
 
 RANGES = st.tuples(st.integers(0, 300), st.integers(1, 100)).map(lambda pair: SeedRange(start=pair[0], stop=sum(pair)))
 NAMES = st.lists(st.text(max_size=3) | st.integers(-9, 9), max_size=4).map(tuple)
 
 
 def test_derived_seeds_are_the_same_everywhere():
-    code = "from starpod.trainer.seeds import derive; print(derive(3, 'reply', 'train', 7))"
+    code = "from starpod.trainer.configuration.seeds import derive; print(derive(3, 'reply', 'train', 7))"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert int(other) == derive(3, "reply", "train", 7) == 3011071578697553349
     # Where a name ends matters, and so does its type.

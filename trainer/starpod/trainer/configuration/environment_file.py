@@ -20,11 +20,11 @@ from starpod.client import BadArgument, Limits, StarpodError, Unreachable
 from starpod.client.nearest import unknown_environment
 from starpod.client.programs import ServiceFailed, ServiceRefused, start_server
 from starpod.remote.catalog import no_answer
-from starpod.trainer.config import Complete, Config, ConfigError
+from starpod.trainer.configuration.config import Complete, Config, ConfigError
+from starpod.trainer.configuration.preflight import check, check_model, played_environments
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.models.config import PACKAGED, TINY, ModelError, TinyConfig, model_title
-from starpod.trainer.preflight import check, check_model, played_environments
 from starpod.trainer.rollout.config import EnvironmentConfig
 from starpod.trainer.rollout.environment import connect, make_task
 from starpod.trainer.warm_start.config import WarmStartConfig

@@ -11,8 +11,8 @@ from typing import Any
 
 from pydantic import Field
 
+from starpod.trainer.configuration.section import Section
 from starpod.trainer.data.metric_names import metric, misspelt
-from starpod.trainer.section import Section
 
 MAY_CHANGE = (
     "environment.options",

@@ -11,13 +11,13 @@ import torch
 from transformers import Qwen2Config
 
 from benchmarks.training import memory
-from starpod.trainer.config import load_config
+from starpod.trainer.configuration.config import load_config
 from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.engines.torch_engine import TorchEngine
-from starpod.trainer.memory import GIB, PROGRAM, Estimate, Place, Shape, estimate_memory, kept_for_backward
 from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.models.policy import build_policy
 from starpod.trainer.models.precision import fast_dtype
+from starpod.trainer.run.memory import GIB, PROGRAM, Estimate, Place, Shape, estimate_memory, kept_for_backward
 from tests.forks import run_forks
 
 FACTOR = 1.5

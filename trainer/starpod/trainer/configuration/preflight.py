@@ -14,15 +14,15 @@ from typing import Any
 from starpod.client import Fleet, Observation, Want
 from starpod.trainer.agents.program import load_programs
 from starpod.trainer.agents.scripted import ReferenceAgent, choose_expertly, choose_randomly, find_reference
-from starpod.trainer.config import Config, ConfigError
+from starpod.trainer.configuration.config import Config, ConfigError
+from starpod.trainer.configuration.tasks import TaskConfig
+from starpod.trainer.configuration.user_file import names_file
 from starpod.trainer.output.sinks import check_sinks
 from starpod.trainer.rewards.reward import RewardConfig, Rewards
 from starpod.trainer.rollout.config import EnvironmentConfig
 from starpod.trainer.rollout.environment import Facts, check_installed, make_task
 from starpod.trainer.rollout.play import play
 from starpod.trainer.rollout.saved_starts import open_saved, read_starts
-from starpod.trainer.tasks import TaskConfig
-from starpod.trainer.user_file import names_file
 
 
 def check(config: Config, *, world: int, local_world: int = 1) -> None:

@@ -14,19 +14,19 @@ from click.testing import CliRunner
 
 import starpod.trainer
 from starpod.client import Fleet, Want
-from starpod.trainer import setup
 from starpod.trainer.commands.train import train
-from starpod.trainer.config import Config, ConfigError
+from starpod.trainer.configuration.config import Config, ConfigError
+from starpod.trainer.configuration.preflight import check, check_environment
+from starpod.trainer.configuration.user_file import UserCodeError
 from starpod.trainer.models import policy
 from starpod.trainer.models.config import LoraConfig, ModelConfig, ModelError
 from starpod.trainer.models.policies import copy_trained
 from starpod.trainer.models.policy import build_policy
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
-from starpod.trainer.parallel import Parallel
-from starpod.trainer.preflight import check, check_environment
+from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.rollout.environment import Facts, read_facts
-from starpod.trainer.user_file import UserCodeError
+from starpod.trainer.run import setup
 from tests.support import ServerProcess
 from tests.trainer.models.tiny_policy import tiny_policy
 

@@ -10,11 +10,11 @@ import threading
 
 import pytest
 
-from starpod.trainer.interrupts import Interrupted, Interrupts
+from starpod.trainer.run.interrupts import Interrupted, Interrupts
 
 PROGRAM = """
     import asyncio, sys
-    from starpod.trainer.interrupts import Interrupts
+    from starpod.trainer.run.interrupts import Interrupts
 
     async def main(interrupts):
         step = 0
@@ -71,7 +71,7 @@ def test_the_first_signal_ends_after_the_step(number, status):
         (signal.SIGINT, "import time; print('ready', flush=True); time.sleep(600)"),
         (
             signal.SIGTERM,
-            "from starpod.trainer.parallel import Parallel; import time\n"
+            "from starpod.trainer.parallel.ranks import Parallel; import time\n"
             "        work = lambda: (print('ready', flush=True), time.sleep(600))\n"
             "        asyncio.run(Parallel().in_thread(work))",
         ),

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from starpod.trainer.section import Section
+from starpod.trainer.configuration.section import Section
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 
