@@ -7,7 +7,7 @@ import pytest
 
 from starpod.client.connection import RESET, RESTORE
 from starpod.client.errors import BadArgument
-from starpod.client.history import History, Restarted, Restored
+from starpod.client.history import History, Restored
 from starpod.client.recovery.rebuild import rebuild
 from starpod.v1 import environment_pb2 as pb
 
@@ -30,8 +30,8 @@ class Server:
 
 
 async def test_a_refused_reset_closes_the_restored_session() -> None:
-    restored = Restored(pb.SessionSnapshot(), "1.0.0", pb.Want(), 60.0)
-    history, server = History(Restarted(restored, pb.ResetRequest()), None), Server()
+    restored = Restored(pb.SessionSnapshot(), "1.0.0", pb.Want(), 60.0, pb.ResetRequest())
+    history, server = History(restored, None), Server()
     with pytest.raises(BadArgument):
         await rebuild(server, history, time.monotonic() + 60)  # type: ignore[arg-type]
     assert not server.sessions

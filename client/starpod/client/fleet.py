@@ -8,22 +8,19 @@ from pathlib import Path
 from typing import Any, Literal, Self, overload
 
 from starpod.client.arguments import group_size, seed_number
-from starpod.client.connection import OPEN, RESTORE
-from starpod.client.errors import BadArgument, OutOfOrder, Overloaded, ReplayDiverged, StarpodError
-from starpod.client.history import History, Opened, Restored, first_reply
-from starpod.client.nearest import explain_options
+from starpod.client.errors import BadArgument, OutOfOrder, ReplayDiverged, StarpodError
 from starpod.client.observation import Limits, Observation, Transition, Want, as_actions
+from starpod.client.opening import Opener
 from starpod.client.path import EpisodePath, PathTurn, Reseeding
 from starpod.client.pool.pool import ServerPool
 from starpod.client.pool.replica import Replica
 from starpod.client.recovery.hot_path import submit, submit_texts
-from starpod.client.recovery.rebuild import new_key
 from starpod.client.recovery.recovery import Recovery
 from starpod.client.recovery.reset import PendingReset
 from starpod.client.recovery.state import BatchResult, SessionState
 from starpod.client.session import CLOSE_SECONDS, Session, options_struct
 from starpod.client.snapshot import Snapshot
-from starpod.client.transport import TLS, Backoff, Transport, as_addresses, expect_own_grpc, note_fleet
+from starpod.client.transport import TLS, Transport, as_addresses, expect_own_grpc, note_fleet
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.values import Action
 
@@ -87,7 +84,7 @@ class Fleet:
             health_seconds=health_seconds,
         )
         self.recovery = Recovery(self.pool, enabled=recovery, patience=patience)
-        self._checkpoints = checkpoints
+        self._opener = Opener(self.pool, self.recovery, checkpoints=checkpoints)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -171,75 +168,21 @@ class Fleet:
         Raises:
             UnknownEnvironment, UnknownVersion, BadArgument: the message suggests what was probably meant.
         """
-        count, seed = group_size("count", count), seed_number("seed", seed)
-        dynamics_seed = seed_number("dynamics_seed", dynamics_seed)
-        want = want or Want()
-        until = self.loop.time() + self.recovery.patience
-        backoff = Backoff()
-        while True:
-            replica, spec = await self.pool.choose(environment_id, version, until)
-            recoverable = self.recovery.enabled and spec.capabilities.deterministic
-            request = pb.OpenRequest(
-                environment_id=spec.id,
-                version=f"=={spec.version}",
-                options=options_struct(options),
-                seed=seed,
-                dynamics_seed=dynamics_seed,
-                count=count,
-                key=new_key(),
-                want=want.to_proto(state_key=recoverable and spec.capabilities.state_key),
-                limits=limits.to_proto() if limits else None,
-                lease_seconds=lease_seconds,
-            )
-            replica.placing += count
-            try:
-                response = await replica.call(OPEN, request, until)
-                break
-            except BadArgument as error:
-                raise explain_options(error, spec, options) from None
-            except StarpodError as error:
-                await self._pause(error, backoff, until)
-            finally:
-                replica.placing -= count
-        self.pool.renew_within(response.lease_seconds)
-        states = []
-        for message in response.sessions:
-            origin = Opened(
-                spec.id,
-                response.environment_version,
-                request.options if request.HasField("options") else None,
-                message.seed,
-                message.dynamics_seed,
-                response.limits,
-                request.want,
-                lease_seconds,
-            )
-            states.append(self._state(replica, spec, message, response, want, origin))
-        await self.recovery.checkpoint_new(states)
+        request = pb.OpenRequest(
+            options=options_struct(options),
+            seed=seed_number("seed", seed),
+            dynamics_seed=seed_number("dynamics_seed", dynamics_seed),
+            count=group_size("count", count),
+            limits=limits.to_proto() if limits else None,
+            lease_seconds=lease_seconds,
+        )
+        states = await self._opener.open(environment_id, version, request, want=want or Want(), options=options)
         return [Session(self.recovery, state) for state in states]
 
     async def restore(self, snapshot: Snapshot, *, want: Want | None = None, lease_seconds: float = 0.0) -> Session:
         """Open a session that continues from a snapshot. Raises IncompatibleSnapshot if no hosted version can."""
-        want = want or Want()
-        until = self.loop.time() + self.recovery.patience
-        backoff = Backoff()
-        while True:
-            replica, spec = await self.pool.choose_for(snapshot, until)
-            recoverable = self.recovery.enabled and spec.capabilities.deterministic
-            request = pb.RestoreRequest(
-                snapshot=snapshot.to_proto(),
-                key=new_key(),
-                lease_seconds=lease_seconds,
-                want=want.to_proto(state_key=recoverable and spec.capabilities.state_key),
-            )
-            try:
-                response = await replica.call(RESTORE, request, until)
-                break
-            except StarpodError as error:
-                await self._pause(error, backoff, until)
-        self.pool.renew_within(response.lease_seconds)
-        origin = Restored(request.snapshot, response.environment_version, request.want, lease_seconds)
-        return Session(self.recovery, self._state(replica, spec, response.sessions[0], response, want, origin))
+        state = await self._opener.restore(snapshot, want=want or Want(), lease_seconds=lease_seconds)
+        return Session(self.recovery, state)
 
     async def reach(
         self,
@@ -417,40 +360,3 @@ class Fleet:
     async def close_sessions(self, sessions: Iterable[Session]) -> None:
         """End sessions, with one call per server. Sessions on an unreachable server are closed once it is back."""
         await self.recovery.close_sessions([session.state for session in sessions], CLOSE_SECONDS)
-
-    # --- small parts -----------------------------------------------------------------------------------------------
-
-    async def _pause(self, error: StarpodError, backoff: Backoff, until: float) -> None:
-        """Wait before another server is asked for a session. Raises the error if another server cannot help."""
-        if isinstance(error, Overloaded) and error.advice == "retry":
-            return  # the pool waits if all servers are full
-        if error.advice != "reopen" or self.loop.time() > until:
-            raise error
-        await asyncio.sleep(backoff.wait())
-
-    def _state(
-        self,
-        replica: Replica,
-        spec: pb.EnvironmentSpec,
-        message: pb.Session,
-        response: pb.OpenResponse | pb.RestoreResponse,
-        want: Want,
-        origin: Opened | Restored,
-    ) -> SessionState:
-        deterministic = spec.capabilities.deterministic
-        checkpoints = self.recovery.enabled and not deterministic and self._checkpoints and spec.capabilities.snapshot
-        history = None
-        if self.recovery.enabled and (deterministic or checkpoints):
-            start_reply = None if checkpoints else first_reply(message.observation, response.instructions)
-            history = History(origin, start_reply)
-        return SessionState(
-            replica,
-            message,
-            environment_id=spec.id,
-            version=response.environment_version,
-            instructions=response.instructions,
-            limits=Limits.from_proto(response.limits),
-            want=want,
-            history=history,
-            checkpoints=checkpoints,
-        )

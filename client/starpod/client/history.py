@@ -1,7 +1,7 @@
 """The log of a session, from which its state can be rebuilt, and the comparison of a replay with it.
 
-An episode is logged as its origin (the call that began it) and the steps since. Each step is logged with a digest of
-its reply, so that a replay can be compared step by step. This module does no I/O.
+An episode is logged like an `EpisodePath`: its origin (the call that began it) and the steps and reseedings since. Each
+step is logged with a digest of its reply, so that a replay can be compared step by step. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -47,25 +47,11 @@ class Restored:
     """Version that the server restored it with; it may be newer than the snapshot's."""
     want: pb.Want
     lease_seconds: float
+    reset: pb.ResetRequest | None = None
+    """The Reset that began the episode after Restore, if there was one: only the snapshot has the session's options."""
 
 
-@dataclass(frozen=True, slots=True)
-class Restarted:
-    """Origin of an episode that began with Reset of a restored session, whose options only the snapshot holds."""
-
-    base: Restored
-    reset: pb.ResetRequest
-
-
-@dataclass(frozen=True, slots=True)
-class Reseeded:
-    """Origin of an episode that was forked from another one with a new random state."""
-
-    parent: History
-    dynamics_seed: int
-
-
-Origin = Opened | Restored | Restarted | Reseeded
+Origin = Opened | Restored
 
 
 class History:
@@ -75,12 +61,13 @@ class History:
         origin: the call that began the episode.
         actions: the actions of each step.
         wants: the `want` of each step that had one, by step number from 1.
+        reseedings: dynamics seeds that forks gave the episode, by the number of steps before the fork.
         keys: state keys of the replies. Entry 0 is of the first observation, entry i of the reply to step i.
         digests: digests of the replies, with the same indices; 0 is not compared. They are an array,
             because freeing one Python object per step would make the next reset slow.
     """
 
-    __slots__ = ("actions", "digests", "keys", "origin", "wants")
+    __slots__ = ("actions", "digests", "keys", "origin", "reseedings", "wants")
 
     def __init__(self, origin: Origin, first: Reply | None) -> None:
         self.begin(origin, first)
@@ -90,6 +77,7 @@ class History:
         self.origin = origin
         self.actions: list[Actions] = []
         self.wants: dict[int, pb.Want] = {}
+        self.reseedings: dict[int, int] = {}
         key, digest = first or (b"", 0)
         self.keys = [key]
         self.digests = array("q", (digest,))
@@ -102,10 +90,14 @@ class History:
         if want is not None:
             self.wants[len(self.actions)] = want
 
+    def reseed(self, dynamics_seed: int) -> None:
+        """Log a fork that gave the episode a new dynamics seed."""
+        self.reseedings[len(self.actions)] = dynamics_seed
+
     def copy(self) -> History:
         """Return an independent copy of the log."""
         history = History(self.origin, None)
-        history.actions, history.wants = self.actions[:], dict(self.wants)
+        history.actions, history.wants, history.reseedings = self.actions[:], dict(self.wants), dict(self.reseedings)
         history.keys, history.digests = self.keys[:], self.digests[:]
         return history
 
@@ -127,26 +119,11 @@ class History:
         return ReplayDiverged(step, self.keys[step], b"", f"the step was refused: {reason}")
 
     @property
-    def start(self) -> Opened | Restored | Restarted:
-        """The origin of the episode from which this one was forked, through any number of forks."""
-        origin = self.origin
-        while isinstance(origin, Reseeded):
-            origin = origin.parent.origin
-        return origin
-
-    @property
-    def root(self) -> Opened | Restored:
-        """The Open or Restore that made the session, before any forks and resets. It names environment and version."""
-        start = self.start
-        return start.base if isinstance(start, Restarted) else start
-
-    @property
     def environment(self) -> tuple[str, str]:
         """Id and version of the environment. A replay needs exactly this version."""
-        root = self.root
-        if isinstance(root, Opened):
-            return root.environment_id, root.version
-        return root.snapshot.environment_id, root.version
+        origin = self.origin
+        source = origin if isinstance(origin, Opened) else origin.snapshot
+        return source.environment_id, origin.version
 
 
 # --- digests of replies ----------------------------------------------------------------------------------------------

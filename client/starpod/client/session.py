@@ -12,7 +12,6 @@ from google.protobuf import struct_pb2
 from starpod.client.arguments import expect_exact, group_size, seed_number
 from starpod.client.connection import FORK, RENDER, SNAPSHOT
 from starpod.client.errors import BadArgument
-from starpod.client.history import History, Reseeded, first_reply
 from starpod.client.observation import Limits, Observation, Transition, Want, as_actions
 from starpod.client.recovery.hot_path import submit_one
 from starpod.client.recovery.rebuild import new_key
@@ -33,21 +32,11 @@ def forwarded(path: str, kind: type[T]) -> T:
     return cast(T, property(attrgetter(path)))
 
 
-class Session:
-    """A session in an environment: one episode at a time, and a new one after each `reset`.
+class SessionProperties:
+    """The properties of a session, which `Session` and `SyncSession` share."""
 
-    `Fleet.open`, `Fleet.restore` and `fork` make sessions. Calls on one session run in the order in which they were
-    made; calls on different sessions run concurrently. If the server is lost, the session moves to another server, and
-    the caller only notices a slow call. A session to which the program no longer holds a reference is closed.
-    """
-
-    __slots__ = ("__weakref__", "_recovery", "state")
-
-    def __init__(self, recovery: Recovery, state: SessionState) -> None:
-        self._recovery = recovery
-        self.state = state
-
-    # --- properties ------------------------------------------------------------------------------------------------
+    __slots__ = ()
+    state: SessionState
 
     id = forwarded("state.session_id", str)
     """Id of the session on its server. It changes when the session is recovered."""
@@ -92,14 +81,29 @@ class Session:
     recoveries = forwarded("state.recoveries", int)
     """Number of times that the session was recovered."""
 
-    def __repr__(self) -> str:
-        return repr(self.state)
-
     def _repr_html_(self) -> str:
         state = f"over: {self.end_reason.name}" if self.done else f"turn {self.step_index + 1}"
         return (
             f"{self.observation._repr_html_()}<p>{html.escape(f'{self.environment_id}, seed {self.seed}, {state}')}</p>"
         )
+
+
+class Session(SessionProperties):
+    """A session in an environment: one episode at a time, and a new one after each `reset`.
+
+    `Fleet.open`, `Fleet.restore` and `fork` make sessions. Calls on one session run in the order in which they were
+    made; calls on different sessions run concurrently. If the server is lost, the session moves to another server, and
+    the caller only notices a slow call. A session to which the program no longer holds a reference is closed.
+    """
+
+    __slots__ = ("__weakref__", "_recovery", "state")
+
+    def __init__(self, recovery: Recovery, state: SessionState) -> None:
+        self._recovery = recovery
+        self.state = state
+
+    def __repr__(self) -> str:
+        return repr(self.state)
 
     # --- calls -----------------------------------------------------------------------------------------------------
 
@@ -230,7 +234,7 @@ def _copy(state: SessionState, message: pb.Session, *, reseed: bool) -> SessionS
     if history is not None:
         history = history.copy()
         if reseed:
-            history = History(Reseeded(history, message.dynamics_seed), first_reply(message.observation))
+            history.reseed(message.dynamics_seed)
     copy = SessionState(
         state.replica,
         message,

@@ -16,10 +16,10 @@ from starpod.client.errors import StarpodError
 from starpod.client.fleet import Fleet
 from starpod.client.observation import Observation, Transition
 from starpod.client.pool.replica import Replica
-from starpod.client.session import Session, forwarded
+from starpod.client.session import Session, SessionProperties, forwarded
 from starpod.client.transport import FORKED
 from starpod.v1 import environment_pb2 as pb
-from starpod.v1.values import Action, EndReason, Image
+from starpod.v1.values import Action, Image
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -209,14 +209,15 @@ def _close_open_fleets() -> None:
         fleet.close()
 
 
-class SyncSession:
-    """A `Session` whose calls block. Properties that it lacks, such as `limits`, are read from `session`."""
+class SyncSession(SessionProperties):
+    """A `Session` whose calls block."""
 
-    __slots__ = ("fleet", "session")
+    __slots__ = ("fleet", "session", "state")
 
     def __init__(self, fleet: SyncFleet, session: Session) -> None:
         self.fleet = fleet
         self.session = session
+        self.state = session.state
 
     def __repr__(self) -> str:
         return f"Sync{self.session!r}"
@@ -224,26 +225,11 @@ class SyncSession:
     def _repr_html_(self) -> str:
         """Return an image of the state, if the environment renders one, followed by the HTML of Session."""
         picture = ""
-        if not self.session.closed:
+        if not self.closed:
             with contextlib.suppress(StarpodError):
                 data = self.render("png")
                 picture = Image(data)._repr_html_() if isinstance(data, bytes) else ""
-        return picture + self.session._repr_html_()
-
-    id = forwarded("session.id", str)
-    """Id of the session on its server. It changes when the session is recovered on another server."""
-    observation = forwarded("session.observation", Observation)
-    """The current observation."""
-    instructions = forwarded("session.instructions", str)
-    """Instructions for the agent; they depend on the environment's options."""
-    seed = forwarded("session.seed", int)
-    """Seed of the initial state."""
-    dynamics_seed = forwarded("session.dynamics_seed", int)
-    """Seed of the random transitions."""
-    done = forwarded("session.done", bool)
-    """Whether the episode is over."""
-    end_reason = forwarded("session.end_reason", EndReason)
-    """Reason for which the episode ended; NONE while it is running."""
+        return picture + super()._repr_html_()
 
     step = _blocking(Session.step)
     """Play one turn; see Session.step."""

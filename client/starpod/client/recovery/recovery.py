@@ -294,7 +294,8 @@ class Recovery:
             state.history, state.checkpoints = None, False
             return
         history.begin(
-            Restored(response.snapshot, state.version, state.default_want.to_proto(), history.root.lease_seconds), None
+            Restored(response.snapshot, state.version, state.default_want.to_proto(), history.origin.lease_seconds),
+            None,
         )
 
     def _spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from starpod.client.connection import Reset, Start
 from starpod.client.errors import BadArgument, StarpodError
-from starpod.client.history import History, Opened, Reply, Restarted, first_reply, first_row
+from starpod.client.history import History, Opened, Origin, Reply, first_reply, first_row
 from starpod.client.nearest import explain_options
 from starpod.client.observation import Limits, Observation, Want
 from starpod.client.pool.replica import Replica
@@ -144,8 +145,8 @@ class PendingReset(Reset):
             limits: the limits of the episode.
             first: the reply that began it.
         """
-        state, changes, before = self.state, self._changes, history.start
-        origin: Opened | Restarted
+        state, changes, before = self.state, self._changes, history.origin
+        origin: Origin
         if isinstance(before, Opened):
             origin = Opened(
                 before.environment_id,
@@ -159,23 +160,22 @@ class PendingReset(Reset):
             )
         else:
             reset = pb.ResetRequest()
-            if isinstance(before, Restarted):
+            if before.reset is not None:
                 reset.CopyFrom(before.reset)
-                before = before.base
             if changes.HasField("options"):
                 reset.options.CopyFrom(changes.options)
             if changes.HasField("want"):
                 reset.want.CopyFrom(changes.want)
             reset.seed, reset.dynamics_seed = state.seed, state.dynamics_seed
             reset.limits.CopyFrom(overrides(limits))
-            origin = Restarted(before, reset)
+            origin = replace(before, reset=reset)
         history.begin(origin, None if state.checkpoints else first)
 
 
 def _limits_of(state: SessionState, history: History) -> pb.Limits:
     """Return the limits of the session's episodes as a message, which exists already if they are logged."""
-    if isinstance(history.start, Opened):
-        return history.start.limits
+    if isinstance(history.origin, Opened):
+        return history.origin.limits
     limits = state.limits
     return pb.Limits(
         max_turns=limits.max_turns or 0,

@@ -179,7 +179,7 @@ class SessionState(Step):
 
     def message_of(self, want: Want) -> pb.Want:
         """Return a `want` as a message, which also asks for state keys if the log has them."""
-        return want.to_proto(state_key=self.history is not None and self.history.root.want.state_key)
+        return want.to_proto(state_key=self.history is not None and self.history.origin.want.state_key)
 
     @property
     def done(self) -> bool:
