@@ -114,7 +114,7 @@ async def measure(sessions: int, turns: int, engine_seconds: float) -> dict[str,
 
 async def _serve(port: int, engine_seconds: float) -> None:
     from starpod.gateway.app import create_app
-    from starpod.gateway.lineage import Layout
+    from starpod.gateway.lineage import ChatLayout
     from starpod.gateway.records import Records
     from starpod.gateway.session import Sampler
     from starpod.trainer.agents.config import SamplingConfig
@@ -135,7 +135,7 @@ async def _serve(port: int, engine_seconds: float) -> None:
 
     sampler = Sampler(
         engine=Waiting(template, lambda request, text: ""),
-        layout=Layout(template),
+        layout=ChatLayout(template),
         sampling=SamplingConfig(max_episode_tokens=100_000),
     )
     with tempfile.TemporaryDirectory() as folder:

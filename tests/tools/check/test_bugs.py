@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from starpod.check.cli import check as check_command
 from starpod.check.requirement import Requirement
-from starpod.check.runner import Result, Unreachable, check
+from starpod.check.runner import CannotCheck, Result, check
 from starpod.check.suite import REQUIREMENTS
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
@@ -122,5 +122,5 @@ def test_a_server_that_drains_is_told_once() -> None:
         with contextlib.suppress(grpc.RpcError):
             while True:
                 stub.Open(opening)
-        with pytest.raises(Unreachable, match="is draining and opens no sessions"):
+        with pytest.raises(CannotCheck, match="is draining and opens no sessions"):
             asyncio.run(check(server.address, REQUIREMENTS))

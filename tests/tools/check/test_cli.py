@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from starpod.check import cli
 from starpod.check.cli import check
 from starpod.check.requirement import LEVELS
-from starpod.check.runner import Report
+from starpod.check.runner import CheckReport
 from starpod.check.suite import REQUIREMENTS
 from tests.tools.check.faults.copying import TrustsDigests
 from tests.tools.check.faults.serving import HasNoReflection
@@ -137,9 +137,9 @@ def test_a_server_that_needs_long_for_a_call_is_given_a_third_of_the_timeout(
 ) -> None:
     given = []
 
-    async def record(address: str, requirements: object, **settings: Any) -> Report:
+    async def record(address: str, requirements: object, **settings: Any) -> CheckReport:
         given.append((settings["seconds"], settings["call_seconds"]))
-        return Report(address)
+        return CheckReport(address)
 
     monkeypatch.setattr(cli, "run_check", record)
     run(addresses[ReferenceService])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from starpod.check.runner import Report, Unreachable, check
+from starpod.check.runner import CannotCheck, CheckReport, check
 from starpod.check.suite import REQUIREMENTS, companions
 from starpod.client.transport import Transport
 from tests.skipped import not_by_time
@@ -23,12 +23,12 @@ NOT_SHOWN = {
     "N-11": "only for environments without snapshot, and this one has it",
 }
 
-Reports = dict[type[Correct], Report]
+Reports = dict[type[Correct], CheckReport]
 
 
 @pytest.fixture(scope="module", params=["own levels", pytest.param("all levels", marks=pytest.mark.minutes)])
 def reports(request: pytest.FixtureRequest) -> Reports:
-    async def examine(service: type[Correct]) -> Report:
+    async def examine(service: type[Correct]) -> CheckReport:
         levels = service.levels if request.param == "own levels" else "CSFN"
         async with serve(service()) as address, serve(service()) as also:
             return await check(address, [each for each in REQUIREMENTS if each.id[0] in levels], also=also)
@@ -49,7 +49,7 @@ def test_a_correct_server_keeps_the_contract(service: type[Correct], reports: Re
     assert service is not Reference or skipped == NOT_SHOWN
 
 
-def _unmet(report: Report) -> dict[str, str]:
+def _unmet(report: CheckReport) -> dict[str, str]:
     return {r.requirement.id: r.message for r in report.results if r.status in ("failed", "error")}
 
 
@@ -66,7 +66,7 @@ def test_ragged_columns_may_end_the_stream() -> None:
 
 
 def _run(service: ReferenceService, ids: Collection[str], **settings: Any) -> dict[str, tuple[str, str]]:
-    async def examine() -> Report:
+    async def examine() -> CheckReport:
         async with serve(service) as address:
             return await check(address, [each for each in REQUIREMENTS if each.id in ids], **settings)
 
@@ -97,7 +97,7 @@ def test_sessions_last_as_long_as_a_test_may() -> None:
 
 
 def test_an_option_that_no_environment_has_is_told() -> None:
-    with pytest.raises(Unreachable, match="no environment has the option 'lenght'"):
+    with pytest.raises(CannotCheck, match="no environment has the option 'lenght'"):
         _run(ReferenceService(), ("C-06",), options=["lenght=12"])
 
 
@@ -108,7 +108,7 @@ def test_a_required_option_of_no_known_type_must_be_given() -> None:
         bounds = '"type": "integer", "minimum": 3, "maximum": 99'
         spec.options_schema_json = spec.options_schema_json.replace(bounds, "")
 
-    with pytest.raises(Unreachable, match="--option length=JSON"):
+    with pytest.raises(CannotCheck, match="--option length=JSON"):
         _run(Vague(), ("C-06",))
     assert _run(Vague(), ("C-06",), options=["length=9"])["C-06"][0] == "passed"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from starpod.check.runner import EnvironmentReport, Report, Result, Unreachable, check
+from starpod.check.runner import CannotCheck, CheckReport, EnvironmentReport, Result, check
 from starpod.check.suite import REQUIREMENTS
 from starpod.client.transport import TLS, Transport
 from starpod.env_server.config import HTTP, ServerConfig, ServerLimits
@@ -52,7 +52,7 @@ def by_time(*reports: EnvironmentReport) -> set[str]:
     return {id for id, message in skipped if not not_by_time([(id, message)])}
 
 
-async def examine(addresses: Collection[str]) -> list[Report]:
+async def examine(addresses: Collection[str]) -> list[CheckReport]:
     return await asyncio.gather(*(check(address, REQUIREMENTS, seconds=90) for address in addresses))
 
 
@@ -135,5 +135,5 @@ async def test_an_error_that_is_no_status(walking: EnvironmentServer, monkeypatc
 
 
 async def test_nobody_answers() -> None:
-    with held_port() as port, pytest.raises(Unreachable, match=f"no server answers at http://127.0.0.1:{port}"):
+    with held_port() as port, pytest.raises(CannotCheck, match=f"no server answers at http://127.0.0.1:{port}"):
         await check(f"http://127.0.0.1:{port}", REQUIREMENTS)

@@ -18,7 +18,7 @@ import pytest
 from click.testing import CliRunner
 
 from starpod.check import hub
-from starpod.check.hub_pages import Entry
+from starpod.check.hub_pages import CheckedEnvironment
 from starpod.check.runner import EnvironmentReport
 from starpod.cli.main import starpod
 from starpod.client import SyncFleet
@@ -122,16 +122,16 @@ def test_servers_take_turns_also_with_one_that_starts_late(monkeypatch: pytest.M
             late.wait(60)
         return [("address", pb.EnvironmentSpec(id=f"{family}-{number}")) for number in range(6)]
 
-    async def examine(address: str, spec: pb.EnvironmentSpec) -> Entry:
+    async def examine(address: str, spec: pb.EnvironmentSpec) -> CheckedEnvironment:
         checked.append(spec.id.partition("-")[0])
         if len(checked) == 4:
             late.set()
         while len(ready) < (2 if len(checked) < 4 else 3):
             await asyncio.sleep(0.001)
         nothing = EnvironmentReport(spec.id, "")
-        return Entry(spec, address, nothing, nothing)
+        return CheckedEnvironment(spec, address, nothing, nothing)
 
-    def told(hosted: int = 0, entry: Entry | None = None) -> None:
+    def told(hosted: int = 0, entry: CheckedEnvironment | None = None) -> None:
         ready.extend([hosted] if hosted else [])
 
     monkeypatch.setattr(hub, "examine", examine)

@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import Callable
 
-from starpod.gateway.lineage import Layout
+from starpod.gateway.lineage import ChatLayout
 from starpod.gateway.session import Sampler
 from starpod.trainer.agents.config import SamplingConfig
 from starpod.trainer.data.episode import Finish
@@ -44,7 +44,7 @@ def scripted(say: Callable[[Request, str], str], template: str = "chatml", **sam
     """A sampler whose replies are a function of the request and the prompt's text."""
     made = Template(tokenizer(template))
     config = SamplingConfig(**({"max_reply_tokens": 200, "max_episode_tokens": 4000} | sampling))
-    return Sampler(engine=ScriptedEngine(made, say), layout=Layout(made), sampling=config)
+    return Sampler(engine=ScriptedEngine(made, say), layout=ChatLayout(made), sampling=config)
 
 
 def engine_of(sampler: Sampler) -> ScriptedEngine:

@@ -13,9 +13,9 @@ from starlette.requests import Request
 from starpod.client import Limits, Observation
 from starpod.gateway import app, session
 from starpod.gateway.played import OutsideAgent
-from starpod.gateway.requests import Ask, Call, Message, Refused
-from starpod.gateway.session import Session
-from starpod.gateway.turns import Turns
+from starpod.gateway.requests import Ask, Message, Rejected, ReplyCall
+from starpod.gateway.session import RolloutSession
+from starpod.gateway.turns import Rotation
 from starpod.trainer.agents.base import Task
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.engines.base import Reply
@@ -26,8 +26,8 @@ BLANKS = " " * 7_900_000
 USER = Message("user", "go")
 
 
-def named(name: str, sampler: Any) -> Session:
-    return Session(name, sampler, lambda replied: None)
+def named(name: str, sampler: Any) -> RolloutSession:
+    return RolloutSession(name, sampler, lambda replied: None)
 
 
 @pytest.mark.parametrize(
@@ -35,22 +35,22 @@ def named(name: str, sampler: Any) -> Session:
     [
         Ask((Message("user", BLANKS),)),
         Ask((USER, Message("assistant", BLANKS), USER)),
-        Ask((USER, Message("assistant", "", (Call("move", BLANKS),)), USER)),
-        Ask((USER, Message("assistant", "", (Call(BLANKS, "{}"),)), USER)),
+        Ask((USER, Message("assistant", "", (ReplyCall("move", BLANKS),)), USER)),
+        Ask((USER, Message("assistant", "", (ReplyCall(BLANKS, "{}"),)), USER)),
         Ask((Message("tool", BLANKS),)),
         Ask((Message("system", BLANKS), USER)),
         Ask((USER,), ({"type": "function", "function": {"name": "move", "description": BLANKS}},)),
     ],
     ids=["user", "assistant", "arguments", "name", "tool", "system", "tools"],
 )
-@pytest.mark.parametrize("call", [Session.complete, Session.count], ids=["complete", "count"])
+@pytest.mark.parametrize("call", [RolloutSession.complete, RolloutSession.count], ids=["complete", "count"])
 async def test_no_part_of_a_long_conversation_is_encoded(ask: Ask, call: Callable[..., Any]) -> None:
     sampler = scripted(lambda request, text: "x")
     session = named("one", sampler)
     session._lineage.ask = lambda ask: pytest.fail("it was encoded")  # type: ignore[method-assign]
-    with pytest.raises(Refused, match=r"has at least \d+ tokens"):
+    with pytest.raises(Rejected, match=r"has at least \d+ tokens"):
         await call(session, ask)
-    assert session.full == (call is Session.complete), "an agent that counts tokens may still ask for less"
+    assert session.full == (call is RolloutSession.complete), "an agent that counts tokens may still ask for less"
 
 
 async def test_long_prompts_are_encoded_one_at_a_time_and_sessions_take_turns() -> None:
@@ -79,7 +79,7 @@ async def test_long_prompts_are_encoded_one_at_a_time_and_sessions_take_turns() 
 
 
 async def test_a_turn_whose_caller_is_cancelled_is_given_on() -> None:
-    turns, go, ran = Turns(), threading.Event(), []
+    turns, go, ran = Rotation(), threading.Event(), []
     held = asyncio.ensure_future(turns.in_thread("a", go.wait, 20))
     await asyncio.sleep(0)
     waiting = [asyncio.ensure_future(turns.in_thread("a", ran.append, n)) for n in range(3)]
@@ -107,7 +107,7 @@ async def test_a_request_whose_session_is_closed_is_told_so() -> None:
     asking = asyncio.ensure_future(one.complete(Ask((USER,))))
     await sampling.wait()
     one.close("it was ended")
-    with pytest.raises(Refused, match="the session one is over: it was ended"):
+    with pytest.raises(Rejected, match="the session one is over: it was ended"):
         await asking
 
 
@@ -131,7 +131,7 @@ async def test_no_session_has_more_replies_than_the_limit_and_none_samples_all_a
     one = named("one", sampler)
     asks = [Ask((USER,), seed=str(n)) for n in range(90)]
     replies = await asyncio.gather(*(one.complete(ask) for ask in asks), return_exceptions=True)
-    refused = [each for each in replies if isinstance(each, Refused)]
+    refused = [each for each in replies if isinstance(each, Rejected)]
     assert (one.replies, len(refused), {each.code for each in refused}) == (50, 40, {"session_too_long"})
     assert most == session.AT_ONCE
     assert await one.complete(asks[0]) is replies[0], "what was asked before still has its reply"
@@ -147,7 +147,7 @@ async def test_a_reply_that_failed_leaves_its_place_to_another(monkeypatch: pyte
         return "x"
 
     one = named("one", scripted(say))
-    with pytest.raises(Refused, match="the engine died"):
+    with pytest.raises(Rejected, match="the engine died"):
         await one.complete(Ask((USER,)))
     assert (await one.complete(Ask((USER,)))).text == "x"
 
@@ -187,7 +187,7 @@ async def test_a_body_that_does_not_arrive_is_given_up(monkeypatch: pytest.Monke
         await asyncio.Event().wait()
         raise AssertionError
 
-    with pytest.raises(Refused, match="did not arrive within"):
+    with pytest.raises(Rejected, match="did not arrive within"):
         await app.read_json(posted("one", 8_000_000, receive))
     assert app._large_bodies._free == app._LARGE_BODIES
 
@@ -208,5 +208,5 @@ async def test_a_step_that_is_never_played_has_no_result() -> None:
     waiting = asyncio.ensure_future(agent.step(["left"], None))
     await asyncio.sleep(0)
     agent.close()
-    with pytest.raises(Refused, match="is over"):
+    with pytest.raises(Rejected, match="is over"):
         await waiting

@@ -9,7 +9,7 @@ from starpod.gateway.dialects.base import Dialect
 from starpod.gateway.dialects.chat import ChatCompletions
 from starpod.gateway.dialects.messages import Messages
 from starpod.gateway.dialects.responses import Responses
-from starpod.gateway.requests import Refused
+from starpod.gateway.requests import Rejected
 
 USER = [{"role": "user", "content": "go"}]
 FUNCTION = {"name": "move", "parameters": {}}
@@ -50,13 +50,13 @@ EDITS = [{"type": "clear_tool_uses_20250919"}]
 )
 def test_what_is_not_heeded_is_refused(dialect: type[Dialect], body: Mapping[str, Any]) -> None:
     (name,) = body
-    with pytest.raises(Refused, match=f"`{name}.*` is not supported"):
+    with pytest.raises(Rejected, match=f"`{name}.*` is not supported"):
         dialect().read({**BODIES[dialect], **body})
 
 
 def test_a_call_in_the_old_form_is_refused() -> None:
     asked = {"role": "assistant", "function_call": {"name": "move", "arguments": "{}"}}
-    with pytest.raises(Refused, match="`function_call` is not supported"):
+    with pytest.raises(Rejected, match="`function_call` is not supported"):
         ChatCompletions().read({"messages": [*USER, asked]})
 
 

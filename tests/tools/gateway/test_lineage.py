@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from starpod.gateway.lineage import Layout
+from starpod.gateway.lineage import ChatLayout
 from starpod.gateway.records import Records
-from starpod.gateway.requests import Ask, Call, Message
-from starpod.gateway.session import Replied, Sampler, Session
+from starpod.gateway.requests import Ask, Message, ReplyCall
+from starpod.gateway.session import Replied, RolloutSession, Sampler
 from starpod.trainer.agents.config import SamplingConfig
 from starpod.trainer.data.batch import samples_of
 from starpod.trainer.data.episode import Episode, Turn
@@ -29,7 +29,7 @@ TOOL = {"type": "function", "function": {"name": "move", "description": "Moves."
 class Client:
     """An agent that goes on, repeats itself, cuts, condenses and rewrites its history, and asks helpers of its own."""
 
-    session: Session
+    session: RolloutSession
     rng: random.Random
     histories: list[tuple[Message, ...]] = field(default_factory=list)
 
@@ -62,7 +62,7 @@ class Client:
         answer = await self.session.complete(ask)
         message = answer.message
         if self.rng.random() < 0.3:  # spelt in another way by the client
-            calls = tuple(Call(call.name, call.arguments.replace(": ", ":"), "other") for call in message.calls)
+            calls = tuple(ReplyCall(call.name, call.arguments.replace(": ", ":"), "other") for call in message.calls)
             message = Message("assistant", f" {message.text}\n", calls)
         self.histories.append((*ask.messages, message))
 
@@ -72,11 +72,11 @@ async def play(name: str, turns: int, seed: int) -> tuple[RandomEngine, list[Tur
     engine = RandomEngine(template, WORDS, seed)
     sampling = SamplingConfig(max_reply_tokens=60, max_episode_tokens=100_000, min_reply_tokens=1)
     took: list[Turn] = []
-    sampler = Sampler(engine=engine, layout=Layout(template), sampling=sampling)
+    sampler = Sampler(engine=engine, layout=ChatLayout(template), sampling=sampling)
     for number in itertools.count(1):
         if len(took) >= turns:
             break
-        session = Session(f"s{seed}-{number}", sampler, lambda replied: took.append(replied.turn))
+        session = RolloutSession(f"s{seed}-{number}", sampler, lambda replied: took.append(replied.turn))
         client = Client(session, random.Random(f"{seed}/{number}"))
         for _ in range(10):
             await asyncio.gather(*(client.turn() for _ in range(random.Random(number).choice([1, 1, 3]))))
@@ -121,8 +121,8 @@ async def test_trained_ids_are_the_sampled_ones(name: str, count: int) -> None:
 async def test_a_conversation_that_only_grows_extends_its_stream(name: str) -> None:
     template = Template(tokenizer(name))
     engine = RandomEngine(template, ["Up", " then", "this", "é", "ans"], seed=3)
-    sampler = Sampler(engine=engine, layout=Layout(template), sampling=SamplingConfig(max_reply_tokens=30))
-    session = Session("one", sampler, lambda replied: None)
+    sampler = Sampler(engine=engine, layout=ChatLayout(template), sampling=SamplingConfig(max_reply_tokens=30))
+    session = RolloutSession("one", sampler, lambda replied: None)
     messages: tuple[Message, ...] = (Message("system", "be good"),)
     for number in range(10):
         messages = (*messages, Message("user", f"question {number}"))
@@ -138,7 +138,7 @@ async def test_a_conversation_that_only_grows_extends_its_stream(name: str) -> N
 async def test_dropped_thoughts_begin_a_sample_where_the_template_drops_them(name: str, fresh: bool) -> None:
     sampler = scripted(lambda request, text: "<think>a thought</think>Up", name)
     took: list[Replied] = []
-    session = Session("one", sampler, took.append)
+    session = RolloutSession("one", sampler, took.append)
     first = await session.complete(Ask((Message("user", "go"),)))
     assert (first.thought, first.text) == ("a thought", "Up")
     await session.complete(Ask((Message("user", "go"), first.message, Message("user", "on"))))
@@ -150,7 +150,7 @@ async def test_dropped_thoughts_begin_a_sample_where_the_template_drops_them(nam
 async def test_a_stop_text_cuts_the_reply_where_it_ends() -> None:
     sampler = scripted(lambda request, text: "Thought. Observation: made up")
     took: list[Replied] = []
-    session = Session("one", sampler, took.append)
+    session = RolloutSession("one", sampler, took.append)
     answer = await session.complete(Ask((Message("user", "go"),), stop=("Observation:",)))
     assert (answer.text, answer.finish) == ("Thought. ", "stop")
     (replied,) = took
@@ -161,7 +161,7 @@ async def test_a_stop_text_cuts_the_reply_where_it_ends() -> None:
 async def test_sampling_is_the_gateways_and_streams_are_the_sessions() -> None:
     sampler = replace(scripted(lambda request, text: "x"), temperature=0.5)
     for name in ("one", "two"):
-        await Session(name, sampler, lambda replied: None).complete(Ask((Message("user", "go"),), max_tokens=3))
+        await RolloutSession(name, sampler, lambda replied: None).complete(Ask((Message("user", "go"),), max_tokens=3))
     requests: list[Request] = engine_of(sampler).requests
     assert {request.temperature for request in requests} == {0.5}
     assert {request.max_tokens for request in requests} == {3}

@@ -9,8 +9,8 @@ from starpod.gateway import tools
 from starpod.gateway.dialects.chat import ChatCompletions
 from starpod.gateway.dialects.messages import Messages
 from starpod.gateway.dialects.responses import Responses
-from starpod.gateway.requests import Answer, Ask, Call, Message
-from starpod.gateway.session import Replied, Session
+from starpod.gateway.requests import Answer, Ask, Message, ReplyCall
+from starpod.gateway.session import Replied, RolloutSession
 from starpod.gateway.tools import parse_reply, write_reply
 from tests.tools.gateway.sampling import scripted
 
@@ -95,7 +95,7 @@ def test_the_number_of_tries_is_bounded(raw: str, monkeypatch: pytest.MonkeyPatc
 
 def test_a_reply_that_was_cut_is_told_as_cut_even_with_whole_calls() -> None:
     ask = Ask((USER,))
-    answer = Answer("x", 1, "", None, (Call("move", "{}", "c"),), "length", 1, 1, 0, 0)
+    answer = Answer("x", 1, "", None, (ReplyCall("move", "{}", "c"),), "length", 1, 1, 0, 0)
     told = ChatCompletions().write(ask, answer)["choices"][0]["finish_reason"]
     assert (told, Messages().write(ask, answer)["stop_reason"]) == ("length", "max_tokens")
     assert Responses().write(ask, answer)["status"] == "incomplete"
@@ -117,22 +117,23 @@ def test_a_reply_that_was_cut_is_told_as_cut_even_with_whole_calls() -> None:
 )
 async def test_a_history_is_known_however_a_client_spells_it(written: str, sent: str) -> None:
     took: list[Replied] = []
-    one = Session("one", scripted(lambda request, text: call(written)), took.append)
+    one = RolloutSession("one", scripted(lambda request, text: call(written)), took.append)
     first = await one.complete(Ask((USER,), (TOOL,)))
-    back = Message("assistant", first.text, (Call("move", sent, "other"),))
+    back = Message("assistant", first.text, (ReplyCall("move", sent, "other"),))
     await one.complete(Ask((USER, back, Message("tool", "ok")), (TOOL,)))
     assert [replied.turn.fresh for replied in took] == [True, False]
 
 
 @pytest.mark.parametrize(("one", "other"), [("1", "2"), ("1.5", "1"), ("true", "1"), ('"1"', "1"), ("null", "0")])
 def test_other_values_are_another_history(one: str, other: str) -> None:
-    keys = {Message("assistant", "", (Call("move", f'{{"x": {value}}}'),)).key for value in (one, other)}
+    keys = {Message("assistant", "", (ReplyCall("move", f'{{"x": {value}}}'),)).key for value in (one, other)}
     assert len(keys) == 2
 
 
 def test_a_call_without_arguments_is_written_as_an_object() -> None:
     assert (
-        parse_reply(write_reply(Message("assistant", "", (Call("move", ""),))), tools=True).calls[0].arguments == "{}"
+        parse_reply(write_reply(Message("assistant", "", (ReplyCall("move", ""),))), tools=True).calls[0].arguments
+        == "{}"
     )
 
 
@@ -144,7 +145,7 @@ async def test_a_reply_of_one_call_ends_with_it(then: str, required: bool) -> No
     sampler = scripted(lambda request, text: f"{call()}{then}".removeprefix(begun))
     body = {"messages": [{"role": "user", "content": "go"}], "tools": [TOOL], "parallel_tool_calls": False}
     ask = ChatCompletions().read({**body, "tool_choice": "required" if required else "auto"})
-    answer = await Session("one", sampler, took.append).complete(ask)
+    answer = await RolloutSession("one", sampler, took.append).complete(ask)
     assert (len(answer.calls), answer.text, answer.finish) == (1, "", "stop")
     (turn,) = [replied.turn for replied in took]
     assert turn.text == call() and sampler.template.decode(turn.reply) == call().removeprefix(begun)

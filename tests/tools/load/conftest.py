@@ -14,7 +14,7 @@ import pytest
 from starpod.client.transport import Transport
 from starpod.load.generator import Generator
 from starpod.load.measurements import Interval, StageResult
-from starpod.load.plan import Place, Plan, Stage, Turns
+from starpod.load.plan import ActionSource, LoadPlan, ServerAddress, Stage
 from starpod.load.report import stage_report
 from tests.support import ROOT, Done, ServerProcess, run_starpod, start_server
 
@@ -29,11 +29,11 @@ def server() -> Iterator[ServerProcess]:
         yield process
 
 
-def make_plan(*addresses: str, environment: str = "frozen_lake-v1", wire: Any = "stream", **more: Any) -> Plan:
+def make_plan(*addresses: str, environment: str = "frozen_lake-v1", wire: Any = "stream", **more: Any) -> LoadPlan:
     actions = LAKE if environment.startswith("frozen") else ("go",)
-    more = {"turns": Turns("random", actions), **more}
-    places = tuple(Place(address) for address in addresses)
-    return Plan(places, Transport(), wire, environment, **more)
+    more = {"turns": ActionSource("random", actions), **more}
+    places = tuple(ServerAddress(address) for address in addresses)
+    return LoadPlan(places, Transport(), wire, environment, **more)
 
 
 @dataclass
@@ -44,7 +44,7 @@ class Played:
     generator: Generator
 
 
-async def play(plan: Plan, *stages: Stage, stop: asyncio.Event | None = None) -> Played:
+async def play(plan: LoadPlan, *stages: Stage, stop: asyncio.Event | None = None) -> Played:
     """Plays stages in this process, or until `stop`; the last report tells of closing too."""
     place: list[StageResult] = []
     generator = Generator(plan, 0, lambda interval: place[-1].add(interval))

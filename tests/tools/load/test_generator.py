@@ -9,8 +9,8 @@ import pytest
 from starpod.load import generator, sessions
 from starpod.load.generator import RunEnded
 from starpod.load.measurements import Histogram, bucket_ceilings
-from starpod.load.plan import Stage, Think, Turns
-from starpod.load.servers import Server
+from starpod.load.plan import ActionSource, Stage, Think
+from starpod.load.servers import LoadServer
 from tests.support import ServerProcess, start_server
 from tests.tools.load.conftest import LAZY, make_plan, play
 from tests.tools.load.lazy import STALL_SECONDS
@@ -52,7 +52,9 @@ async def test_the_path_of_steps_is_told(server: ServerProcess, wire: str, actio
     """An environment that names its actions is not asked for those that are valid: its steps travel in columns."""
     stage = Stage("short", sessions=8, seconds=0.1, warmup=0.0)
     for _ in range(10):  # on a machine that is held up, a tenth of a second may not be enough for a step
-        (report,) = (await play(make_plan(server.address, wire=wire, turns=Turns("random", actions)), stage)).reports
+        (report,) = (
+            await play(make_plan(server.address, wire=wire, turns=ActionSource("random", actions)), stage)
+        ).reports
         if report["paths"]:
             break
     assert report["paths"] == {path: 1.0}
@@ -86,7 +88,7 @@ async def test_a_stall_cannot_hide() -> None:
     that counts from the sending sees as many slow steps as it has sessions."""
     sessions, rate = 4, 100.0
     with start_server("stalls", LAZY) as server:
-        plan = make_plan(server.address, environment="stalls-v1", turns=Turns("random", ("go",)))
+        plan = make_plan(server.address, environment="stalls-v1", turns=ActionSource("random", ("go",)))
         stage = Stage("stalls", sessions, 1.8, 0.2, rate=rate, arrivals="constant")
         (report,) = (await play(plan, stage)).reports
     step = report["calls"]["step"]
@@ -190,7 +192,7 @@ async def test_steps_that_are_ready_share_a_message(server: ServerProcess) -> No
     played = await play(make_plan(server.address), Stage("many", 64, 1.0, 0.0))
     (report,) = played.reports
     (driven,) = played.generator.sessions.servers
-    assert isinstance(driven, Server)
+    assert isinstance(driven, LoadServer)
     assert report["calls"]["step"]["count"] > 8 * driven.messages_sent
 
 

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starpod.load.plan import Recorded, Turns, Valid, as_turn, make_policy, read_recording, write_recording, write_turn
+from starpod.load.plan import (
+    ActionSource,
+    Recorded,
+    Valid,
+    as_turn,
+    make_policy,
+    read_recording,
+    write_recording,
+    write_turn,
+)
 from starpod.v1 import environment_pb2 as pb
 
 TEXTS = st.text(max_size=20)
@@ -52,13 +61,13 @@ def test_valid_actions_come_from_the_observation() -> None:
 
 
 def test_an_expert_falls_back_where_it_knows_nothing() -> None:
-    policy = make_policy(Turns("expert", ("x",)), 0, 0)
+    policy = make_policy(ActionSource("expert", ("x",)), 0, 0)
     assert policy.next(pb.Observation(expert_action=pb.Action(text="best"))) == ["best"]
     assert policy.next(pb.Observation()) == ("x",)
 
 
 def test_players_differ_and_runs_do_not() -> None:
-    turns = Turns("random", tuple("abcdef"))
+    turns = ActionSource("random", tuple("abcdef"))
     play, again = ([make_policy(turns, place, 1).next(None) for place in range(40)] for _ in range(2))
     assert play == again and len({str(each) for each in play}) > 1
 

@@ -9,12 +9,12 @@ import pytest
 from starpod.client.transport import Transport
 from starpod.load.measurements import Histogram, Interval, Log, ServerTime, StageResult, Summary
 from starpod.load.page import render_page
-from starpod.load.plan import Place, Plan, Stage
+from starpod.load.plan import LoadPlan, ServerAddress, Stage
 from starpod.load.report import describe_paths, describe_servers, document, judge, stage_report
 from starpod.load.requirements import parse_requirement
 from tests.support import charts_of
 
-PLAN = Plan((Place("a:1"), Place("b:2")), Transport(), "stream", "lake-v1", "1.0.0")
+PLAN = LoadPlan((ServerAddress("a:1"), ServerAddress("b:2")), Transport(), "stream", "lake-v1", "1.0.0")
 
 
 def a_stage(name: str = "8 sessions", *, late: float = 0.0, thread: float = 0.1, **summary: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import read_episodes
 from starpod.trainer.rollout.saved_starts import read_starts
 from starpod.trainer.warm_start.demonstrations import read_demonstrations
-from starpod.ui.policies import NotPossible
+from starpod.ui.policies import Impossible
 from starpod.ui.saving import save_demonstration
 from tests.support import ServerProcess, small_files
 from tests.tools.ui.conftest import wait_until
@@ -67,7 +67,7 @@ def test_demonstrations_are_whole_and_numbered_whatever_fails_or_comes_at_once(
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: save_demonstration(tmp_path, episode, None), range(16)))
     (file,) = (tmp_path / "demonstrations").iterdir()
-    with small_files(file.stat().st_size + 10), pytest.raises(NotPossible, match="cannot be written: File too large"):
+    with small_files(file.stat().st_size + 10), pytest.raises(Impossible, match="cannot be written: File too large"):
         save_demonstration(tmp_path, episode, None)
     save_demonstration(tmp_path, episode, None)
     assert [each.group for each in read_episodes(file)] == list(range(17))

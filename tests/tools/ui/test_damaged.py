@@ -23,7 +23,7 @@ from starpod.trainer.checkpoints.folders import folder_name
 from starpod.trainer.evaluation.compare import NotComparable, read_evaluation
 from starpod.ui import indexer as indexer_module
 from starpod.ui.app import create_app
-from starpod.ui.index import Index
+from starpod.ui.index import RunIndex
 from starpod.ui.indexer import Indexer
 from starpod.ui.reading import DAMAGED, checkpoints
 
@@ -124,7 +124,7 @@ def test_the_other_run_is_indexed_and_the_memory_bounded(tmp_path: Path, calm: P
     for name in ("good", "bad"):
         shutil.copytree(calm, tmp_path / name)
     KINDS[kind](tmp_path / "bad")
-    index = Index(tmp_path)
+    index = RunIndex(tmp_path)
     indexer = Indexer(index)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for _ in range(2):
@@ -191,7 +191,7 @@ def test_random_files_cost_no_other_run(
         start = end = luck.randrange(len(data) + 1)
         changed = noise
     path.write_bytes(data[:start] + changed + data[end:])
-    index = Index(folder)
+    index = RunIndex(folder)
     indexer = Indexer(index)
     indexer.update()
     runs = {run["path"]: run for run in index.runs()}
@@ -207,7 +207,7 @@ OTHERS: list[Any] = ["word", 3, [1], {"a": [1]}, None]
 def test_pages_of_a_run_answer_whatever_the_types_of_its_values(tmp_path: Path, calm: Path, name: str) -> None:
     """Each value of a file in turn is of another type, or missing."""
     shutil.copytree(calm, tmp_path / "bad")
-    index, path = Index(tmp_path, ":memory:"), tmp_path / "bad" / name
+    index, path = RunIndex(tmp_path, ":memory:"), tmp_path / "bad" / name
     client, indexer = TestClient(create_app(index), base_url="http://127.0.0.1"), Indexer(index)
     values = yaml.safe_load(path.read_text().splitlines()[0] if name.endswith("jsonl") else path.read_text())
     for number, key in enumerate(values):
@@ -225,7 +225,7 @@ def test_a_page_never_sees_a_run_without_its_summary(
 ) -> None:
     """Pages read an index in memory while the indexer writes it."""
     shutil.copytree(calm, tmp_path / "new")
-    index, summarise = Index(tmp_path, ":memory:"), indexer_module._summarise
+    index, summarise = RunIndex(tmp_path, ":memory:"), indexer_module._summarise
     seen: list[Any] = []
 
     def look_and_summarise(*given: Any) -> dict[str, Any]:
@@ -241,7 +241,7 @@ def test_a_page_never_sees_a_run_without_its_summary(
 def test_an_episode_of_other_types_is_a_sentence(tmp_path: Path, calm: Path) -> None:
     shutil.copytree(calm, tmp_path / "bad")
     an_episode(environment={"a": 1}, turns=[{"text": "hi", "observation": "x", "fresh": [1]}])(tmp_path / "bad")
-    index = Index(tmp_path, ":memory:")
+    index = RunIndex(tmp_path, ":memory:")
     Indexer(index).update()
     client = TestClient(create_app(index), base_url="http://127.0.0.1")
     for page in ("/episode", "/group"):

@@ -16,20 +16,20 @@ from hypothesis import strategies as st
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.sinks import JsonlSink
 from starpod.ui import reading
-from starpod.ui.index import NAME, POINTS, SORTS, Filter, Index
+from starpod.ui.index import NAME, POINTS, SORTS, Filter, RunIndex
 from starpod.ui.indexer import Indexer
 from tests.trainer.diagnostics.synthetic import episode, metrics_at
 
 
-def index_over(folder: Path) -> tuple[Index, Indexer]:
-    index = Index(folder)
+def index_over(folder: Path) -> tuple[RunIndex, Indexer]:
+    index = RunIndex(folder)
     indexer = Indexer(index)
     indexer.update()
     return index, indexer
 
 
 @pytest.fixture
-def indexed(tmp_path: Path, calm: Path) -> tuple[Path, Index, Indexer]:
+def indexed(tmp_path: Path, calm: Path) -> tuple[Path, RunIndex, Indexer]:
     shutil.copytree(calm, tmp_path / "calm")
     index, indexer = index_over(tmp_path)
     assert indexer.problem == index.problem == ""
@@ -37,14 +37,14 @@ def indexed(tmp_path: Path, calm: Path) -> tuple[Path, Index, Indexer]:
 
 
 @pytest.fixture(scope="module")
-def index(tmp_path_factory: pytest.TempPathFactory, calm: Path) -> Index:
+def index(tmp_path_factory: pytest.TempPathFactory, calm: Path) -> RunIndex:
     """Of a run that stays as it is."""
     folder = tmp_path_factory.mktemp("index")
     shutil.copytree(calm, folder / "calm")
     return index_over(folder)[0]
 
 
-def only(index: Index) -> dict[str, Any]:
+def only(index: RunIndex) -> dict[str, Any]:
     (run,) = index.runs()
     return run
 
@@ -54,11 +54,11 @@ def append(folder: Path, text: str, name: str = "metrics.jsonl") -> None:
         file.write(text)
 
 
-def steps(index: Index) -> list[int]:
+def steps(index: RunIndex) -> list[int]:
     return [line["step"] for line in index.curve(only(index)["run"]).lines if line["metrics"]]
 
 
-def test_a_run_is_summed_up(index: Index) -> None:
+def test_a_run_is_summed_up(index: RunIndex) -> None:
     run = only(index)
     assert run["path"] == "calm" and run["title"] == "The run calm"
     assert (run["environment"], run["algorithm"]) == ("frozen_lake-v1", "starpo-s")
@@ -67,7 +67,7 @@ def test_a_run_is_summed_up(index: Index) -> None:
     assert steps(index) == list(range(1, 151))
 
 
-def test_what_was_spent_is_counted_and_no_rate_times_a_time(indexed: tuple[Path, Index, Indexer]) -> None:
+def test_what_was_spent_is_counted_and_no_rate_times_a_time(indexed: tuple[Path, RunIndex, Indexer]) -> None:
     """Rates of an asynchronous run are of another span than the time that its step waited for episodes."""
     folder, index, indexer = indexed
     counted = {"collect/episodes": 16.0, "collect/turns_mean": 2.0, "collect/tokens_per_turn": 5.0}
@@ -82,7 +82,7 @@ def test_what_was_spent_is_counted_and_no_rate_times_a_time(indexed: tuple[Path,
     assert list(curve.tokens.values()) == [160.0, 320.0, 480.0, 480.0]
 
 
-def test_what_is_appended_is_read_from_there_on(indexed: tuple[Path, Index, Indexer]) -> None:
+def test_what_is_appended_is_read_from_there_on(indexed: tuple[Path, RunIndex, Indexer]) -> None:
     folder, index, indexer = indexed
     sink = JsonlSink(folder / "calm" / "metrics.jsonl")
     sink.write(151, metrics_at(151), ["it echoes"])
@@ -101,7 +101,7 @@ def test_what_is_appended_is_read_from_there_on(indexed: tuple[Path, Index, Inde
 
 
 def test_a_run_elsewhere_that_is_quiet_for_long_is_interrupted(
-    indexed: tuple[Path, Index, Indexer], monkeypatch: pytest.MonkeyPatch
+    indexed: tuple[Path, RunIndex, Indexer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, index, indexer = indexed
     (folder / "calm" / "run.json").write_text("{}")
@@ -121,7 +121,7 @@ def test_a_run_elsewhere_that_is_quiet_for_long_is_interrupted(
     assert only(index)["status"] == "interrupted" and only(index)["left"] is None
 
 
-def test_a_run_that_was_stopped_is_not_shown_as_ended(indexed: tuple[Path, Index, Indexer]) -> None:
+def test_a_run_that_was_stopped_is_not_shown_as_ended(indexed: tuple[Path, RunIndex, Indexer]) -> None:
     folder, index, indexer = indexed
     RunFolder(folder / "calm").end("stopped by SIGINT and saved", seconds=9.0)
     indexer.update()
@@ -129,7 +129,7 @@ def test_a_run_that_was_stopped_is_not_shown_as_ended(indexed: tuple[Path, Index
 
 
 def test_the_last_evaluation_is_shown_beside_the_final_figure_of_an_earlier_policy(
-    indexed: tuple[Path, Index, Indexer],
+    indexed: tuple[Path, RunIndex, Indexer],
 ) -> None:
     folder, index, indexer = indexed
     assert only(index)["last"] is None
@@ -139,7 +139,7 @@ def test_the_last_evaluation_is_shown_beside_the_final_figure_of_an_earlier_poli
     assert (run["evaluation"]["success"], run["last"]) == (0.65, {"step": 175, "success": 0.0})
 
 
-def test_a_half_written_line_waits_and_a_damaged_one_is_told(indexed: tuple[Path, Index, Indexer]) -> None:
+def test_a_half_written_line_waits_and_a_damaged_one_is_told(indexed: tuple[Path, RunIndex, Indexer]) -> None:
     folder, index, indexer = indexed
     line = json.dumps({"step": 151, "time": 1.0, "metrics": {"collect/success": 0.5}})
     append(folder, "{damaged\n" + line[:20])
@@ -151,14 +151,14 @@ def test_a_half_written_line_waits_and_a_damaged_one_is_told(indexed: tuple[Path
     assert steps(index)[-1] == 151
 
 
-def test_a_resumed_run_that_cuts_its_metrics_is_read_anew(indexed: tuple[Path, Index, Indexer]) -> None:
+def test_a_resumed_run_that_cuts_its_metrics_is_read_anew(indexed: tuple[Path, RunIndex, Indexer]) -> None:
     folder, index, indexer = indexed
     JsonlSink(folder / "calm" / "metrics.jsonl", resumed_step=100).close()
     indexer.update()
     assert steps(index) == list(range(1, 101))
 
 
-def test_a_deleted_run_and_deleted_episodes_are_gone(indexed: tuple[Path, Index, Indexer]) -> None:
+def test_a_deleted_run_and_deleted_episodes_are_gone(indexed: tuple[Path, RunIndex, Indexer]) -> None:
     folder, index, indexer = indexed
     run = only(index)["run"]
     assert index.count(Filter(run, kind="train")) == 5
@@ -170,7 +170,7 @@ def test_a_deleted_run_and_deleted_episodes_are_gone(indexed: tuple[Path, Index,
     assert index.runs() == [] and index.count(Filter(run)) == 0
 
 
-def test_a_damaged_file_of_episodes_is_told_and_its_good_part_kept(indexed: tuple[Path, Index, Indexer]) -> None:
+def test_a_damaged_file_of_episodes_is_told_and_its_good_part_kept(indexed: tuple[Path, RunIndex, Indexer]) -> None:
     folder, index, indexer = indexed
     episodes = folder / "calm" / "episodes"
     whole = (episodes / "train-000150.jsonl.gz").read_bytes()
@@ -183,7 +183,7 @@ def test_a_damaged_file_of_episodes_is_told_and_its_good_part_kept(indexed: tupl
     assert files["other-000001.jsonl"]["episodes"] == 2 and "damaged" in files["other-000001.jsonl"]["problem"]
 
 
-def test_a_run_that_holds_something_else_stops_no_other(indexed: tuple[Path, Index, Indexer], calm: Path) -> None:
+def test_a_run_that_holds_something_else_stops_no_other(indexed: tuple[Path, RunIndex, Indexer], calm: Path) -> None:
     folder, index, indexer = indexed
     (folder / "calm" / "metrics.jsonl").write_text('{"step": 1, "metrics": {}, "warnings": 3}\n')
     (folder / "calm" / "run.json").write_text('{"time": "today"}')
@@ -218,14 +218,16 @@ def test_a_run_that_holds_something_else_stops_no_other(indexed: tuple[Path, Ind
         ({"text": 'a" OR "b* NEAR('}, 0),
     ],
 )
-def test_filters(index: Index, wanted: dict[str, Any], count: int) -> None:
+def test_filters(index: RunIndex, wanted: dict[str, Any], count: int) -> None:
     asked = Filter(only(index)["run"], kind="train", **wanted)
     assert index.count(asked) == len(index.episodes(asked)) == count
     assert index.search(asked) == (index.episodes(asked), count) or not asked.text
     assert index.search(asked, first=50) == ([], count)
 
 
-def test_words_are_looked_for_in_one_run(indexed: tuple[Path, Index, Indexer], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_words_are_looked_for_in_one_run(
+    indexed: tuple[Path, RunIndex, Indexer], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """However many episodes of other runs hold them, and however often."""
     folder, index, indexer = indexed
     shutil.copytree(folder / "calm", folder / "second")
@@ -236,7 +238,7 @@ def test_words_are_looked_for_in_one_run(indexed: tuple[Path, Index, Indexer], m
 
 
 def test_the_newest_with_a_common_word_are_found(
-    indexed: tuple[Path, Index, Indexer], monkeypatch: pytest.MonkeyPatch
+    indexed: tuple[Path, RunIndex, Indexer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever was read last: an older step whose file is read again comes after a newer one."""
     folder, index, indexer = indexed
@@ -249,7 +251,7 @@ def test_the_newest_with_a_common_word_are_found(
     assert [row["step"] for row in index.episodes(asked)] == [152] and index.count(asked) == 1
 
 
-def test_episodes_by_what_a_part_of_the_reward_was(index: Index) -> None:
+def test_episodes_by_what_a_part_of_the_reward_was(index: RunIndex) -> None:
     run = only(index)["run"]
     bits = dict(index.facets(run)["parts"])
     assert set(bits) == {"environment", "format"}
@@ -259,7 +261,7 @@ def test_episodes_by_what_a_part_of_the_reward_was(index: Index) -> None:
     assert index.count(Filter(run, paid=1 << bits["format"])) == 0
 
 
-def test_orders(index: Index) -> None:
+def test_orders(index: RunIndex) -> None:
     run = only(index)["run"]
     rewards = [row["reward"] for row in index.episodes(Filter(run, sort="best"), limit=200)]
     assert rewards == sorted(rewards, reverse=True)
@@ -267,7 +269,7 @@ def test_orders(index: Index) -> None:
 
 
 @pytest.mark.parametrize("sort", SORTS)
-def test_later_pages_are_found_from_the_end(index: Index, sort: str) -> None:
+def test_later_pages_are_found_from_the_end(index: RunIndex, sort: str) -> None:
     wanted = Filter(only(index)["run"], kind="final", sort=sort)
     every, count = index.episodes(wanted, limit=200), index.count(wanted)
     pages = [index.episodes(wanted, first=first, limit=7, count=count) for first in range(0, count + 7, 7)]
@@ -278,7 +280,7 @@ def test_a_long_run_keeps_few_points_that_are_means(tmp_path: Path) -> None:
     """However the file grew, the curves hold each iteration once."""
     run = tmp_path / "long"
     run.mkdir()
-    index = Index(tmp_path)
+    index = RunIndex(tmp_path)
     indexer = Indexer(index)
     count = 5 * POINTS
     for first in range(0, count, count // 2):
@@ -298,7 +300,7 @@ def test_a_long_run_keeps_few_points_that_are_means(tmp_path: Path) -> None:
     assert curve.seconds[count - 1] == 2.0 * count
 
 
-def test_a_full_disk_is_a_sentence_and_mends_itself(indexed: tuple[Path, Index, Indexer]) -> None:
+def test_a_full_disk_is_a_sentence_and_mends_itself(indexed: tuple[Path, RunIndex, Indexer]) -> None:
     folder, index, indexer = indexed
 
     pages = sqlite3.connect(folder / NAME).execute("PRAGMA page_count").fetchone()[0]
@@ -319,7 +321,7 @@ def test_a_full_disk_is_a_sentence_and_mends_itself(indexed: tuple[Path, Index, 
     assert indexer.problem == "" and {run["path"] for run in index.runs()} == {"calm", "second"}
 
 
-def test_a_damaged_index_is_made_anew(indexed: tuple[Path, Index, Indexer]) -> None:
+def test_a_damaged_index_is_made_anew(indexed: tuple[Path, RunIndex, Indexer]) -> None:
     folder, _, _ = indexed
     for suffix in ("-wal", "-shm"):
         Path(f"{folder / NAME}{suffix}").unlink(missing_ok=True)
@@ -348,7 +350,7 @@ def test_curves_do_not_depend_on_how_a_file_grew(sizes: list[int]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "run" / "metrics.jsonl"
             path.parent.mkdir()
-            index = Index(Path(folder))
+            index = RunIndex(Path(folder))
             indexer = Indexer(index)
             place = 0
             for cut in [*cuts, len(data)]:
@@ -362,7 +364,7 @@ def test_curves_do_not_depend_on_how_a_file_grew(sizes: list[int]) -> None:
 
 def test_an_index_in_memory_is_read_while_it_is_written(tmp_path: Path, calm: Path) -> None:
     shutil.copytree(calm, tmp_path / "calm")
-    index = Index(tmp_path, ":memory:")
+    index = RunIndex(tmp_path, ":memory:")
     with closing(index.connect()) as writer:
         for number in range(30):
             writer.execute("BEGIN IMMEDIATE")

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starpod.client import SyncFleet
 from starpod.trainer.data.episode import Episode
 from starpod.ui import episodes
+from starpod.ui.policies import Impossible
 from tests.support import ServerProcess
 from tests.tools.ui.conftest import site_over
 from tests.tools.ui.test_games import EPISODE, FATAL, live, lost, write_lake
@@ -63,7 +64,7 @@ async def test_a_page_does_not_wait_for_long(monkeypatch: pytest.MonkeyPatch) ->
     async def picture(site: object, request: Request) -> None:
         assert request.query_params["turn"] == "0" and request.query_params["run"] == "lake"
         await waiting.wait()
-        raise episodes.NotPossible
+        raise Impossible
 
     monkeypatch.setattr(episodes, "picture", picture)
     monkeypatch.setattr(episodes, "PATIENCE", 0.01)

@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from starpod.check.report import Terminal, describe_requirement, to_json, to_junit
 from starpod.check.requirement import LEVELS, Requirement
-from starpod.check.runner import PLAYED, Report, Unreachable, WrongCall
+from starpod.check.runner import PLAYED, CannotCheck, CheckReport, WrongCall
 from starpod.check.runner import check as run_check
 from starpod.check.suite import REQUIREMENTS, REWARD
 from starpod.client.programs import start_server
@@ -152,8 +152,8 @@ def check(
             )
         except WrongCall as error:
             raise click.UsageError(str(error)) from error
-        except Unreachable as error:
-            report = Report(address, unreachable=str(error))
+        except CannotCheck as error:
+            report = CheckReport(address, unreachable=str(error))
     if not report.unreachable:
         terminal.close(report)
     write_report(json_file, to_json(report))

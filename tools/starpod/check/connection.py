@@ -12,7 +12,7 @@ import grpc
 from google.protobuf.message import Message
 from google.rpc import status_pb2
 
-from starpod.check.expectations import Broken
+from starpod.check.expectations import BrokenCall
 from starpod.check.refusal import Refusal, from_error
 from starpod.client.transport import Transport
 
@@ -23,7 +23,7 @@ PATIENCE = 20.0
 """Seconds for which a call refused as OVERLOADED is retried, each time after the delay in the error's RetryInfo."""
 
 
-class Connection(abc.ABC):
+class CheckConnection(abc.ABC):
     """A connection to a server.
 
     A failed call raises grpc.aio.AioRpcError with the google.rpc.Status, over every transport.
@@ -50,7 +50,7 @@ class Connection(abc.ABC):
         self.metadata = access.metadata()
 
     @abc.abstractmethod
-    def new_connection(self, address: str = "", options: Sequence[tuple[str, int]] = ()) -> Connection:
+    def new_connection(self, address: str = "", options: Sequence[tuple[str, int]] = ()) -> CheckConnection:
         """Return a new connection to `address`; empty: the same address. options: gRPC channel options."""
 
     @abc.abstractmethod
@@ -86,7 +86,7 @@ class Connection(abc.ABC):
         """Make a unary call once and return its reply.
 
         Raises:
-            Broken: The environment or the server has a bug.
+            BrokenCall: The environment or the server has a bug.
             grpc.aio.AioRpcError: The call failed for another reason.
         """
         limit = self.seconds if seconds is None else seconds
@@ -94,7 +94,7 @@ class Connection(abc.ABC):
             reply, _ = await self.send(request, limit, self.metadata if metadata is None else metadata)
         except grpc.aio.AioRpcError as error:
             if (refusal := from_error(error)).bug:
-                raise Broken(refusal) from error
+                raise BrokenCall(refusal) from error
             raise
         return reply
 

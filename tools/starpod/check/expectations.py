@@ -33,7 +33,7 @@ class Unmet(Exception):
         super().__init__(f"expected {expected}; got {actual}" + (f". To fix it: {fix}" if fix else ""))
 
 
-class Broken(Unmet):
+class BrokenCall(Unmet):
     """A call failed because of a bug inside the environment or the server."""
 
     def __init__(self, refusal: Refusal) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
-from starpod.check.connection import PATIENCE, Connection, Metadata, method_of, retry_while_overloaded
-from starpod.check.expectations import Broken, NotShown, Unmet
+from starpod.check.connection import PATIENCE, CheckConnection, Metadata, method_of, retry_while_overloaded
+from starpod.check.expectations import BrokenCall, NotShown, Unmet
 from starpod.check.refusal import from_status
 from starpod.client.transport import Transport, join_endpoint
 from starpod.v1 import environment_pb2 as pb
@@ -31,7 +31,7 @@ _OPTIONS = (
 )
 
 
-class GrpcConnection(Connection):
+class GrpcConnection(CheckConnection):
     """A gRPC channel to a server, not shared with other connections."""
 
     transport = "gRPC"
@@ -86,7 +86,7 @@ class GrpcConnection(Connection):
         return reply
 
 
-def over_grpc(connection: Connection) -> GrpcConnection:
+def over_grpc(connection: CheckConnection) -> GrpcConnection:
     """Return the connection as a GrpcConnection. Raise NotShown if it uses another transport."""
     if isinstance(connection, GrpcConnection):
         return connection
@@ -94,18 +94,18 @@ def over_grpc(connection: Connection) -> GrpcConnection:
 
 
 @contextlib.asynccontextmanager
-async def open_stream(connection: Connection) -> AsyncIterator[StreamConnection]:
+async def open_stream(connection: CheckConnection) -> AsyncIterator[CheckStream]:
     """Open a Stream, and cancel it on exit if it is still open. Raise NotShown for other transports."""
     grpc_connection = over_grpc(connection)
     call = grpc_connection.stub.Stream(metadata=grpc_connection.metadata)
-    conversation = StreamConnection(call, connection.seconds, connection.portion)
+    conversation = CheckStream(call, connection.seconds, connection.portion)
     try:
         yield conversation
     finally:
         conversation.cancel()
 
 
-class StreamConnection:
+class CheckStream:
     """An open Stream.
 
     Attributes:
@@ -207,7 +207,7 @@ class StreamConnection:
         self.acknowledged += message.acknowledged
         for reply in (*message.replies, *rows(message.transitions), *start_rows(message.starts)):
             if reply.HasField("error") and (refusal := from_status(reply.error)).bug:
-                raise Broken(refusal)
+                raise BrokenCall(refusal)
             self.replies.setdefault(reply.call_id, []).append(reply)
         self.columns += len(message.transitions.call_ids)
         if message.HasField("timing"):

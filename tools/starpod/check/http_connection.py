@@ -14,7 +14,7 @@ from google.protobuf import json_format
 from google.protobuf.message import Message
 from google.rpc import status_pb2
 
-from starpod.check.connection import Connection, Metadata, method_of, retry_while_overloaded, rpc_error
+from starpod.check.connection import CheckConnection, Metadata, method_of, retry_while_overloaded, rpc_error
 from starpod.check.expectations import Unmet
 from starpod.check.refusal import from_status
 from starpod.client.transport import TLS, Transport, join_endpoint
@@ -37,7 +37,7 @@ _STATUS = {
 _FUTURE = "of_the_future"
 
 
-class HTTPConnection(Connection):
+class HTTPConnection(CheckConnection):
     """A pool of connections to a server at http://host:port or https://host:port. Needs httpx."""
 
     transport = "HTTP"

@@ -24,11 +24,11 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from starpod.check.expectations import Unmet
-from starpod.check.hub_pages import Entry, write_pages
+from starpod.check.hub_pages import CheckedEnvironment, write_pages
 from starpod.check.probe import Handle, Probe, Target
 from starpod.check.report import describe_results
 from starpod.check.requirement import Requirement
-from starpod.check.runner import EnvironmentReport, Unreachable, check, connect
+from starpod.check.runner import CannotCheck, EnvironmentReport, check, connect
 from starpod.check.suite import REQUIREMENTS, REWARD
 from starpod.client.programs import ServiceRefused, start_server
 from starpod.client.transport import Transport
@@ -112,7 +112,7 @@ def hub(
         out.mkdir(parents=True, exist_ok=True)
         expect_writable(str(out / "hub.json"))
     console = safe_console()
-    entries: list[Entry] = []
+    entries: list[CheckedEnvironment] = []
     try:
         with service_errors(), contextlib.ExitStack() as servers:
 
@@ -135,7 +135,7 @@ def hub(
             progress = servers.enter_context(_make_progress(console))
             task = progress.add_task("environments", total=0)
 
-            def report_progress(hosted: int = 0, entry: Entry | None = None) -> None:
+            def report_progress(hosted: int = 0, entry: CheckedEnvironment | None = None) -> None:
                 progress.update(task, total=(progress.tasks[0].total or 0) + hosted, advance=entry is not None)
                 if entry:
                     entries.append(entry)
@@ -151,7 +151,7 @@ def hub(
                 progress.advance(task)
     except KeyboardInterrupt:
         console.print("interrupted: results of the finished checks")
-    except Unreachable as error:
+    except CannotCheck as error:
         raise click.ClickException(str(error)) from error
     entries.sort(key=lambda entry: entry.spec.id)
     write_pages(entries, out)
@@ -194,7 +194,7 @@ def _make_progress(console: Console) -> Progress:
     )
 
 
-def _summarise(entry: Entry) -> dict[str, Any]:
+def _summarise(entry: CheckedEnvironment) -> dict[str, Any]:
     capabilities = entry.spec.capabilities
     return {
         "id": entry.spec.id,
@@ -249,7 +249,9 @@ async def check_all(
                 queue.append(places)
             if time.monotonic() > until:
                 no_results = EnvironmentReport(spec.id, spec.version)
-                report_progress(entry=Entry(spec, address, no_results, no_results, problem="not checked: out of time"))
+                report_progress(
+                    entry=CheckedEnvironment(spec, address, no_results, no_results, problem="not checked: out of time")
+                )
             else:
                 report_progress(entry=await examine(address, spec))
 
@@ -257,14 +259,16 @@ async def check_all(
         await asyncio.gather(*map(serve, all_arguments))
 
 
-async def examine(address: str, spec: pb.EnvironmentSpec) -> Entry:
+async def examine(address: str, spec: pb.EnvironmentSpec) -> CheckedEnvironment:
     start = time.perf_counter()
-    entry = Entry(spec, address, EnvironmentReport(spec.id, spec.version), EnvironmentReport(spec.id, spec.version))
+    entry = CheckedEnvironment(
+        spec, address, EnvironmentReport(spec.id, spec.version), EnvironmentReport(spec.id, spec.version)
+    )
     try:
         async with asyncio.timeout(ENVIRONMENT_SECONDS):
             entry.contract = await _check_one(address, spec.id, REQUIREMENTS)
             entry.rewards = await _check_one(address, spec.id, REWARD)
-    except Unreachable as error:
+    except CannotCheck as error:
         entry.problem = str(error)
     except TimeoutError:
         entry.problem = f"its check did not end within {ENVIRONMENT_SECONDS:g} s"

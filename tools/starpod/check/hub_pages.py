@@ -25,7 +25,7 @@ _CONCURRENCY = {
 
 
 @dataclass(slots=True)
-class Entry:
+class CheckedEnvironment:
     """An environment and the results of its checks."""
 
     spec: pb.EnvironmentSpec
@@ -63,7 +63,7 @@ class Entry:
         return [result for result in (*self.contract.results, *self.rewards.results) if result.breaks]
 
 
-def write_pages(entries: Sequence[Entry], folder: Path) -> None:
+def write_pages(entries: Sequence[CheckedEnvironment], folder: Path) -> None:
     """Write index.html, and ID.html for each environment. Raise OSError if that fails."""
     for entry in (None, *entries):
         options = json.loads(entry.spec.options_schema_json or "{}").get("properties", {}) if entry else {}
@@ -83,5 +83,5 @@ def _count_statuses(report: EnvironmentReport) -> str:
     return ", ".join(f"{counts[status]} {status}" for status in _STATUSES if counts[status]) or "not checked"
 
 
-def _format_rate(entry: Entry) -> str:
+def _format_rate(entry: CheckedEnvironment) -> str:
     return "-" if entry.rate is None else f"{entry.rate:,.0f}"

@@ -14,7 +14,7 @@ import grpc
 from google.protobuf import struct_pb2
 from google.protobuf.message import Message
 
-from starpod.check.connection import Connection
+from starpod.check.connection import CheckConnection
 from starpod.check.expectations import NotShown, Unmet, expect, expect_played, expect_same, needs
 from starpod.check.refusal import Refusal, from_error
 from starpod.v1 import environment_pb2 as pb
@@ -53,7 +53,7 @@ class Script:
 class Handle:
     """A session with its connection, epoch and next step index."""
 
-    def __init__(self, connection: Connection, session: pb.Session) -> None:
+    def __init__(self, connection: CheckConnection, session: pb.Session) -> None:
         self.connection = connection
         self.session = session
         self.id = session.session_id
@@ -104,7 +104,7 @@ class Target:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: CheckConnection,
         server: pb.DescribeResponse,
         spec: pb.EnvironmentSpec,
         also: str = "",
@@ -262,7 +262,7 @@ class Probe:
         self.server = target.server
         self.spec = target.spec
         self._sessions: set[str] = set()
-        self._connections: list[Connection] = []
+        self._connections: list[CheckConnection] = []
 
     async def clean_up(self) -> None:
         """Close sessions and connections. The probe may be used again."""
@@ -278,13 +278,13 @@ class Probe:
 
     # --- connections -----------------------------------------------------------------------------------------------
 
-    def second_connection(self, address: str = "", options: Sequence[tuple[str, int]] = ()) -> Connection:
+    def second_connection(self, address: str = "", options: Sequence[tuple[str, int]] = ()) -> CheckConnection:
         """Open a new connection to `address`; empty: the same address. options: gRPC channel options."""
         connection = self.connection.new_connection(address, options)
         self._connections.append(connection)
         return connection
 
-    async def other_process(self) -> Connection:
+    async def other_process(self) -> CheckConnection:
         """Connect to another process that hosts the same environment version. Raise NotShown if there is none."""
         siblings = [self.connection.sibling(endpoint) for endpoint in self.server.endpoints]
         for address in filter(None, (self.target.also, *siblings)):
@@ -323,7 +323,7 @@ class Probe:
         """Make a call on the connection that tests share and return its error, as Connection.refusal does."""
         return await self.connection.refusal(request)
 
-    async def create(self, request: Message, connection: Connection | None = None) -> Any:
+    async def create(self, request: Message, connection: CheckConnection | None = None) -> Any:
         """Call Open, Fork or Restore, and return the reply. Its sessions are closed after the test.
 
         Raises:
@@ -341,14 +341,14 @@ class Probe:
         """Register sessions to be closed after the test."""
         self._sessions.update(session.session_id for session in sessions)
 
-    async def open(self, connection: Connection | None = None, /, **fields: Any) -> pb.OpenResponse:
+    async def open(self, connection: CheckConnection | None = None, /, **fields: Any) -> pb.OpenResponse:
         reply: pb.OpenResponse = await self.create(self.open_request(**fields), connection)
         count, count_received = max(1, fields.get("count", 1)), len(reply.sessions)
         fix = "answer Open with one Session per member; count 0 means 1"
         expect(count_received == count, f"{count} sessions from Open", count_received, fix)
         return reply
 
-    async def session(self, connection: Connection | None = None, /, **fields: Any) -> Handle:
+    async def session(self, connection: CheckConnection | None = None, /, **fields: Any) -> Handle:
         reply = await self.open(connection, **fields)
         return Handle(connection or self.connection, reply.sessions[0])
 
@@ -361,7 +361,7 @@ class Probe:
             handles += [Handle(self.connection, session) for session in reply.sessions]
         return handles
 
-    async def seeded(self, connection: Connection | None = None, /, **fields: Any) -> Handle:
+    async def seeded(self, connection: CheckConnection | None = None, /, **fields: Any) -> Handle:
         """Open a session with the script's seeds."""
         return await self.session(connection, **{"seed": SEED, "dynamics_seed": DYNAMICS_SEED, **fields})
 

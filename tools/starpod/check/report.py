@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from starpod.check.requirement import Requirement
-from starpod.check.runner import EnvironmentReport, Observer, Report, Result, Status
+from starpod.check.runner import CheckReport, EnvironmentReport, Observer, Result, Status
 
 _MARKS: dict[Status, str] = {
     "passed": "[green]✓[/]",
@@ -59,7 +59,7 @@ class Terminal(Observer):
             self.progress.console.print(_format_result(result))
         self.progress.advance(task)
 
-    def close(self, report: Report) -> None:
+    def close(self, report: CheckReport) -> None:
         """Print the skipped requirements with reasons, and the number of results by status."""
         for environment in report.environments:
             ids_by_reason: dict[str, list[str]] = {}
@@ -111,7 +111,7 @@ def describe_results(environment: EnvironmentReport) -> list[dict[str, Any]]:
     ]
 
 
-def to_json(report: Report) -> str:
+def to_json(report: CheckReport) -> str:
     """Return the report as a JSON document."""
     counts = Counter(result.status for result in report.results)
     document: dict[str, Any] = {
@@ -134,7 +134,7 @@ def to_json(report: Report) -> str:
     return json.dumps(document, indent=2) + "\n"
 
 
-def to_junit(report: Report) -> str:
+def to_junit(report: CheckReport) -> str:
     """Return the report as JUnit XML with a suite per environment. An unmet SHOULD is a skipped case."""
     root = ElementTree.Element("testsuites", name=f"starpod check {report.address}")
     if report.unreachable:

@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import grpc
 
-from starpod.check.connection import Connection
-from starpod.check.expectations import Broken, NotShown, Unmet
+from starpod.check.connection import CheckConnection
+from starpod.check.expectations import BrokenCall, NotShown, Unmet
 from starpod.check.grpc_connection import GrpcConnection
 from starpod.check.http_connection import HTTPConnection
 from starpod.check.mcp_connection import MCP, MCPConnection
@@ -37,11 +37,11 @@ PLAYED = "C-30"
 """The requirement that fails if no episode can be played."""
 
 
-class Unreachable(Exception):
+class CannotCheck(Exception):
     """The server does not answer Describe, or the check lacks something, such as a second process."""
 
 
-class WrongCall(Unreachable):
+class WrongCall(CannotCheck):
     """The command line asks for something that the server lacks: an environment or an option."""
 
 
@@ -69,7 +69,7 @@ class EnvironmentReport:
 
 
 @dataclass(slots=True)
-class Report:
+class CheckReport:
     """All results of a check of one server."""
 
     address: str
@@ -109,7 +109,7 @@ async def check(
     options: Sequence[str] = (),
     slow: bool = False,
     observer: Observer | None = None,
-) -> Report:
+) -> CheckReport:
     """Check environments of a server.
 
     Args:
@@ -125,7 +125,7 @@ async def check(
         observer: receives progress.
 
     Raises:
-        Unreachable: Nothing can be checked.
+        CannotCheck: Nothing can be checked.
     """
     connection = connect(address, access, call_seconds)
     try:
@@ -133,7 +133,7 @@ async def check(
         if also:
             await _expect_another(server, address, connection.new_connection(also))
         connection.portion = server.limits.max_calls_in_flight // _parallel_tests(server)
-        report = Report(address, server.server_name, server.server_version, server.protocol_version)
+        report = CheckReport(address, server.server_name, server.server_version, server.protocol_version)
         for spec, spec_options in _with_options(_select(server, environments), options):
             environment = EnvironmentReport(spec.id, spec.version)
             report.environments.append(environment)
@@ -144,8 +144,8 @@ async def check(
     return report
 
 
-def connect(address: str, access: Transport, seconds: float) -> Connection:
-    """Return a connection for an address. Raise Unreachable if a package is missing.
+def connect(address: str, access: Transport, seconds: float) -> CheckConnection:
+    """Return a connection for an address. Raise CannotCheck if a package is missing.
 
     host:port is gRPC, http:// or https:// is JSON over HTTP, and mcp+http:// or mcp+https:// is MCP.
     """
@@ -154,27 +154,27 @@ def connect(address: str, access: Transport, seconds: float) -> Connection:
     try:
         return (MCPConnection if address.startswith(MCP) else HTTPConnection)(address, access, seconds)
     except ImportError as error:
-        raise Unreachable("to check over HTTP install httpx: pip install '.[http]' in a clone") from error
+        raise CannotCheck("to check over HTTP install httpx: pip install '.[http]' in a clone") from error
 
 
-async def _describe(connection: Connection) -> pb.DescribeResponse:
+async def _describe(connection: CheckConnection) -> pb.DescribeResponse:
     try:
         seconds = max(connection.seconds, CONNECT_SECONDS)
         server: pb.DescribeResponse = await connection.call(pb.DescribeRequest(), seconds=seconds)
     except grpc.aio.AioRpcError as error:
         refusal = from_error(error)
         if refusal.code == "UNAVAILABLE" and not refusal.info:
-            raise Unreachable(no_answer(connection.address, refusal.message)) from error
-        raise Unreachable(f"{connection.address} does not answer Describe: {refusal}") from error
+            raise CannotCheck(no_answer(connection.address, refusal.message)) from error
+        raise CannotCheck(f"{connection.address} does not answer Describe: {refusal}") from error
     if not server.environments:
-        raise Unreachable(f"{connection.address} hosts no environment")
+        raise CannotCheck(f"{connection.address} hosts no environment")
     return server
 
 
-async def _expect_another(server: pb.DescribeResponse, address: str, other: Connection) -> None:
+async def _expect_another(server: pb.DescribeResponse, address: str, other: CheckConnection) -> None:
     try:
         if (await _describe(other)).instance_id == server.instance_id != "":
-            raise Unreachable(f"{other.address} is the same process as {address}: name another one, or none")
+            raise CannotCheck(f"{other.address} is the same process as {address}: name another one, or none")
     finally:
         await other.close()
 
@@ -192,7 +192,7 @@ def _with_options(
     try:
         options_by_spec = [(spec, session_options(spec, assignments)) for spec in specs]
     except Required as error:
-        raise Unreachable(str(error)) from error
+        raise CannotCheck(str(error)) from error
     for name in (assignment.partition("=")[0] for assignment in assignments):
         if not any(name in options for _, options in options_by_spec):
             raise WrongCall(f"no environment has the option {name!r}")
@@ -237,13 +237,13 @@ async def _check(
     try:
         await target.record()
     except grpc.aio.AioRpcError as error:
-        raise Unreachable(
+        raise CannotCheck(
             f"{target.connection.address} is draining and opens no sessions: check it once it is started again"
         ) from error
     bugs: dict[
         str, str
     ] = {}  # server's message about a bug (see _without_numbers) -> id of the requirement that reports it
-    if isinstance(target.play_error, Broken) and any(requirement.id == PLAYED for requirement in requirements):
+    if isinstance(target.play_error, BrokenCall) and any(requirement.id == PLAYED for requirement in requirements):
         bugs[_without_numbers(target.play_error)] = PLAYED
     slow_tests = asyncio.gather(*(run(requirement) for requirement in requirements if requirement.slow))
     await asyncio.gather(
@@ -256,7 +256,7 @@ async def _check(
     report.results = [results[requirement.id] for requirement in requirements]
 
 
-def _without_numbers(bug: Broken) -> str:
+def _without_numbers(bug: BrokenCall) -> str:
     """Return the server's message about a bug with all numbers replaced, so that repetitions are equal."""
     return re.sub(r"[\d.]*\d", "0", str(bug))
 
@@ -275,7 +275,7 @@ async def _run(target: Target, requirement: Requirement, bugs: dict[str, str]) -
         status = "passed"
     except NotShown as error:
         status, message = "skipped", str(error)
-    except Broken as error:
+    except BrokenCall as error:
         message = str(error)
         if (reporter := bugs.setdefault(_without_numbers(error), requirement.id)) != requirement.id:
             status, message = "skipped", f"stopped by the bug that {reporter} reports"

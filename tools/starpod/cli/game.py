@@ -11,7 +11,7 @@ from typing import Any, Self
 import grpc
 
 from starpod.client.spelling import nearest
-from starpod.remote.catalog import Connection
+from starpod.remote.catalog import ServerConnection
 from starpod.v1 import environment_pb2 as pb
 
 SEPARATOR = "||"
@@ -37,7 +37,7 @@ class Game:
     _step_index: int
 
     def __init__(
-        self, server: Connection, spec: pb.EnvironmentSpec, options: Mapping[str, Any], seed: int | None
+        self, server: ServerConnection, spec: pb.EnvironmentSpec, options: Mapping[str, Any], seed: int | None
     ) -> None:
         self._server = server
         self.spec = spec

@@ -12,7 +12,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from starpod.client.nearest import option_type
-from starpod.remote.catalog import VERSION, Connection, connection_options, find_environment, hosted, options_schema
+from starpod.remote.catalog import (
+    VERSION,
+    ServerConnection,
+    connection_options,
+    find_environment,
+    hosted,
+    options_schema,
+)
 from starpod.report.console import safe_console, visible
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_word import EnvironmentWord
@@ -23,7 +30,9 @@ _ROOMY_COLUMNS = 120
 @click.command(name="list")
 @connection_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def list_environments(connection: AbstractContextManager[Connection], word: EnvironmentWord, as_json: bool) -> None:
+def list_environments(
+    connection: AbstractContextManager[ServerConnection], word: EnvironmentWord, as_json: bool
+) -> None:
     """List the environments of a server.
 
     ENVIRONMENT is the server's ADDRESS (host:port), or NAME, FILE.py or FAMILY:NAME, which are served meanwhile.
@@ -66,7 +75,7 @@ def _format_count(number: int, noun: str) -> str:
 @VERSION
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def describe(
-    connection: AbstractContextManager[Connection],
+    connection: AbstractContextManager[ServerConnection],
     word: EnvironmentWord,
     environment: str,
     version: str,

@@ -25,9 +25,9 @@ from starpod.gateway.dialects.base import Dialect
 from starpod.gateway.dialects.chat import ChatCompletions
 from starpod.gateway.dialects.messages import Messages
 from starpod.gateway.dialects.responses import Responses
-from starpod.gateway.requests import Answer, Ask, Refused, bad_request
-from starpod.gateway.session import Session
-from starpod.gateway.turns import Turns
+from starpod.gateway.requests import Answer, Ask, Rejected, bad_request
+from starpod.gateway.session import RolloutSession
+from starpod.gateway.turns import Rotation
 from starpod.v1.http import KnownHosts, PlainBodies
 from starpod.v1.serving import parse_whole
 
@@ -42,16 +42,16 @@ _BODY_SECONDS = 60.0
 """Time limit in seconds for receiving a body, so that a slow client cannot keep one of the _LARGE_BODIES places."""
 _SIGNATURE = 32
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
-_large_bodies = Turns(_LARGE_BODIES)
+_large_bodies = Rotation(_LARGE_BODIES)
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-class Host(Protocol):
+class SessionHost(Protocol):
     """The object that owns the sessions and finds them by name."""
 
-    def find(self, name: str) -> Session:
-        """Return the session with this name. Raise Refused if there is none."""
+    def find(self, name: str) -> RolloutSession:
+        """Return the session with this name. Raise Rejected if there is none."""
 
 
 class Keys:
@@ -69,10 +69,10 @@ class Keys:
         return f"{name}.{self._sign(name)}" if self._token else name
 
     def name(self, key: str) -> str:
-        """Return the name of the session that a key belongs to. Raise Refused for an invalid key."""
+        """Return the name of the session that a key belongs to. Raise Rejected for an invalid key."""
         name, _, signature = key.rpartition(".") if self._token else (key, "", "")
         if not name or (self._token and not hmac.compare_digest(signature.encode(), self._sign(name).encode())):
-            raise Refused(HTTPStatus.UNAUTHORIZED, "invalid_api_key", "the API key names no session of this gateway")
+            raise Rejected(HTTPStatus.UNAUTHORIZED, "invalid_api_key", "the API key names no session of this gateway")
         return name
 
     def admits(self, key: str) -> bool:
@@ -84,7 +84,7 @@ class Keys:
 
 
 def create_app(
-    host: Host,
+    host: SessionHost,
     *,
     model: str,
     keys: Keys | None = None,
@@ -144,12 +144,12 @@ def create_app(
         async def call(request: Request) -> Response:
             try:
                 return await endpoint(request)
-            except Refused as error:
+            except Rejected as error:
                 return _error_response(dialect_of(request), error)
             except OSError as error:
                 cause = f"the session cannot be written ({error.strerror or error}): make room, and send the call again"
                 return _error_response(
-                    dialect_of(request), Refused(HTTPStatus.INSUFFICIENT_STORAGE, "cannot_write", cause)
+                    dialect_of(request), Rejected(HTTPStatus.INSUFFICIENT_STORAGE, "cannot_write", cause)
                 )
             except RecursionError:
                 return _error_response(dialect_of(request), bad_request("the request is nested too deeply"))
@@ -160,19 +160,19 @@ def create_app(
         assert isinstance(error, HTTPException)
         status = HTTPStatus(error.status_code)
         message = f"the gateway has no {request.method} {request.url.path[:100]}"
-        return _error_response(dialect_of(request), Refused(status, "not_found", message))
+        return _error_response(dialect_of(request), Rejected(status, "not_found", message))
 
     async def internal_error(request: Request, error: Exception) -> Response:
-        refusal = Refused(HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", f"{type(error).__name__}: {error}")
+        refusal = Rejected(HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", f"{type(error).__name__}: {error}")
         return _error_response(dialect_of(request), refusal)
 
     async def unknown_host(scope: Scope, receive: Receive, send: Send) -> None:
         message = "start the gateway with --allow-host NAME to call it so"
-        refusal = Refused(HTTPStatus.MISDIRECTED_REQUEST, "unknown_host", message)
+        refusal = Rejected(HTTPStatus.MISDIRECTED_REQUEST, "unknown_host", message)
         await _error_response(dialect_of(Request(scope)), refusal)(scope, receive, send)
 
     def encoded(scope: Scope, problem: str) -> ASGIApp:
-        refusal = Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "unsupported_encoding", problem)
+        refusal = Rejected(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "unsupported_encoding", problem)
         return _error_response(dialect_of(Request(scope)), refusal)
 
     return Starlette(
@@ -195,10 +195,10 @@ def key_of(request: Request) -> str:
 
 
 async def read_json(request: Request, max_bytes: int = MOST_BODY_BYTES) -> dict[str, Any]:
-    """Return the JSON object in a request's body. Raise Refused if the body is invalid, too long or too slow."""
+    """Return the JSON object in a request's body. Raise Rejected if the body is invalid, too long or too slow."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":  # browsers send this type to another site only if that site allows it
-        raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "not_json", "send JSON, with content-type: application/json")
+        raise Rejected(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "not_json", "send JSON, with content-type: application/json")
     length = request.headers.get("content-length")
     expected_bytes = max_bytes if length is None else parse_whole(length, max_bytes)
     if expected_bytes is None:
@@ -210,7 +210,7 @@ async def read_json(request: Request, max_bytes: int = MOST_BODY_BYTES) -> dict[
                 data = await _receive(request, max_bytes)
         except TimeoutError:
             message = f"the body did not arrive within {_BODY_SECONDS:.0f} seconds; send it again"
-            raise Refused(HTTPStatus.REQUEST_TIMEOUT, "body_timeout", message) from None
+            raise Rejected(HTTPStatus.REQUEST_TIMEOUT, "body_timeout", message) from None
         try:
             # Python would parse NaN and infinities, which JSON replies cannot contain.
             body = json.loads(data.decode(), parse_constant=_refuse_constant, parse_float=_finite_float)
@@ -232,8 +232,8 @@ async def _receive(request: Request, max_bytes: int) -> bytes:
     return bytes(data)
 
 
-def _too_large_error(max_bytes: int) -> Refused:
-    return Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large", f"a body has at most {max_bytes} bytes")
+def _too_large_error(max_bytes: int) -> Rejected:
+    return Rejected(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large", f"a body has at most {max_bytes} bytes")
 
 
 def _refuse_constant(word: str) -> Any:
@@ -256,12 +256,12 @@ async def _stream(dialect: Dialect, ask: Ask, reply: asyncio.Future[Answer]) -> 
         await asyncio.wait((reply,), timeout=_HEARTBEAT_SECONDS)
     try:
         answer = reply.result()
-    except Refused as error:
+    except Rejected as error:
         yield dialect.failure_event(error)
         return
     for event in dialect.events(ask, answer):
         yield event
 
 
-def _error_response(dialect: Dialect, refusal: Refused) -> Response:
+def _error_response(dialect: Dialect, refusal: Rejected) -> Response:
     return JSONResponse(dialect.failure(refusal), refusal.status)

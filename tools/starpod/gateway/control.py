@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from starpod.gateway.app import Endpoint, Keys, key_of, read_json
 from starpod.gateway.records import Record, Records
-from starpod.gateway.requests import Refused, bad_request, field
+from starpod.gateway.requests import Rejected, bad_request, field
 from starpod.v1.values import MAX_REWARD
 
 _TEXTS = ("environment", "version", "task", "instructions")
@@ -25,7 +25,7 @@ def endpoints(records: Records, keys: Keys) -> dict[tuple[str, str], Endpoint]:
 
     def require_token(request: Request) -> None:
         if not keys.admits(key_of(request)):
-            raise Refused(HTTPStatus.UNAUTHORIZED, "invalid_token", "send the gateway's token as a bearer token")
+            raise Rejected(HTTPStatus.UNAUTHORIZED, "invalid_token", "send the gateway's token as a bearer token")
 
     async def begin(request: Request) -> Response:
         require_token(request)

@@ -13,7 +13,7 @@ from starpod.gateway.requests import bad_request, field
 
 
 def endpoints(playing: Callable[[str], OutsideAgent], keys: Keys | None = None) -> dict[tuple[str, str], Endpoint]:
-    """Return the two endpoints. playing: returns the agent of the named session, or raises Refused."""
+    """Return the two endpoints. playing: returns the agent of the named session, or raises Rejected."""
     names = keys or Keys()
 
     async def observe(request: Request) -> Response:

@@ -16,7 +16,7 @@ from jinja2 import TemplateError
 
 from starpod.gateway.requests import Ask, Message, bad_request, extended
 from starpod.gateway.tools import begin_call, describe_results, describe_tools, write_reply
-from starpod.gateway.turns import Turns
+from starpod.gateway.turns import Rotation
 from starpod.trainer.data.episode import Turn
 from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.prompts.grammar import THINK, THINK_END
@@ -25,7 +25,7 @@ _PROBE = "starpod-probe"
 Written = TypeVar("Written", str, list[int])
 
 
-class Layout:
+class ChatLayout:
     """Renders messages with the roles that a chat template supports.
 
     Features that the template lacks are replaced: tool results become a user message, tools become part of the system
@@ -34,7 +34,7 @@ class Layout:
 
     def __init__(self, template: Template) -> None:
         self.template = template
-        self.encoding = Turns()
+        self.encoding = Rotation()
         """Encodes one conversation at a time, because a long one takes many times its size in memory."""
         self._longest = max(map(len, template.tokenizer.get_vocab()))
         exchange = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
@@ -165,7 +165,7 @@ class Draft:
 class Lineage:
     """The replies of one session. Each is found by the key of the conversation that ends with it."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: ChatLayout) -> None:
         self._layout = layout
         self._template = layout.template
         self._nodes: dict[bytes, Node] = {}
@@ -174,7 +174,7 @@ class Lineage:
         self._last: Node | None = None
 
     def ask(self, ask: Ask) -> Draft:
-        """Return the prompt of a request. Raise Refused if the chat template refuses the conversation."""
+        """Return the prompt of a request. Raise Rejected if the chat template refuses the conversation."""
         length = next((n for n in range(len(ask.messages), 0, -1) if ask.history[n - 1] in self._nodes), 0)
         parent = self._nodes[ask.history[length - 1]] if length else None
         new_messages = ask.messages[length:]

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from starpod.gateway.app import Keys, key_of
 from starpod.gateway.played import OutsideAgent
-from starpod.gateway.requests import Refused
+from starpod.gateway.requests import Rejected
 
 PATH = "/mcp"
 _STEP_INDEX = "Index of the turn: `step_index` of the last result. Repeating a step returns the same result."
@@ -29,7 +29,7 @@ def installed() -> bool:
 
 @asynccontextmanager
 async def served(playing: Callable[[str], OutsideAgent], keys: Keys | None = None) -> AsyncIterator[ASGIApp]:
-    """Yield the MCP server as an ASGI application. playing: returns a session's agent, or raises Refused."""
+    """Yield the MCP server as an ASGI application. playing: returns a session's agent, or raises Rejected."""
     from mcp.server.lowlevel import Server
     from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager
     from mcp_types import (
@@ -73,7 +73,7 @@ async def served(playing: Callable[[str], OutsideAgent], keys: Keys | None = Non
                     result = await agent.step(_texts(arguments.get("actions")), _index(arguments.get("step_index")))
                 case _:
                     raise ValueError(f"there is no tool {params.name[:80]!r}; use observe or step")
-        except (Refused, ValueError) as error:
+        except (Rejected, ValueError) as error:
             return CallToolResult(content=[TextContent(text=str(error))], is_error=True)
         facts = {name: value for name, value in result.items() if name != "observation"}
         content = [TextContent(text=result["observation"]), TextContent(text=json.dumps(facts))]

@@ -14,14 +14,14 @@ from typing import Any
 
 from starpod.client import Observation
 from starpod.client import Session as Environment
-from starpod.gateway.requests import Refused
-from starpod.gateway.session import Replied, Sampler, Session
+from starpod.gateway.requests import Rejected
+from starpod.gateway.session import Replied, RolloutSession, Sampler
 from starpod.trainer.agents.base import Agent, AgentError, AgentRefused, Move, Stop, Task, Tokens, limits_left
 from starpod.trainer.data.episode import Episode
 
 
 @dataclass(eq=False, slots=True)
-class Step:
+class StepEvent:
     """Event: the agent requested a step."""
 
     index: int
@@ -52,17 +52,17 @@ class OutsideAgent(Agent):
     def __init__(
         self, key: str, sampler: Sampler, environment: Environment, task: Task, *, stream: str, order: int
     ) -> None:
-        self.session = Session(
+        self.session = RolloutSession(
             key, sampler, on_reply=lambda replied: self._events.put_nowait(replied), stream=stream, order=order
         )
         self._environment = environment
         self._task = task
         self._limits = limits_left(environment, environment.step_index)
-        self._events: asyncio.Queue[Replied | Step | Left] = asyncio.Queue()
+        self._events: asyncio.Queue[Replied | StepEvent | Left] = asyncio.Queue()
         self._episode: Episode | None = None
         self._reply: Replied | None = None
         self._exit: Left | None = None
-        self._last: Step | None = None
+        self._last: StepEvent | None = None
         self._over = False
 
     # --- the episode's side -------------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ class OutsideAgent(Agent):
                     reply, self._reply = self._reply, replied
                     if reply is not None:
                         return _make_move(reply, None)
-                case Step() as step:
+                case StepEvent() as step:
                     reply, self._reply = self._reply, None
                     return _make_move(reply, step.actions)
                 case Left() as left:
@@ -94,7 +94,7 @@ class OutsideAgent(Agent):
         self._over = True
         while not self._events.empty():
             event = self._events.get_nowait()
-            if isinstance(event, Step):  # nobody will play it
+            if isinstance(event, StepEvent):  # nobody will play it
                 event.result.set_exception(_over(self.session.name))
                 event.result.exception()  # mark it as retrieved, in case no request waits any more
         self._answer_last_step()
@@ -104,7 +104,7 @@ class OutsideAgent(Agent):
         """Send the result of the last step to the request that waits for it."""
         if self._last is not None and not self._last.result.done():
             if self._episode is not None and self._episode.failed:
-                refusal = Refused(HTTPStatus.SERVICE_UNAVAILABLE, "environment_lost", self._episode.error)
+                refusal = Rejected(HTTPStatus.SERVICE_UNAVAILABLE, "environment_lost", self._episode.error)
                 self._last.result.set_exception(refusal)
                 self._last.result.exception()  # mark it as retrieved, in case no request waits any more
             else:
@@ -149,27 +149,27 @@ class OutsideAgent(Agent):
             index: number of the turn from 0; None: the next one. Repeating the last turn returns the same result.
 
         Raises:
-            Refused: The turn is out of order, or the episode is over.
+            Rejected: The turn is out of order, or the episode is over.
         """
         last_step = self._last
         if last_step is not None and index == last_step.index:
             if last_step.actions != tuple(actions):
-                raise Refused(HTTPStatus.CONFLICT, "out_of_order", f"step {index} was played with other actions")
+                raise Rejected(HTTPStatus.CONFLICT, "out_of_order", f"step {index} was played with other actions")
             return await asyncio.shield(last_step.result)
         if last_step is not None and not last_step.result.done():
-            raise Refused(HTTPStatus.CONFLICT, "out_of_order", "the previous step is still being played: wait for it")
+            raise Rejected(HTTPStatus.CONFLICT, "out_of_order", "the previous step is still being played: wait for it")
         if self._over or self._environment.done:
             raise _over(self.session.name)
         expected = self._environment.step_index
         if index is not None and index != expected:
-            raise Refused(HTTPStatus.CONFLICT, "out_of_order", f"the next step is {expected}, not {index}")
-        self._last = Step(expected, tuple(actions), asyncio.get_running_loop().create_future())
+            raise Rejected(HTTPStatus.CONFLICT, "out_of_order", f"the next step is {expected}, not {index}")
+        self._last = StepEvent(expected, tuple(actions), asyncio.get_running_loop().create_future())
         self._events.put_nowait(self._last)
         return await asyncio.shield(self._last.result)
 
 
-def _over(name: str) -> Refused:
-    return Refused(HTTPStatus.GONE, "session_over", f"the episode of {name} is over")
+def _over(name: str) -> Rejected:
+    return Rejected(HTTPStatus.GONE, "session_over", f"the episode of {name} is over")
 
 
 def _make_move(replied: Replied | None, actions: Sequence[str] | None) -> Move:

@@ -18,10 +18,10 @@ from starpod.client import Session as Environment
 from starpod.gateway import mcp, supervise
 from starpod.gateway.app import create_app
 from starpod.gateway.environment import endpoints
-from starpod.gateway.lineage import Layout
+from starpod.gateway.lineage import ChatLayout
 from starpod.gateway.played import OutsideAgent
-from starpod.gateway.requests import Refused
-from starpod.gateway.session import Sampler, Session
+from starpod.gateway.requests import Rejected
+from starpod.gateway.session import RolloutSession, Sampler
 from starpod.trainer.agents.base import Agent, Move, Stop, Task
 from starpod.trainer.agents.config import ProgramConfig
 from starpod.trainer.agents.engine import EngineAgents
@@ -43,16 +43,16 @@ class Programs:
         self.slots = asyncio.Semaphore(config.at_once)
         self.ending: set[asyncio.Task[None]] = set()
         self._playing: dict[str, OutsideAgent] = {}
-        self._layouts: dict[int, Layout] = {}
+        self._layouts: dict[int, ChatLayout] = {}
 
-    def find(self, name: str) -> Session:
-        """Return the session with this name. Raise Refused if its episode is not being played."""
+    def find(self, name: str) -> RolloutSession:
+        """Return the session with this name. Raise Rejected if its episode is not being played."""
         return self.playing(name).session
 
     def playing(self, name: str) -> OutsideAgent:
-        """Return the agent whose session has this name. Raise Refused if its episode is not being played."""
+        """Return the agent whose session has this name. Raise Rejected if its episode is not being played."""
         if (agent := self._playing.get(name)) is None:
-            raise Refused(HTTPStatus.UNAUTHORIZED, "invalid_api_key", "the API key names no episode that is played")
+            raise Rejected(HTTPStatus.UNAUTHORIZED, "invalid_api_key", "the API key names no episode that is played")
         return agent
 
     def add(self, agent: OutsideAgent) -> None:
@@ -61,11 +61,11 @@ class Programs:
     def remove(self, agent: OutsideAgent) -> None:
         self._playing.pop(agent.session.name, None)
 
-    def layout(self, template: Template) -> Layout:
+    def layout(self, template: Template) -> ChatLayout:
         """Return the layout of a policy's tokenizer. It has no reply prefix, because programs write their prompts."""
         key = id(template.tokenizer)
         if key not in self._layouts:
-            self._layouts[key] = Layout(Template(template.tokenizer))
+            self._layouts[key] = ChatLayout(Template(template.tokenizer))
         return self._layouts[key]
 
 

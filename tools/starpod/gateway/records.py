@@ -21,8 +21,8 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from starpod.gateway.requests import Refused, bad_request
-from starpod.gateway.session import NAME, Replied, Sampler, Session
+from starpod.gateway.requests import Rejected, bad_request
+from starpod.gateway.session import NAME, Replied, RolloutSession, Sampler
 from starpod.trainer.data.episode import EXTERNAL, End, Episode
 from starpod.trainer.data.files import append_line, read_episodes, write_episodes
 
@@ -36,7 +36,7 @@ MOST_SESSIONS = 1024
 class Record:
     """One live session with its episode so far."""
 
-    session: Session
+    session: RolloutSession
     episode: Episode
     journal: Path
     rewarded: set[str] = field(default_factory=set)
@@ -63,7 +63,7 @@ class Record:
         if key and key in self.rewarded:
             return
         if not self.episode.turns:
-            raise Refused(HTTPStatus.CONFLICT, "no_reply", "there is no reply to reward yet")
+            raise Rejected(HTTPStatus.CONFLICT, "no_reply", "there is no reply to reward yet")
         self.log("reward", value=value, key=key)
         self._add_reward(value, key)
 
@@ -176,12 +176,12 @@ class Records:
             self._write(name, record, abandoned=abandoned)
             journal.unlink()
 
-    def find(self, name: str) -> Session:
-        """Return the session with this name. If it is unknown, begin it or, unless `begins_unknown`, raise Refused."""
+    def find(self, name: str) -> RolloutSession:
+        """Return the session with this name. If it is unknown, begin it or, unless `begins_unknown`, raise Rejected."""
         if name in self._live or name in self._over:
             return self.record(name).session
         if not self.begins_unknown:
-            raise Refused(HTTPStatus.UNAUTHORIZED, "invalid_api_key", "the API key names no session: begin one first")
+            raise Rejected(HTTPStatus.UNAUTHORIZED, "invalid_api_key", "the API key names no session: begin one first")
         return self.begin(name, {}).session
 
     def begin(self, name: str, values: Mapping[str, Any]) -> Record:
@@ -192,7 +192,7 @@ class Records:
             values: fields of the session's episode. Defaults: a new group, and the next free member of the group.
 
         Raises:
-            Refused: The name is malformed or was used before, the member is taken, or too many sessions are live.
+            Rejected: The name is malformed or was used before, the member is taken, or too many sessions are live.
             OSError: The journal cannot be written.
         """
         name = name or f"s-{uuid.uuid4().hex}"
@@ -203,9 +203,9 @@ class Records:
         if name in self._live:
             return self.record(name)
         if name in self._over:
-            raise Refused(HTTPStatus.GONE, "session_over", f"the session {name} is over; begin one with another name")
+            raise Rejected(HTTPStatus.GONE, "session_over", f"the session {name} is over; begin one with another name")
         if len(self._live) >= self.max_sessions:
-            raise Refused(
+            raise Rejected(
                 HTTPStatus.TOO_MANY_REQUESTS, "too_many_sessions", f"{self.max_sessions} sessions run: end some first"
             )
         group = values.get("group", self._groups)
@@ -214,7 +214,7 @@ class Records:
             member = next(number for number in itertools.count() if (group, number) not in self._members)
         if (holder := self._members.get((group, member))) is not None:
             cause = f"member {member} of group {group} is the session {holder}"
-            raise Refused(HTTPStatus.CONFLICT, "member_taken", f"{cause}: give another, or none for the next free one")
+            raise Rejected(HTTPStatus.CONFLICT, "member_taken", f"{cause}: give another, or none for the next free one")
         fields = {"environment": EXTERNAL, **values, "group": group, "member": member}
         record = self._add(name, fields)
         try:
@@ -225,11 +225,11 @@ class Records:
         return record
 
     def record(self, name: str) -> Record:
-        """Return a live session's record and count this as a call of the session. Raise Refused if it is not live."""
+        """Return a live session's record and count this as a call of the session. Raise Rejected if it is not live."""
         if name in self._over:
-            raise Refused(HTTPStatus.GONE, "session_over", f"the session {name} is over")
+            raise Rejected(HTTPStatus.GONE, "session_over", f"the session {name} is over")
         if (record := self._live.get(name)) is None:
-            raise Refused(HTTPStatus.NOT_FOUND, "no_session", f"there is no live session {name!r}")
+            raise Rejected(HTTPStatus.NOT_FOUND, "no_session", f"there is no live session {name!r}")
         record.called = time.monotonic()
         return record
 
@@ -283,7 +283,7 @@ class Records:
         fields = {key: value for key, value in header.items() if key != "kind"}
         episode = Episode(**fields)
         self._reserve_place(name, episode.group, episode.member)
-        session = Session(name, self.sampler, on_reply=lambda replied: record.add_reply(replied))
+        session = RolloutSession(name, self.sampler, on_reply=lambda replied: record.add_reply(replied))
         record = Record(session, episode, self.folder / "sessions" / f"{name}.jsonl")
         self._live[name] = record
         return record

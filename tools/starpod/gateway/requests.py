@@ -18,7 +18,7 @@ MOST_MESSAGES = 10_000
 """Maximum number of messages in a request. For example, 250,000 empty ones would block the event loop for 15 s."""
 
 
-class Refused(Exception):
+class Rejected(Exception):
     """The error with which a request is answered.
 
     Clients retry by themselves if the status is 5xx, 409 or 429.
@@ -35,12 +35,12 @@ class Refused(Exception):
         self.code = code
 
 
-def bad_request(message: str, code: str = "invalid_value") -> Refused:
-    return Refused(HTTPStatus.BAD_REQUEST, code, message)
+def bad_request(message: str, code: str = "invalid_value") -> Rejected:
+    return Rejected(HTTPStatus.BAD_REQUEST, code, message)
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ReplyCall:
     """A tool call in a reply."""
 
     name: str
@@ -56,7 +56,7 @@ class Message:
     role: Role
     text: str
     """The texts of all parts."""
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ReplyCall, ...] = ()
     """Tool calls of an assistant's message."""
 
     @cached_property
@@ -78,7 +78,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Ask:
-    """A request for one reply. Raises Refused for more than `MOST_MESSAGES` messages."""
+    """A request for one reply. Raises Rejected for more than `MOST_MESSAGES` messages."""
 
     messages: tuple[Message, ...]
     tools: tuple[Mapping[str, Any], ...] = ()
@@ -136,7 +136,7 @@ class Answer:
     text: str
     """The reply without reasoning and tool calls."""
     thought: str | None
-    calls: tuple[Call, ...]
+    calls: tuple[ReplyCall, ...]
     finish: Finish
     prompt_tokens: int
     reply_tokens: int
@@ -178,7 +178,7 @@ def _parse_number(text: str) -> int | float:
 
 
 def field(body: Mapping[str, Any], name: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
-    """Return a field of a request's body, or `default` if it is absent or null. Raise Refused for another type."""
+    """Return a field of a request's body, or `default` if it is absent or null. Raise Rejected for another type."""
     value = body.get(name)
     if value is None:
         return default
@@ -190,7 +190,7 @@ def field(body: Mapping[str, Any], name: str, kind: type | tuple[type, ...], def
 
 
 def objects(body: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    """Return a list of objects in a request's body, empty if it is absent. Raise Refused for anything else."""
+    """Return a list of objects in a request's body, empty if it is absent. Raise Rejected for anything else."""
     values: Sequence[Any] = field(body, name, list, [])
     if not all(isinstance(value, dict) for value in values):
         raise bad_request(f"`{name}` must be a list of objects", "invalid_type")
@@ -198,7 +198,7 @@ def objects(body: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
 
 
 def count(body: Mapping[str, Any], *names: str) -> int | None:
-    """Return the number in the first field of `names` that is present, or None. Raise Refused unless it is positive."""
+    """Return the number in the first present field of `names`, or None. Raise Rejected unless it is positive."""
     for name in names:
         value = field(body, name, int)
         if value is not None:
@@ -209,7 +209,7 @@ def count(body: Mapping[str, Any], *names: str) -> int | None:
 
 
 def refuse_given(body: Mapping[str, Any], **allowed: object) -> None:
-    """Raise Refused for unsupported fields. `allowed` maps each field to its only accepted value."""
+    """Raise Rejected for unsupported fields. `allowed` maps each field to its only accepted value."""
     for name, value in allowed.items():
         if name in body and body[name] is not None and body[name] != value:
             raise bad_request(f"`{name}` is not supported by this gateway; leave it out", "unsupported_parameter")
@@ -225,7 +225,7 @@ def choice_of(value: object, tools: Collection[Mapping[str, Any]], kinds: Mappin
         name: name of the tool that `tool_choice` names; empty if it names none.
 
     Raises:
-        Refused: The value is not valid, or the tool does not exist.
+        Rejected: The value is not valid, or the tool does not exist.
     """
     choice = Choice("required", name) if name else kinds.get(str(value))
     if choice is None:
@@ -237,7 +237,7 @@ def choice_of(value: object, tools: Collection[Mapping[str, Any]], kinds: Mappin
 
 
 def text_of(content: object, kinds: Sequence[str], where: str) -> str:
-    """Return the text of a message's content: a string, or parts of these kinds. Raise Refused for images."""
+    """Return the text of a message's content: a string, or parts of these kinds. Raise Rejected for images."""
     if content is None:
         return ""
     if isinstance(content, str):
@@ -254,7 +254,7 @@ def text_of(content: object, kinds: Sequence[str], where: str) -> str:
 
 
 def part_text(part: Mapping[str, Any]) -> str:
-    """Return the text of one part. Raise Refused if it has none."""
+    """Return the text of one part. Raise Rejected if it has none."""
     value = part.get("text", part.get("refusal"))
     if not isinstance(value, str):
         raise bad_request(f"a part of type {part.get('type')!r} has no `text`", "invalid_type")

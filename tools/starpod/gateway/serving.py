@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from starpod.gateway.lineage import Layout
+from starpod.gateway.lineage import ChatLayout
 from starpod.gateway.records import Records
 from starpod.gateway.session import Sampler
 from starpod.trainer.agents.config import SamplingConfig
@@ -64,7 +64,7 @@ class Serving:
         try:
             sampler = Sampler(
                 engine=engine,
-                layout=Layout(template),
+                layout=ChatLayout(template),
                 sampling=sampling,
                 seed=self.seed,
                 temperature=self.temperature,

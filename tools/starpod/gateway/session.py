@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, field
 from http import HTTPStatus
 from typing import Any
 
-from starpod.gateway.lineage import Draft, Layout, Lineage
-from starpod.gateway.requests import Answer, Ask, Call, Refused, bad_request
+from starpod.gateway.lineage import ChatLayout, Draft, Lineage
+from starpod.gateway.requests import Answer, Ask, Rejected, ReplyCall, bad_request
 from starpod.gateway.tools import parse_reply
 from starpod.trainer.agents.config import SamplingConfig
 from starpod.trainer.configuration.seeds import derive
@@ -44,7 +44,7 @@ class Sampler:
     """
 
     engine: Engine
-    layout: Layout
+    layout: ChatLayout
     sampling: SamplingConfig
     seed: int = 0
     temperature: float | None = None
@@ -86,14 +86,14 @@ class Replied:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Replied:
-        answer = {**values["answer"], "calls": tuple(Call(**call) for call in values["answer"]["calls"])}
+        answer = {**values["answer"], "calls": tuple(ReplyCall(**call) for call in values["answer"]["calls"])}
         request, history = (bytes.fromhex(values[name]) for name in ("request", "history"))
         turn = Turn.from_json(values["turn"])
         return cls(request, history, values["parent"], values["text"], turn, Answer(**answer), values["given"])
 
 
 @dataclass
-class Session:
+class RolloutSession:
     """One session with its replies."""
 
     name: str
@@ -126,7 +126,7 @@ class Session:
     async def complete(self, ask: Ask) -> Answer:
         """Return the reply to a request. A repeated request gets the same reply, and waits while it is being sampled.
 
-        If the caller disconnects, sampling continues, and the caller can ask again. Raise Refused if the
+        If the caller disconnects, sampling continues, and the caller can ask again. Raise Rejected if the
         request cannot be answered.
         """
         if not ask.messages:
@@ -149,7 +149,7 @@ class Session:
             raise
 
     async def count(self, ask: Ask) -> int:
-        """Return the number of tokens of a request's prompt. Raise Refused if the prompt certainly cannot fit."""
+        """Return the number of tokens of a request's prompt. Raise Rejected if the prompt certainly cannot fit."""
         self._room_for_reply(self.sampler.layout.least_tokens(ask), "at least ", sampled=False)
         return len((await self._make_draft(ask)).context)
 
@@ -177,9 +177,9 @@ class Session:
 
     def _require_open(self) -> None:
         if self.over:
-            raise Refused(HTTPStatus.GONE, "session_over", f"the session {self.name} is over: {self.over}")
+            raise Rejected(HTTPStatus.GONE, "session_over", f"the session {self.name} is over: {self.over}")
         if self.replies + self._reserved >= MOST_REPLIES:
-            raise Refused(HTTPStatus.BAD_REQUEST, "session_too_long", f"a session has at most {MOST_REPLIES} replies")
+            raise Rejected(HTTPStatus.BAD_REQUEST, "session_too_long", f"a session has at most {MOST_REPLIES} replies")
 
     def _forget_failure(self, key: bytes, future: asyncio.Future[Answer]) -> None:
         """Forget a failed request, so that it can be made again."""
@@ -192,7 +192,7 @@ class Session:
         return await self.sampler.layout.encoding.in_thread(self.name, self._lineage.ask, ask)
 
     def _room_for_reply(self, prompt: int, bound: str = "", *, sampled: bool = True) -> int:
-        """Return the number of tokens left for a reply. Raise Refused if they are too few.
+        """Return the number of tokens left for a reply. Raise Rejected if they are too few.
 
         Args:
             prompt: Number of tokens of the prompt.
@@ -203,7 +203,7 @@ class Session:
         room = limits.max_episode_tokens - prompt
         if room < limits.least_room:
             self.full = self.full or sampled
-            raise Refused(
+            raise Rejected(
                 HTTPStatus.BAD_REQUEST,
                 "context_length_exceeded",
                 f"the conversation has {bound}{prompt} tokens; this model's context is {limits.max_episode_tokens}"
@@ -238,9 +238,9 @@ class Session:
             )
         except (EngineError, RuntimeError) as error:
             self.broken = error
-            raise Refused(HTTPStatus.SERVICE_UNAVAILABLE, "engine_failed", str(error)) from error
+            raise Rejected(HTTPStatus.SERVICE_UNAVAILABLE, "engine_failed", str(error)) from error
         except ValueError as error:
-            raise Refused(HTTPStatus.BAD_REQUEST, "invalid_value", str(error)) from error
+            raise Rejected(HTTPStatus.BAD_REQUEST, "invalid_value", str(error)) from error
         return self._record_reply(key, draft, reply, time.perf_counter() - start)
 
     def _record_reply(self, key: bytes, draft: Draft, reply: Reply, seconds: float) -> Answer:
@@ -262,7 +262,9 @@ class Session:
             number=number,
             text=parts.text,
             thought=parts.thought,
-            calls=tuple(Call(call.name, call.arguments, f"call_{number}_{n}") for n, call in enumerate(parts.calls)),
+            calls=tuple(
+                ReplyCall(call.name, call.arguments, f"call_{number}_{n}") for n, call in enumerate(parts.calls)
+            ),
             finish=finish,
             prompt_tokens=len(draft.context),
             reply_tokens=length,

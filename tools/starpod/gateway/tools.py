@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from starpod.gateway.requests import Call, Message
+from starpod.gateway.requests import Message, ReplyCall
 from starpod.trainer.prompts.grammar import CALL_TAGS, THINK, THINK_END
 
 _OPEN, _CLOSE = CALL_TAGS
@@ -26,18 +26,18 @@ _INCOMPLETE_VALUE = re.compile(r"\s*|-|\.|[eE][-+]?|t|tr|tru|f|fa|fal|fals|n|nu|
 """Matches the end of a JSON text that is cut outside of a string: between two values, in a number or in a literal."""
 
 
-class Parts(NamedTuple):
+class ReplyParts(NamedTuple):
     """The parts of a reply."""
 
     thought: str | None
     text: str
     """The reply without thought and calls."""
-    calls: tuple[Call, ...]
+    calls: tuple[ReplyCall, ...]
     end: int = 0
     """Number of characters of the reply up to the end of the last call; 0 without calls."""
 
 
-def parse_reply(raw: str, *, tools: bool, most_calls: int | None = None) -> Parts:
+def parse_reply(raw: str, *, tools: bool, most_calls: int | None = None) -> ReplyParts:
     """Split a reply into its parts. A malformed call remains text.
 
     Decoding begins at a call's opening tag and ends with its JSON, so that a tag inside an argument belongs to the
@@ -53,13 +53,13 @@ def parse_reply(raw: str, *, tools: bool, most_calls: int | None = None) -> Part
     if think_end and (beginning := head.lstrip()).startswith(THINK):
         thought, text = beginning.removeprefix(THINK).strip(), tail.lstrip()
     if not tools:
-        return Parts(thought, text, ())
+        return ReplyParts(thought, text, ())
     start = len(raw) - len(text)
     if text.lstrip().startswith("{"):
         only_call, call_end, _ = _read_call(text, 0)
         if only_call is not None and not text[call_end:].strip():
-            return Parts(thought, "", (only_call,), start + call_end)
-    calls: list[Call] = []
+            return ReplyParts(thought, "", (only_call,), start + call_end)
+    calls: list[ReplyCall] = []
     texts: list[str] = []
     position = end = failures = 0
     while failures < _MOST_BROKEN and (most_calls is None or len(calls) < most_calls):
@@ -80,12 +80,12 @@ def parse_reply(raw: str, *, tools: bool, most_calls: int | None = None) -> Part
         texts.append(text[end:open_index])
         position = end = min(close_index + len(_CLOSE), len(text))
     if not texts:
-        return Parts(thought, text, ())
+        return ReplyParts(thought, text, ())
     texts.append(text[end:])
-    return Parts(thought, "".join(texts).strip(), tuple(calls), start + position if calls else 0)
+    return ReplyParts(thought, "".join(texts).strip(), tuple(calls), start + position if calls else 0)
 
 
-def _read_call(text: str, start: int) -> tuple[Call | None, int, bool]:
+def _read_call(text: str, start: int) -> tuple[ReplyCall | None, int, bool]:
     """Decode a call. Return the call (None if malformed), the end index of its JSON, and whether its JSON is cut."""
     start = _skip_blanks(text, start)
     if not text.startswith("{", start):
@@ -102,7 +102,7 @@ def _read_call(text: str, start: int) -> tuple[Call | None, int, bool]:
     return _as_call(value), end, False
 
 
-def _as_call(value: Any) -> Call | None:
+def _as_call(value: Any) -> ReplyCall | None:
     """Return a decoded object as a call, with arguments as JSON text, or None if it is not a valid call."""
     if (
         not isinstance(value, dict)
@@ -120,7 +120,7 @@ def _as_call(value: Any) -> Call | None:
         written = json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     except (ValueError, RecursionError):
         return None
-    return Call(name, _LONE_SURROGATE.sub("\N{REPLACEMENT CHARACTER}", written))
+    return ReplyCall(name, _LONE_SURROGATE.sub("\N{REPLACEMENT CHARACTER}", written))
 
 
 def _skip_blanks(text: str, start: int) -> int:

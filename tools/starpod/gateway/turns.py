@@ -12,7 +12,7 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
 
-class Turns:
+class Rotation:
     """Admits a few callers at the same time. Waiting sessions are served in rotation, each session's calls in order.
 
     Args:

@@ -20,10 +20,10 @@ from starpod.load.discovery import make_plan, make_stages
 from starpod.load.generator import GeneratorProcesses, RunFailed
 from starpod.load.measurements import StageResult
 from starpod.load.page import write_page
-from starpod.load.plan import EXTRAS, Plan, Stage, Think, parse_duration, write_recording
+from starpod.load.plan import EXTRAS, LoadPlan, Stage, Think, parse_duration, write_recording
 from starpod.load.report import FORMAT, compare_loads, document, judge, stage_report
 from starpod.load.requirements import find_rate, parse_requirement
-from starpod.load.screen import Screen
+from starpod.load.screen import LoadScreen
 from starpod.remote.catalog import JSON, OPTIONS, VERSION, WORD, access_options, write_report
 from starpod.report.console import safe_console
 
@@ -31,7 +31,7 @@ WRITTEN = click.Path(dir_okay=False, path_type=Path)
 INTERRUPTED = 130
 
 
-class Parsed(click.ParamType[Any]):
+class ParsedOption(click.ParamType[Any]):
     """A click parameter type that calls a parse function and reports its ValueError as the error message."""
 
     name = "text"
@@ -94,8 +94,8 @@ def _parse_policy(text: str) -> tuple[str, Path | None]:
     raise ValueError(f"{text!r} is not random, expert or recorded:FILE")
 
 
-DURATION = Parsed(parse_duration)
-REQUIREMENT = Parsed(parse_requirement)
+DURATION = ParsedOption(parse_duration)
+REQUIREMENT = ParsedOption(parse_requirement)
 
 
 option = functools.partial(click.option, show_default=True)
@@ -119,14 +119,14 @@ option = functools.partial(click.option, show_default=True)
 )
 @option(
     "--think",
-    type=Parsed(Think),
+    type=ParsedOption(Think),
     default="0",
     metavar="DISTRIBUTION",
     help="Pause before each step of a closed loop: 50ms, exponential:50ms, uniform:1ms..9ms, lognormal:2s,0.8.",
 )
 @option(
     "--ramp",
-    type=Parsed(_parse_ramp),
+    type=ParsedOption(_parse_ramp),
     metavar="N,N,...",
     help="Run one stage per value: numbers of sessions, or rates if --rate is given too.",
 )
@@ -140,7 +140,7 @@ option = functools.partial(click.option, show_default=True)
 )
 @option(
     "--policy",
-    type=Parsed(_parse_policy),
+    type=ParsedOption(_parse_policy),
     default="random",
     metavar="random|expert|recorded:FILE",
     help="How the agents choose their actions.",
@@ -154,7 +154,7 @@ option = functools.partial(click.option, show_default=True)
 )
 @option(
     "--mix",
-    type=Parsed(_parse_mix),
+    type=ParsedOption(_parse_mix),
     metavar="CALL=SHARE,...",
     help="Further calls per step: render, fork, snapshot, renew.",
 )
@@ -191,7 +191,7 @@ option = functools.partial(click.option, show_default=True)
 @option(
     "--compare",
     "compared",
-    type=Parsed(_parse_report),
+    type=ParsedOption(_parse_report),
     nargs=2,
     metavar="A.json B.json",
     help="Show the changes from one report to another; nothing is run.",
@@ -217,7 +217,7 @@ def load(context: click.Context, /, **values: Any) -> None:
     stages = make_stages(values)
     plan, server = make_plan(values)
     start_time = time.time()
-    with Screen(console) as screen, GeneratorProcesses(plan, screen.watch) as processes:
+    with LoadScreen(console) as screen, GeneratorProcesses(plan, screen.watch) as processes:
         run = _StageRunner(plan, screen, processes)
         search = find_rate(stages[0], values["targets"], run.play) if values["targets"] else None
         for stage in () if search else stages:
@@ -260,8 +260,8 @@ def load(context: click.Context, /, **values: Any) -> None:
 class _StageRunner:
     """The stages of a run that were played so far, and their reports."""
 
-    plan: Plan
-    screen: Screen
+    plan: LoadPlan
+    screen: LoadScreen
     processes: GeneratorProcesses
     reports: list[dict[str, Any]] = field(default_factory=list)
     last: StageResult | None = None
@@ -292,5 +292,5 @@ def _compare(console: Console, before: Mapping[str, Any], after: Mapping[str, An
         comparison = compare_loads(before, after)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    Screen(console).comparison(comparison)
+    LoadScreen(console).comparison(comparison)
     write_report(json_file, json.dumps(comparison.as_json()) + "\n")

@@ -12,7 +12,7 @@ import click
 import grpc
 
 from starpod.client.transport import Transport, as_addresses, join_endpoint, split_address
-from starpod.load.plan import Place, Plan, Stage, Turns, Wire, read_recording
+from starpod.load.plan import ActionSource, LoadPlan, ServerAddress, Stage, Wire, read_recording
 from starpod.remote.catalog import connect, expect_writable, find_environment, hosted, parse_options, serving
 from starpod.report.figures import show
 from starpod.v1 import environment_pb2 as pb
@@ -25,7 +25,7 @@ LONGEST_WARMUP = 5.0
 class Servers:
     """The servers under load, which all host the environment."""
 
-    places: tuple[Place, ...]
+    places: tuple[ServerAddress, ...]
     """Addresses of the server processes."""
     spec: pb.EnvironmentSpec
     description: pb.DescribeResponse
@@ -50,7 +50,7 @@ def find_servers(addresses: str, transport: Transport, environment: str, version
         queue = [place for address in as_addresses(addresses) for place in _resolve(address)]
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="ADDRESS") from None
-    places: dict[str, Place] = {}
+    places: dict[str, ServerAddress] = {}
     spec = description = None
     asked_addresses = set()
     while queue:
@@ -67,7 +67,7 @@ def find_servers(addresses: str, transport: Transport, environment: str, version
         description = description or answer
         find_environment(answer, spec.id, spec.version)
         host, _ = split_address(place.address)
-        queue += [Place(join_endpoint(endpoint, host), place.server_name) for endpoint in answer.endpoints]
+        queue += [ServerAddress(join_endpoint(endpoint, host), place.server_name) for endpoint in answer.endpoints]
     assert spec is not None and description is not None
     return Servers(tuple(places.values()), spec, description)
 
@@ -84,7 +84,7 @@ def choose_wire(transport: str, description: pb.DescribeResponse) -> Wire:
     return "stream"
 
 
-def check_plan(plan: Plan, spec: pb.EnvironmentSpec) -> None:
+def check_plan(plan: LoadPlan, spec: pb.EnvironmentSpec) -> None:
     """Raise UsageError if the environment cannot do what the plan needs."""
     can = spec.capabilities
     for call, able in (("fork", can.fork), ("snapshot", can.snapshot), ("render", "text" in spec.render_modes)):
@@ -99,7 +99,7 @@ def check_plan(plan: Plan, spec: pb.EnvironmentSpec) -> None:
         )
 
 
-def try_options(plan: Plan) -> None:
+def try_options(plan: LoadPlan) -> None:
     """Open and close a session with the plan's options. Raise UsageError if the server refuses them.
 
     Other errors, such as a full server, are ignored, because the run counts them.
@@ -117,24 +117,24 @@ def try_options(plan: Plan) -> None:
                 raise
 
 
-def _resolve(address: str) -> list[Place]:
+def _resolve(address: str) -> list[ServerAddress]:
     """Return all addresses of a dns:/// name, or any other address unchanged. Raise ClickException if unknown."""
     target = address.removeprefix("dns:///")
     if target == address:
-        return [Place(address)]
+        return [ServerAddress(address)]
     host, port = split_address(target)
     try:
         infos = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
     except OSError as error:
         raise click.ClickException(f"{host} cannot be resolved: {error}") from None
     hosts = {f"[{item[4][0]}]" if item[0] == socket.AF_INET6 else str(item[4][0]) for item in infos}
-    return [Place(f"{member}:{port}", host) for member in sorted(hosts)]
+    return [ServerAddress(f"{member}:{port}", host) for member in sorted(hosts)]
 
 
 # --- plan and stages --------------------------------------------------------------------------------------------------
 
 
-def make_plan(values: Mapping[str, Any]) -> tuple[Plan, dict[str, Any]]:
+def make_plan(values: Mapping[str, Any]) -> tuple[LoadPlan, dict[str, Any]]:
     """Return the plan and the servers' part of the report. Raise ClickException if options do not fit together."""
     word, access = values["word"], values["access"]
     if word is None:
@@ -147,7 +147,7 @@ def make_plan(values: Mapping[str, Any]) -> tuple[Plan, dict[str, Any]]:
     kind, recording = values["policy"]
     if values["actions"] and kind == "recorded":
         raise click.UsageError("a recording has its own actions: leave --action out")
-    plan = Plan(
+    plan = LoadPlan(
         places=(),
         transport=access,
         wire="unary",
@@ -177,11 +177,11 @@ def make_plan(values: Mapping[str, Any]) -> tuple[Plan, dict[str, Any]]:
     return plan, servers.as_json()
 
 
-def _make_turns(kind: str, recording: Path | None, actions: Sequence[str], environment: str) -> Turns:
+def _make_turns(kind: str, recording: Path | None, actions: Sequence[str], environment: str) -> ActionSource:
     if recording is None:
-        return Turns("expert" if kind == "expert" else "random", tuple(actions))
+        return ActionSource("expert" if kind == "expert" else "random", tuple(actions))
     try:
-        return Turns("recorded", (), read_recording(recording, environment))
+        return ActionSource("recorded", (), read_recording(recording, environment))
     except (OSError, ValueError) as error:
         raise click.BadParameter(str(error), param_hint="--policy") from None
 

@@ -21,7 +21,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from starpod.load.measurements import Interval, ServerTime, StageResult, Summary
-from starpod.load.plan import Plan, Stage, arrivals
+from starpod.load.plan import LoadPlan, Stage, arrivals
 from starpod.load.servers import LoadSession, clock
 from starpod.load.sessions import Sessions
 
@@ -45,7 +45,7 @@ class RunEnded(Exception):
 class Generator:
     """Plays one process's share of each stage, and passes each interval to `tell` when it ends."""
 
-    def __init__(self, plan: Plan, process: int, tell: Callable[[Interval], None]) -> None:
+    def __init__(self, plan: LoadPlan, process: int, tell: Callable[[Interval], None]) -> None:
         self.sessions = Sessions(plan, process, self._ready)
         self._plan = plan
         self._process = process
@@ -256,7 +256,7 @@ async def _until(instant: float, stop: asyncio.Event) -> None:
 # --- the process ------------------------------------------------------------------------------------------------------
 
 
-def generate(plan: Plan, process: int, pipe: Connection[Any, Any]) -> None:
+def generate(plan: LoadPlan, process: int, pipe: Connection[Any, Any]) -> None:
     """Run a generator process (its main function)."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and sends an order to stop
     tune_garbage_collection()
@@ -286,7 +286,7 @@ def _make_loop() -> asyncio.AbstractEventLoop:
     return asyncio.SelectorEventLoop(selectors.SelectSelector())
 
 
-async def _follow_orders(plan: Plan, process: int, pipe: Connection[Any, Any]) -> None:
+async def _follow_orders(plan: LoadPlan, process: int, pipe: Connection[Any, Any]) -> None:
     def tell(interval: Interval) -> None:
         pipe.send(("interval", interval))
 
@@ -354,7 +354,7 @@ class GeneratorProcesses:
         recorded: the episodes played, if the plan says to record them; filled by `close`.
     """
 
-    def __init__(self, plan: Plan, watch: Callable[[StageResult], None]) -> None:
+    def __init__(self, plan: LoadPlan, watch: Callable[[StageResult], None]) -> None:
         self.interrupted = False
         self.recorded: list[dict[str, Any]] = []
         self._plan = plan

@@ -32,7 +32,7 @@ EXTRAS = ("render", "fork", "snapshot", "renew")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ServerAddress:
     """Address of a server."""
 
     address: str
@@ -42,7 +42,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
+class ActionSource:
     """The way in which agents choose their actions."""
 
     kind: PolicyKind = "random"
@@ -56,16 +56,16 @@ class Turns:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LoadPlan:
     """The settings that all stages of a run share."""
 
-    places: tuple[Place, ...]
+    places: tuple[ServerAddress, ...]
     transport: Transport
     wire: Wire
     environment_id: str = ""
     version: str = ""
     options: Mapping[str, Any] | None = None
-    turns: Turns = field(default_factory=Turns)
+    turns: ActionSource = field(default_factory=ActionSource)
     mix: Mapping[str, float] = field(default_factory=dict)
     """Average number of extra calls per step, by name of the extra call."""
     think: Think = field(default_factory=lambda: Think("0"))
@@ -269,7 +269,7 @@ class Recorded(SessionPolicy):
         return next(self._turns, None)
 
 
-def make_policy(turns: Turns, place: int, seed: int) -> SessionPolicy:
+def make_policy(turns: ActionSource, place: int, seed: int) -> SessionPolicy:
     """Return the policy of the session with number `place`."""
     rng = random.Random(f"{seed}/{place}")
     if turns.kind == "recorded":

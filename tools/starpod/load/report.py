@@ -22,8 +22,8 @@ from starpod.load.measurements import (
     Totals,
     bucket_ceilings,
 )
-from starpod.load.plan import PATHS, Plan, Think
-from starpod.load.requirements import CALLS, CLASSES, Requirement
+from starpod.load.plan import PATHS, LoadPlan, Think
+from starpod.load.requirements import CALLS, CLASSES, Threshold
 
 FORMAT = "starpod-load"
 FORMAT_VERSION = 1
@@ -39,7 +39,7 @@ LATE_MS = 5.0
 
 
 def document(
-    plan: Plan,
+    plan: LoadPlan,
     server: Mapping[str, Any],
     stages: Sequence[Mapping[str, Any]],
     *,
@@ -72,7 +72,7 @@ def document(
     }
 
 
-def stage_report(result: StageResult, plan: Plan) -> dict[str, Any]:
+def stage_report(result: StageResult, plan: LoadPlan) -> dict[str, Any]:
     """Return the report of one stage."""
     stage = result.stage
     total = result.measured
@@ -130,7 +130,7 @@ def describe_paths(stage: Mapping[str, Any]) -> str:
     return f"steps travelled {' and '.join(paths)}{per_reset}"
 
 
-def judge(requirements: Sequence[Requirement], stages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def judge(requirements: Sequence[Threshold], stages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the verdict on each requirement in each stage."""
     return [
         {
@@ -264,7 +264,7 @@ def _report_interval(at: float, point: Point) -> dict[str, Any]:
     return {"at_seconds": at, "steps": point.steps, "errors": point.errors, "calls": calls}
 
 
-def _collect_warnings(report: Mapping[str, Any], plan: Plan) -> list[str]:
+def _collect_warnings(report: Mapping[str, Any], plan: LoadPlan) -> list[str]:
     warnings = []
     if report["ended"]:
         warnings.append(f"ended early: {report['ended']}")

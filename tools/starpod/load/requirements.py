@@ -62,7 +62,7 @@ KNOWN = (*_PLAIN, *_TIMES, *_LATENCIES)
 
 
 @dataclass(frozen=True, slots=True)
-class Requirement:
+class Threshold:
     """A condition on a metric of a stage, such as `step.p99<20ms`."""
 
     text: str
@@ -107,7 +107,7 @@ class Requirement:
         return f"{1e3 * value:.4g} ms" if self.is_time else f"{value:,.6g}"
 
 
-def parse_requirement(text: str) -> Requirement:
+def parse_requirement(text: str) -> Threshold:
     """Parse `NAME SIGN VALUE`. Raise ValueError that says what is wrong and how to fix it."""
     match = _FORM.fullmatch(text)
     if match is None:
@@ -116,10 +116,10 @@ def parse_requirement(text: str) -> Requirement:
     if name not in KNOWN:
         raise ValueError(f"nothing is called {name!r}{nearest(name, KNOWN)[:300]}")
     if name in _PLAIN:
-        return Requirement(text, name, sign, _number(value))
+        return Threshold(text, name, sign, _number(value))
     if value.replace(".", "", 1).isdigit() and float(value):
         raise ValueError(f"{text!r} lacks a unit: write {name}{sign}{value}ms (units: {', '.join(UNITS)})")
-    return Requirement(text, name, sign, parse_duration(value))
+    return Threshold(text, name, sign, parse_duration(value))
 
 
 def _number(text: str) -> float:
@@ -151,7 +151,7 @@ Play = Callable[[Stage], Mapping[str, Any] | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class RateProbe:
     """One rate that was tried."""
 
     rate: float
@@ -170,12 +170,12 @@ class SearchResult:
 
     rate: float | None
     """Highest rate that was held and confirmed; None if there is none."""
-    probes: list[Probe]
+    probes: list[RateProbe]
     """All rates that were tried, in order."""
     stages: list[Mapping[str, Any]]
 
 
-def find_rate(stage: Stage, targets: Sequence[Requirement], play: Play) -> SearchResult:
+def find_rate(stage: Stage, targets: Sequence[Threshold], play: Play) -> SearchResult:
     """Search for the highest rate at which all targets hold, no call fails and the server keeps up.
 
     Args:
@@ -195,7 +195,7 @@ def find_rate(stage: Stage, targets: Sequence[Requirement], play: Play) -> Searc
         result.stages.append(report)
         failure = _explain_failure(report, rate, targets)
         values = {target.name: target.show(target.measured(report)) for target in targets}
-        result.probes.append(Probe(rate, not failure, failure, values, confirming))
+        result.probes.append(RateProbe(rate, not failure, failure, values, confirming))
         return not failure
 
     rate = stage.rate
@@ -231,7 +231,7 @@ def _next_rate(low: float, high: float) -> float:
     return high / 2 if low == 0 else (low * high) ** 0.5
 
 
-def _explain_failure(report: Mapping[str, Any], rate: float, targets: Sequence[Requirement]) -> str:
+def _explain_failure(report: Mapping[str, Any], rate: float, targets: Sequence[Threshold]) -> str:
     """Return why the stage does not count as held, or an empty text if it does."""
     for target in targets:
         value = target.measured(report)

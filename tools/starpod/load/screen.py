@@ -23,7 +23,7 @@ LINE_SECONDS = 5.0
 FIRST_LINE_SECONDS = 1.0
 
 
-class Screen:
+class LoadScreen:
     """Prints the progress of stages and their reports. Use it as a context manager while stages run."""
 
     def __init__(self, console: Console) -> None:
@@ -32,7 +32,7 @@ class Screen:
         self._last = 0.0
         self._stage: Stage | None = None
 
-    def __enter__(self) -> Screen:
+    def __enter__(self) -> LoadScreen:
         if self.console.is_terminal:
             self._live = Live(console=self.console, refresh_per_second=4, transient=True)
             self._live.start()

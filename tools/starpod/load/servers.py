@@ -11,7 +11,7 @@ from starpod.client.connection import METHODS, Call, Connection, Method, Reset, 
 from starpod.client.errors import StarpodError
 from starpod.client.transport import Backoff
 from starpod.load.measurements import ServerTime
-from starpod.load.plan import Place, Plan, SessionPolicy
+from starpod.load.plan import LoadPlan, ServerAddress, SessionPolicy
 from starpod.v1 import environment_pb2 as pb
 
 HOLD_SECONDS = 0.001
@@ -65,7 +65,7 @@ class LoadSession(Step):
         super().__init__("", 0, 0)
         self.number = number
         self.policy = policy
-        self.server: Server | None = None
+        self.server: LoadServer | None = None
         self.over = self.resend = self.failing = self.abandoned = False
         self.observation: pb.Observation | None = None
         self.call = ""
@@ -83,7 +83,7 @@ class Receiver(Protocol):
 
     sees: bool
 
-    def stepped(self, server: Server, steps: list[LoadSession], ended: Container[int], now: float) -> None:
+    def stepped(self, server: LoadServer, steps: list[LoadSession], ended: Container[int], now: float) -> None:
         """Continue after steps were answered; `ended` has the indices in `steps` whose episodes ended."""
 
     def answered(self, session: LoadSession, response: Any, now: float) -> None: ...
@@ -94,7 +94,7 @@ class Receiver(Protocol):
         """Handle that a server was connected, for the first time or again."""
 
 
-class Server(Connection):
+class LoadServer(Connection):
     """A connection to a server: one Stream for all sessions, or a unary call for each of their calls.
 
     It extends the connection of the client's fleet, but does not recover from failures. They are counted instead.
@@ -105,7 +105,7 @@ class Server(Connection):
         paths: number of steps that were answered, by key of plan.PATHS.
     """
 
-    def __init__(self, number: int, place: Place, plan: Plan, receiver: Receiver) -> None:
+    def __init__(self, number: int, place: ServerAddress, plan: LoadPlan, receiver: Receiver) -> None:
         super().__init__(
             place.address,
             plan.transport,

@@ -16,8 +16,8 @@ from google.protobuf import struct_pb2
 
 from starpod.client.errors import DeadlineExceeded, StarpodError, Unreachable
 from starpod.load.measurements import Log, ServerTime, error_class
-from starpod.load.plan import Plan, Turn, make_policy, write_turn
-from starpod.load.servers import LoadSession, Server, clock
+from starpod.load.plan import LoadPlan, Turn, make_policy, write_turn
+from starpod.load.servers import LoadServer, LoadSession, clock
 from starpod.v1 import environment_pb2 as pb
 
 GIVE_UP_SECONDS = 3.0
@@ -49,13 +49,13 @@ class Sessions:
         sees: whether the policies look at observations.
     """
 
-    def __init__(self, plan: Plan, process: int, on_ready: Callable[[LoadSession], None]) -> None:
+    def __init__(self, plan: LoadPlan, process: int, on_ready: Callable[[LoadSession], None]) -> None:
         self.log = Log()
         self.running = self.continuous = False
         self.fatal = ""
         self.in_flight = 0
         self.all: list[LoadSession] = []
-        self.servers: list[Server] = []
+        self.servers: list[LoadServer] = []
         self.recorded: list[dict[str, Any]] = []
         self._plan = plan
         self._process = process
@@ -85,7 +85,7 @@ class Sessions:
     def connect(self) -> None:
         """Start the connections, which reconnect by themselves."""
         for number, place in enumerate(self._plan.places):
-            self.servers.append(Server(number, place, self._plan, self))
+            self.servers.append(LoadServer(number, place, self._plan, self))
             self.servers[-1].start()
 
     def connected(self) -> None:
@@ -201,7 +201,7 @@ class Sessions:
                 if self._lease and ids:
                     self._call_aside(server, "renew", pb.RenewRequest(session_ids=ids))
 
-    def _call_aside(self, server: Server, call: str, request: Any) -> None:
+    def _call_aside(self, server: LoadServer, call: str, request: Any) -> None:
         """Make a call that belongs to no session."""
         if server.ready:
             caller = LoadSession(NO_SESSION, self.all[0].policy)
@@ -260,7 +260,7 @@ class Sessions:
         else:
             self._loop.call_soon(self.failed, session, server.error or Unreachable("not connected"), now)
 
-    def stepped(self, server: Server, steps: list[LoadSession], ended: Container[int], now: float) -> None:
+    def stepped(self, server: LoadServer, steps: list[LoadSession], ended: Container[int], now: float) -> None:
         """Continue after steps were answered; `ended` has the indices in `steps` whose episodes ended.
 
         This is the hot path; measure it with `python -m benchmarks.serving.throughput --way "starpod load" --way
@@ -292,7 +292,7 @@ class Sessions:
         self.in_flight += len(next_sessions)
         server.submit_steps(next_sessions)
 
-    def _stepped(self, server: Server, session: LoadSession, over: bool, now: float) -> None:
+    def _stepped(self, server: LoadServer, session: LoadSession, over: bool, now: float) -> None:
         self.in_flight -= 1
         session.call = ""
         session.step_index += 1

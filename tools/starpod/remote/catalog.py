@@ -45,7 +45,7 @@ Response = TypeVar("Response")
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class ServerConnection:
     """A connection to one server, for unary calls."""
 
     address: str
@@ -107,7 +107,7 @@ def serving(word: EnvironmentWord) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _connect_word(word: EnvironmentWord, access: Transport) -> Iterator[Connection]:
+def _connect_word(word: EnvironmentWord, access: Transport) -> Iterator[ServerConnection]:
     with serving(word) as address, connect(address, access) as connection:
         yield connection
 
@@ -183,7 +183,7 @@ def connect(
     address: str,
     transport: Transport = Transport(),  # noqa: B008 - frozen
     server_name: str = "",
-) -> Iterator[Connection]:
+) -> Iterator[ServerConnection]:
     """Connect to `host:port`. Calls that fail inside the context raise a ClickException with a readable message.
 
     Args:
@@ -196,7 +196,7 @@ def connect(
     options = [("grpc.ssl_target_name_override", name)] if name else []
     with grpc.secure_channel(address, tls.credentials(), options) if tls else grpc.insecure_channel(address) as channel:
         try:
-            yield Connection(address, EnvironmentServiceStub(channel), transport.metadata())
+            yield ServerConnection(address, EnvironmentServiceStub(channel), transport.metadata())
         except grpc.RpcError as error:
             raise explain_failure(error, address) from error
 
@@ -232,7 +232,7 @@ def no_answer(address: str, details: str) -> str:
     return f"no server answers at {address} ({details})"
 
 
-def hosted(connection: Connection) -> pb.DescribeResponse:
+def hosted(connection: ServerConnection) -> pb.DescribeResponse:
     """Return the server's description. Raises ClickException if its protocol version is not 1.x."""
     response = connection.call(connection.stub.Describe, pb.DescribeRequest())
     if response.protocol_version.partition(".")[0] != "1":

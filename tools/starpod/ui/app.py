@@ -39,11 +39,11 @@ from starpod.ui.fleet import (
     watch_page,
 )
 from starpod.ui.groups import group_page
-from starpod.ui.index import Index
+from starpod.ui.index import RunIndex
 from starpod.ui.indexer import Indexer
 from starpod.ui.notes import save_notes
-from starpod.ui.page import OWN, Site, render
-from starpod.ui.policies import NotPossible
+from starpod.ui.page import OWN, LiveSite, render
+from starpod.ui.policies import Impossible
 from starpod.ui.reading import BadFile
 from starpod.ui.runs import run_page, runs_page
 from starpod.ui.turns import (
@@ -64,7 +64,7 @@ _HEARTBEAT = 15
 
 
 def create_app(
-    index: Index, *, continuing: Continuing | None = None, hosts: Collection[str] = (), token: str = ""
+    index: RunIndex, *, continuing: Continuing | None = None, hosts: Collection[str] = (), token: str = ""
 ) -> FastAPI:
     """Return the site's application. It keeps the index up to date while it runs, and closes it at the end.
 
@@ -75,7 +75,7 @@ def create_app(
         token: secret that a visitor's first request must carry; empty: the site is open to everyone.
     """
     indexer = Indexer(index)
-    site = Site(index, indexer, continuing)
+    site = LiveSite(index, indexer, continuing)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -87,7 +87,7 @@ def create_app(
         index.close()
 
     # Pages that are not coroutines run in threads, and so do not block the event loop.
-    routes: list[tuple[str, str, Callable[[Site, Request], Response | Awaitable[Response]]]] = [
+    routes: list[tuple[str, str, Callable[[LiveSite, Request], Response | Awaitable[Response]]]] = [
         ("GET", "/", runs_page),
         ("GET", "/runs/{path:path}", run_page),
         ("GET", "/compare", compare_page),
@@ -143,7 +143,7 @@ def create_app(
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(BadFile, _bad_file)
     app.add_exception_handler(sqlite3.Error, _bad_index)
-    app.add_exception_handler(NotPossible, _not_possible)
+    app.add_exception_handler(Impossible, _not_possible)
     app.add_exception_handler(StarpodError, _server_failed(continuing))
     app.add_exception_handler(Exception, _failed)
     return app
@@ -165,7 +165,7 @@ def _admission(request: Request, token: str) -> Response | None:
     return _problem(request, 401, "Open the link that `starpod ui` printed: it holds the token.")
 
 
-def _events(site: Site) -> Callable[[Request], Awaitable[Response]]:
+def _events(site: LiveSite) -> Callable[[Request], Awaitable[Response]]:
     """Return the route of server-sent events.
 
     It sends a new number after each change of the run that the request names, or of any run if it names none.

@@ -15,7 +15,7 @@ from starpod.client.programs import start_server
 from starpod.client.transport import Transport
 from starpod.remote.catalog import access_options, expect_address, service_errors
 from starpod.report.site import site_options
-from starpod.ui.index import NAME, Index
+from starpod.ui.index import NAME, RunIndex
 from starpod.v1.serving import end_process_with_stdin, is_loopback, link, listen
 
 if TYPE_CHECKING:
@@ -88,14 +88,14 @@ def ui(
         end_process_with_stdin()
     from starpod.ui.continuing import Continuing
     from starpod.ui.games import Games
-    from starpod.ui.policies import Policies
+    from starpod.ui.policies import SitePolicies
     from starpod.ui.reading import servers_of
 
     token = "" if is_loopback(host) else secrets.token_urlsafe(24)
     try:
         with service_errors(), start_server(*served) if served else nullcontext(address) as server:
             source = (lambda: servers_of(runs)) if of_run else server
-            continuing = Continuing(Games(source, access), Policies(model_endpoints)) if source else None
+            continuing = Continuing(Games(source, access), SitePolicies(model_endpoints)) if source else None
             asyncio.run(_serve(runs, index, continuing, host=host, port=port, hosts={host, *hosts}, token=token))
     except OSError as error:
         raise click.ClickException(str(error)) from error
@@ -115,6 +115,6 @@ async def _serve(
     from starpod.v1.http import serve
 
     with closing(listen(host, port)) as listener:
-        app = create_app(Index(runs, index), continuing=continuing, hosts=hosts, token=token)
+        app = create_app(RunIndex(runs, index), continuing=continuing, hosts=hosts, token=token)
         print(link(listener, host) + (f"?token={token}" if token else ""), flush=True)
         await serve(app, listener)

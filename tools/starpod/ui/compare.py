@@ -29,7 +29,7 @@ from starpod.trainer.evaluation.statistics import CONFIDENCE, mean_interval, t_q
 from starpod.trainer.output.run_page import curve as curve_of
 from starpod.trainer.output.run_page import evaluated, warning_marks
 from starpod.ui.index import Curve
-from starpod.ui.page import Site, query, render, templates
+from starpod.ui.page import LiveSite, query, render, templates
 from starpod.ui.reading import DAMAGED, mapping, objects
 
 Placed = TypeVar("Placed", bound=tuple[float, ...])
@@ -98,7 +98,7 @@ class SeedGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class ComparisonView:
     """Which curves are drawn, as chosen in the page's form. How they are drawn is up to the page's script."""
 
     over: str = "step"
@@ -106,7 +106,7 @@ class View:
     metrics: list[str] = field(default_factory=list)
 
     @classmethod
-    def from_request(cls, request: Request, runs: int) -> View:
+    def from_request(cls, request: Request, runs: int) -> ComparisonView:
         """Read the settings from a request that compares `runs` runs. Raises HTTPException 400."""
         parameters = request.query_params
         over, seeds = parameters.get("over", "step"), parameters.get("seeds", "together" if runs > COLOURS else "apart")
@@ -116,23 +116,23 @@ class View:
         return cls(over, seeds == "together", parameters.getlist("metric"))
 
 
-def compare_page(site: Site, request: Request) -> Response:
+def compare_page(site: LiveSite, request: Request) -> Response:
     """Compare the runs named in the query, in that order. The address holds all settings, so that it can be shared."""
     return render("compare.html", site=site, **_comparison(site, request))
 
 
-def compare_file(site: Site, request: Request) -> Response:
+def compare_file(site: LiveSite, request: Request) -> Response:
     """Return the comparison as a standalone HTML file, without links that lead elsewhere."""
     page = templates().get_template("compare.html").render(file=True, **_comparison(site, request))
     return HTMLResponse(page, headers={"Content-Disposition": 'attachment; filename="comparison.html"'})
 
 
-def _comparison(site: Site, request: Request) -> dict[str, Any]:
+def _comparison(site: LiveSite, request: Request) -> dict[str, Any]:
     """Return the values of the template. Raises HTTPException."""
     paths = list(dict.fromkeys(request.query_params.getlist("run")))
     if not 2 <= len(paths) <= MOST:
         raise HTTPException(400, f"Mark two to {MOST} runs to compare them; marked: {len(paths) or 'none'}.")
-    view = View.from_request(request, len(paths))
+    view = ComparisonView.from_request(request, len(paths))
     summaries = [site.run(path) for path in paths]
     logged = {name for summary in summaries for name in site.index.metrics(summary["run"])}
     view.metrics[:] = [name for name in view.metrics if name in logged]
@@ -150,7 +150,7 @@ def _comparison(site: Site, request: Request) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _run(site: Site, summary: dict[str, Any], metrics: Sequence[str]) -> RunCurves:
+def _run(site: LiveSite, summary: dict[str, Any], metrics: Sequence[str]) -> RunCurves:
     folder = site.folder(summary["path"])
     try:
         stat = (folder / "config.yaml").stat()
@@ -222,7 +222,7 @@ def _warnings(runs: Sequence[RunCurves], axis: str) -> list[Mark]:
     return marks
 
 
-def _metric(lines: Sequence[SeedGroup], name: str, view: View) -> Chart:
+def _metric(lines: Sequence[SeedGroup], name: str, view: ComparisonView) -> Chart:
     spec = metric(name)
     drawn = []
     for line in lines:
@@ -234,7 +234,7 @@ def _metric(lines: Sequence[SeedGroup], name: str, view: View) -> Chart:
     return Chart(spec.label, drawn, spec.kind, AXES[view.over], size="wide")
 
 
-def _evaluations(lines: Sequence[SeedGroup], view: View) -> Chart:
+def _evaluations(lines: Sequence[SeedGroup], view: ComparisonView) -> Chart:
     drawn = []
     for line in lines:
         rows = []
@@ -253,7 +253,12 @@ def _evaluations(lines: Sequence[SeedGroup], view: View) -> Chart:
 
 
 def _mean(
-    line: SeedGroup, run_curves: Sequence[tuple[Curve, Sequence[Point]]], view: View, kind: Kind, *, dots: bool = False
+    line: SeedGroup,
+    run_curves: Sequence[tuple[Curve, Sequence[Point]]],
+    view: ComparisonView,
+    kind: Kind,
+    *,
+    dots: bool = False,
 ) -> ChartLine:
     """Return the mean over the runs of a line, with its 95 % interval (Student's t) if there are three or more.
 

@@ -17,7 +17,7 @@ from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.evaluation.statistics import wilson_interval
 from starpod.trainer.rollout.play import play
 from starpod.ui.games import Game, Games, Reseedings, close
-from starpod.ui.policies import CHECKPOINT, NotPossible, Policies
+from starpod.ui.policies import CHECKPOINT, Impossible, SitePolicies
 
 MOST_EPISODES = 512
 """Maximum number of continuations that are played for one request."""
@@ -34,7 +34,7 @@ Watch = Callable[[Episode], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Branch:
+class PlayedBranch:
     """A continuation of an episode or game by a policy."""
 
     episode: Episode
@@ -74,7 +74,7 @@ class Branches:
     """Number of the episode's turns before the state."""
     game: Game
     """Game that was forked, or in which the episode was replayed."""
-    lines: list[Branch]
+    lines: list[PlayedBranch]
 
     @property
     def solved(self) -> int:
@@ -120,7 +120,7 @@ class TurnValues:
 class Continuing:
     """The continuations of the site: finished ones, and jobs that run or wait."""
 
-    def __init__(self, games: Games, policies: Policies) -> None:
+    def __init__(self, games: Games, policies: SitePolicies) -> None:
         self.games = games
         self.policies = policies
         self._trees: OrderedDict[str, Branches] = OrderedDict()
@@ -141,11 +141,11 @@ class Continuing:
         """Return the continuations that were forked from a game, oldest first."""
         return [tree for tree in self._trees.values() if tree.game is game]
 
-    def get(self, name: str, number: int) -> tuple[Branches, Branch]:
-        """Return one continuation and the set that it belongs to. Raises NotPossible if it is no longer kept."""
+    def get(self, name: str, number: int) -> tuple[Branches, PlayedBranch]:
+        """Return one continuation and the set that it belongs to. Raises Impossible if it is no longer kept."""
         tree = self._trees.get(name)
         if tree is None or number >= len(tree.lines):
-            raise NotPossible("This continuation is no longer kept: try again from the episode or the session.")
+            raise Impossible("This continuation is no longer kept: try again from the episode or the session.")
         return tree, tree.lines[number]
 
     def jobs(self) -> list[TurnValues]:
@@ -157,19 +157,19 @@ class Continuing:
         return [job for job in self.jobs() if job.link == link]
 
     def job(self, name: str) -> TurnValues:
-        """Return a job. Raises NotPossible if it is no longer kept."""
+        """Return a job. Raises Impossible if it is no longer kept."""
         if name not in self._jobs:
-            raise NotPossible(f"This is no longer kept: the site was restarted, or {MOST_JOBS} others came later.")
+            raise Impossible(f"This is no longer kept: the site was restarted, or {MOST_JOBS} others came later.")
         return self._jobs[name]
 
     async def open(self, name: str, number: int, turns: int) -> Game:
         """Open a game in the state of a continuation after `turns` turns of its episode.
 
-        Raises NotPossible, StarpodError.
+        Raises Impossible, StarpodError.
         """
         tree, branch = self.get(name, number)
         if tree.game.copied:
-            raise NotPossible("It began in a copy of another's session, whose history is unknown.")
+            raise Impossible("It began in a copy of another's session, whose history is unknown.")
         game = await self.games.replay(
             branch.episode,
             tree.game.task,
@@ -183,7 +183,7 @@ class Continuing:
     # --- continuing a game --------------------------------------------------------------------------------------------
 
     async def go_on(self, game: Game, policy: str) -> None:
-        """Let a policy continue in the game's session itself. Raises NotPossible, StarpodError."""
+        """Let a policy continue in the game's session itself. Raises Impossible, StarpodError."""
         _check_open(game)
         game.episode.group = _a_group()
         async with self.policies.playing(policy, game.spec, game.run) as make:
@@ -198,13 +198,13 @@ class Continuing:
     async def branch(self, game: Game, policy: str, count: int, watch: Watch = lambda episode: None) -> Branches:
         """Fork the game's state `count` times, reseed each copy, and let a policy continue in each.
 
-        watch: called with each continuation that has ended. Raises NotPossible, StarpodError.
+        watch: called with each continuation that has ended. Raises Impossible, StarpodError.
         """
         _check_open(game)
         if not game.spec.capabilities.fork:
-            raise NotPossible(f"{game.spec.id} cannot be forked.")
+            raise Impossible(f"{game.spec.id} cannot be forked.")
         if policy == "expert" and not game.spec.capabilities.expert_action:
-            raise NotPossible(f"{game.spec.id} has no expert.")
+            raise Impossible(f"{game.spec.id} has no expert.")
         copies = await game.session.fork(count, reseed=True)
         try:
             async with self.policies.playing(policy, game.spec, game.run) as make:
@@ -221,7 +221,7 @@ class Continuing:
             await close(copies)
         turn = len(game.turns)
         lines = [
-            Branch(past, turn, {**game.reseedings, turn: Reseeding(copy.dynamics_seed)})
+            PlayedBranch(past, turn, {**game.reseedings, turn: Reseeding(copy.dynamics_seed)})
             for past, copy in zip(pasts, copies, strict=True)
         ]
         return self._keep(self._words(policy, game), game, lines)
@@ -229,11 +229,11 @@ class Continuing:
     def _words(self, policy: str, game: Game) -> str:
         return self.policies.choices(run=game.run).get(policy, policy)
 
-    def _keep(self, words: str, game: Game, lines: list[Branch]) -> Branches:
-        """Store finished continuations. Raises NotPossible if one of them failed."""
+    def _keep(self, words: str, game: Game, lines: list[PlayedBranch]) -> Branches:
+        """Store finished continuations. Raises Impossible if one of them failed."""
         for line in lines:
             if line.episode.failed:
-                raise NotPossible(f"A continuation failed: {line.episode.error}")
+                raise Impossible(f"A continuation failed: {line.episode.error}")
             self.games.note_step_time(game.session.address, line.later)
         lines = [replace(line, episode=_without_tokens(line)) for line in lines]
         tree = Branches(secrets.token_urlsafe(9), words, lines[0].turn, game, lines)
@@ -245,9 +245,9 @@ class Continuing:
     # --- jobs ---------------------------------------------------------------------------------------------------------
 
     def start(self, job: TurnValues) -> TurnValues:
-        """Queue a job. Jobs run one at a time. Raises NotPossible if the job asks for too many continuations."""
+        """Queue a job. Jobs run one at a time. Raises Impossible if the job asks for too many continuations."""
         if job.total > MOST_EPISODES:
-            raise NotPossible(
+            raise Impossible(
                 f"{len(job.episode.turns)} turns with {job.count} continuations each are more than {MOST_EPISODES} "
                 "episodes: ask for fewer."
             )
@@ -267,7 +267,7 @@ class Continuing:
         try:
             async with self._working:
                 await (self._sample_each_turn if job.policy.startswith(CHECKPOINT) else self._fork_each_turn)(job)
-        except (NotPossible, StarpodError) as error:
+        except (Impossible, StarpodError) as error:
             job.problem = str(error)
         except asyncio.CancelledError:
             job.problem = "It was stopped."
@@ -332,8 +332,8 @@ class Continuing:
         finally:
             await close(sessions)
         if any([turn.reply for turn in branch.turns[:turns]] != [turn.reply for turn in past] for branch in episodes):
-            raise NotPossible(f"The checkpoint gets other prompts than the episode had before turn {turns + 1}.")
-        lines = [Branch(replace(branch, turns=[*past, *branch.turns[turns:]]), turns, {}) for branch in episodes]
+            raise Impossible(f"The checkpoint gets other prompts than the episode had before turn {turns + 1}.")
+        lines = [PlayedBranch(replace(branch, turns=[*past, *branch.turns[turns:]]), turns, {}) for branch in episodes]
         return self._keep(job.words, game, lines)
 
 
@@ -346,10 +346,10 @@ def _counting(job: TurnValues) -> Watch:
 
 def _check_open(game: Game) -> None:
     if game.session.done:
-        raise NotPossible("The episode is over: there is nothing to continue.")
+        raise Impossible("The episode is over: there is nothing to continue.")
 
 
-def _without_tokens(branch: Branch) -> Episode:
+def _without_tokens(branch: PlayedBranch) -> Episode:
     """Return the episode without tokens and pictures, which is enough to show, replay and imitate it."""
     episode = branch.episode
     later_turns = [

@@ -24,8 +24,8 @@ from starpod.ui.continuing import COUNTS
 from starpod.ui.fleet import picture
 from starpod.ui.games import remarks
 from starpod.ui.index import COUNTED, OUTCOMES, SORTS, Filter
-from starpod.ui.page import Site, number, query, render
-from starpod.ui.policies import NotPossible
+from starpod.ui.page import LiveSite, number, query, render
+from starpod.ui.policies import Impossible
 from starpod.ui.reading import load_episode, mapping
 
 PAGE = 50
@@ -39,7 +39,7 @@ PATIENCE = 1.0
 KINDS = {"train": "training", "eval": "evaluation", "final": "final evaluation"}
 
 
-def episodes_page(site: Site, request: Request) -> Response:
+def episodes_page(site: LiveSite, request: Request) -> Response:
     """List the episodes of a run that match a filter."""
     values = request.query_params
     run = site.run(values.get("run", ""))
@@ -95,24 +95,24 @@ def group_link(run: Mapping[str, Any], row: Mapping[str, Any]) -> str:
 # --- an episode -------------------------------------------------------------------------------------------------------
 
 
-Page = Callable[[Site, Request, bytes | None], Response]
+Page = Callable[[LiveSite, Request, bytes | None], Response]
 
 
-def with_pictures(page: Page) -> Callable[[Site, Request], Awaitable[Response]]:
+def with_pictures(page: Page) -> Callable[[LiveSite, Request], Awaitable[Response]]:
     """Return a handler that calls a page with the first picture of its episode or group.
 
     The picture is None if there are no pictures; the page then links to none. It is empty if drawing takes too long.
     """
 
-    async def draw(site: Site, request: Request) -> bytes | None:
+    async def draw(site: LiveSite, request: Request) -> bytes | None:
         parameters = {"member": "0", **request.query_params, "turn": "0"}
         try:
             response = await picture(site, Request({**request.scope, "query_string": urlencode(parameters).encode()}))
-        except (HTTPException, NotPossible, StarpodError):
+        except (HTTPException, Impossible, StarpodError):
             return None
         return bytes(response.body)
 
-    async def call(site: Site, request: Request) -> Response:
+    async def call(site: LiveSite, request: Request) -> Response:
         drawing = asyncio.ensure_future(draw(site, request))
         done, _ = await asyncio.wait({drawing}, timeout=PATIENCE)
         return await asyncio.to_thread(page, site, request, drawing.result() if done else b"")
@@ -120,7 +120,7 @@ def with_pictures(page: Page) -> Callable[[Site, Request], Awaitable[Response]]:
     return call
 
 
-def episode_page(site: Site, request: Request, drawn: bytes | None) -> Response:
+def episode_page(site: LiveSite, request: Request, drawn: bytes | None) -> Response:
     """Show one episode turn by turn, with its sampled tokens. drawn: its first picture, as in `with_pictures`."""
     run = site.run(request.query_params.get("run", ""))
     name = request.query_params.get("file", "")

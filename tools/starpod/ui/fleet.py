@@ -23,8 +23,8 @@ from starpod.trainer.data.episode import Episode
 from starpod.ui import watching
 from starpod.ui.continuing import COUNTS, Continuing
 from starpod.ui.games import SEPARATOR, Game, Games
-from starpod.ui.page import Site, query, render
-from starpod.ui.policies import NotPossible
+from starpod.ui.page import LiveSite, query, render
+from starpod.ui.policies import Impossible
 from starpod.ui.reading import find_run, in_play, kept_pictures, last_metrics, load_episode, mapping
 from starpod.ui.saving import KINDS, Saved, held_out, save, saved
 from starpod.v1 import environment_pb2 as pb
@@ -35,19 +35,19 @@ KEYS = {"up": "ArrowUp", "down": "ArrowDown", "left": "ArrowLeft", "right": "Arr
 _MAX_SEED = 2**64 - 1
 
 
-def games_of(site: Site) -> Games:
+def games_of(site: LiveSite) -> Games:
     """Return the site's live sessions. Raises HTTPException 404 if the site has no server."""
     return continuing_of(site).games
 
 
-def continuing_of(site: Site) -> Continuing:
+def continuing_of(site: LiveSite) -> Continuing:
     """Return the site's continuations. Raises HTTPException 404 if the site has no server."""
     if site.continuing is None:
         raise HTTPException(404, "No server was named: start `starpod ui --address HOST:PORT`.")
     return site.continuing
 
 
-async def fleet_page(site: Site, request: Request) -> Response:
+async def fleet_page(site: LiveSite, request: Request) -> Response:
     """List the environments that can be played, the servers that host them, and the site's sessions."""
     games = games_of(site)
     fleet = await games.fleet()
@@ -60,7 +60,7 @@ async def fleet_page(site: Site, request: Request) -> Response:
     )  # fmt: skip
 
 
-def _running(site: Site) -> list[tuple[str, float | None]]:
+def _running(site: LiveSite) -> list[tuple[str, float | None]]:
     """Return the runs that are training, each with its number of recovered sessions (None if it reports none)."""
     paths = [run["path"] for run in site.index.runs() if run["status"] == "running"]
     folders = ((path, find_run(site.index.folder, path)) for path in paths)
@@ -90,12 +90,12 @@ def _server(replica: Replica, games: Games, seconds: float | None) -> dict[str, 
     }
 
 
-async def environment_page(site: Site, request: Request) -> Response:
+async def environment_page(site: LiveSite, request: Request) -> Response:
     """Show the form that starts a game, filled in from the query."""
     return await _form_page(site, request.path_params["environment"], request.query_params)
 
 
-async def _form_page(site: Site, environment: str, values: Mapping[str, str], problem: str = "") -> Response:
+async def _form_page(site: LiveSite, environment: str, values: Mapping[str, str], problem: str = "") -> Response:
     """Show the form that starts a game. problem: why the submitted values, which are shown again, were refused."""
     spec = await games_of(site).spec(environment)
     return render(
@@ -106,7 +106,7 @@ async def _form_page(site: Site, environment: str, values: Mapping[str, str], pr
     )  # fmt: skip
 
 
-async def start_game(site: Site, request: Request) -> Response:
+async def start_game(site: LiveSite, request: Request) -> Response:
     """Open a session with the form's options."""
     form = await posted(site, request, "play")
     environment = request.path_params["environment"]
@@ -126,12 +126,12 @@ async def start_game(site: Site, request: Request) -> Response:
     return to_game(await games.keep(game))
 
 
-async def game_page(site: Site, request: Request) -> Response:
+async def game_page(site: LiveSite, request: Request) -> Response:
     """Show a live session: its observation, picture and possible actions."""
     return await _game_page(site, games_of(site).get(request.path_params["game"]), request.query_params)
 
 
-async def _game_page(site: Site, game: Game, query_values: Mapping[str, str], problem: str = "") -> Response:
+async def _game_page(site: LiveSite, game: Game, query_values: Mapping[str, str], problem: str = "") -> Response:
     """Show a live session. problem: why the last action was refused; empty if there was none."""
     games, continuing = games_of(site), continuing_of(site)
     picture = await game.picture()
@@ -153,7 +153,7 @@ async def _game_page(site: Site, game: Game, query_values: Mapping[str, str], pr
     )  # fmt: skip
 
 
-def _saved_file(site: Site, query_values: Mapping[str, str], game: Game) -> Saved | None:
+def _saved_file(site: LiveSite, query_values: Mapping[str, str], game: Game) -> Saved | None:
     kind = query_values.get("saved", "")
     return saved(site.index.folder, kind, game.spec.id) if kind in KINDS else None
 
@@ -164,7 +164,7 @@ _NOTICES = {
 }
 
 
-async def game_action(site: Site, request: Request) -> Response:
+async def game_action(site: LiveSite, request: Request) -> Response:
     """Carry out a form of the game's page: act, undo, fork, branch, save, again or close."""
     games = games_of(site)
     game = games.get(request.path_params["game"])
@@ -176,17 +176,17 @@ async def game_action(site: Site, request: Request) -> Response:
         command = request.path_params["what"]
         try:
             return await _do(site, games, game, command, form)
-        except (NotPossible, BadArgument) as error:
+        except (Impossible, BadArgument) as error:
             return await _game_page(site, game, {}, str(error))
 
 
-async def back_to_game(site: Site, request: Request) -> Response:
+async def back_to_game(site: LiveSite, request: Request) -> Response:
     """Redirect to the session's page when the page of a refused form is reloaded."""
     return to_game(games_of(site).get(request.path_params["game"]))
 
 
-async def _do(site: Site, games: Games, game: Game, what: str, form: Mapping[str, str]) -> Response:
-    """Carry out one action of a form. Raises HTTPException, NotPossible, StarpodError."""
+async def _do(site: LiveSite, games: Games, game: Game, what: str, form: Mapping[str, str]) -> Response:
+    """Carry out one action of a form. Raises HTTPException, Impossible, StarpodError."""
     match what:
         case "act":
             await _act(game, form)
@@ -219,17 +219,17 @@ async def _do(site: Site, games: Games, game: Game, what: str, form: Mapping[str
 
 
 async def _act(game: Game, form: Mapping[str, str]) -> None:
-    """Play one turn: typed text, or a tool call whose arguments are form fields. Raises NotPossible, StarpodError."""
+    """Play one turn: typed text, or a tool call whose arguments are form fields. Raises Impossible, StarpodError."""
     if not (name := form.get("tool", "")):
         await game.play(form.get("action", "").replace("\r\n", "\n"))
         return
     fields = {tool.name: forms.arguments(tool.parameters_schema_json) for tool in game.spec.action_space.tools}
     if (tool_fields := fields.get(name)) is None:
-        raise NotPossible(f"{game.spec.id} has no tool {name!r} whose arguments are fields.")
+        raise Impossible(f"{game.spec.id} has no tool {name!r} whose arguments are fields.")
     try:
         call = ToolCall(name, forms.changed_options(tool_fields, form))
     except ValueError as error:
-        raise NotPossible(f"{name}: {error}.") from None
+        raise Impossible(f"{name}: {error}.") from None
     await game.step([call])
 
 
@@ -244,7 +244,7 @@ def continuation(form: Mapping[str, str], policies: Mapping[str, str]) -> tuple[
 # --- sessions of others -----------------------------------------------------------------------------------------------
 
 
-async def sessions_page(site: Site, request: Request) -> Response:
+async def sessions_page(site: LiveSite, request: Request) -> Response:
     """List a run's current sessions, with links to watch them. The run reports them while this page is open."""
     run = site.run(request.query_params.get("run", ""))
     info = in_play(site.folder(run["path"])) if run["status"] == "running" else None
@@ -256,7 +256,7 @@ async def sessions_page(site: Site, request: Request) -> Response:
     )  # fmt: skip
 
 
-async def watch_page(site: Site, request: Request) -> Response:
+async def watch_page(site: LiveSite, request: Request) -> Response:
     """Show the current state of any session on the servers, given its id."""
     games = games_of(site)
     session = request.query_params.get("session", "").strip()
@@ -271,7 +271,7 @@ async def watch_page(site: Site, request: Request) -> Response:
     )  # fmt: skip
 
 
-async def watch_action(site: Site, request: Request) -> Response:
+async def watch_action(site: LiveSite, request: Request) -> Response:
     """Carry out a form of the watch page: act in the session, or open a copy of it."""
     form = await posted(site, request, "watch")
     games, session = games_of(site), form.get("session", "")
@@ -296,7 +296,7 @@ async def watch_action(site: Site, request: Request) -> Response:
 # --- from an episode --------------------------------------------------------------------------------------------------
 
 
-async def fork_episode(site: Site, request: Request) -> Response:
+async def fork_episode(site: LiveSite, request: Request) -> Response:
     """Open a live session in the state before a turn of an episode."""
     form = await posted(site, request, "fork")
     episode, task, link = named_episode(site, form)
@@ -309,7 +309,7 @@ async def fork_episode(site: Site, request: Request) -> Response:
     return to_game(await games.keep(game))
 
 
-async def picture(site: Site, request: Request) -> Response:
+async def picture(site: LiveSite, request: Request) -> Response:
     """Return a picture of the state before a turn of an episode: one kept by the run, or one drawn by the server."""
     parameters = request.query_params
     episode, task, link = named_episode(site, parameters)
@@ -324,7 +324,7 @@ async def picture(site: Site, request: Request) -> Response:
     return Response(frames[index], media_type="image/png")
 
 
-def named_episode(site: Site, form: Mapping[str, str]) -> tuple[Episode, Task, str]:
+def named_episode(site: LiveSite, form: Mapping[str, str]) -> tuple[Episode, Task, str]:
     """Return the episode that a form names, its task, and the address of its page. Raises HTTPException."""
     run = site.run(form.get("run", ""))
     grp, member = (parse_whole(form.get(name, ""), 2**53) for name in ("group", "member"))
@@ -346,7 +346,7 @@ def named_episode(site: Site, form: Mapping[str, str]) -> tuple[Episode, Task, s
     return episode, Task(episode.environment, options=options, limits=limits, name=episode.task), link
 
 
-async def posted(site: Site, request: Request, purpose: str) -> dict[str, str]:
+async def posted(site: LiveSite, request: Request, purpose: str) -> dict[str, str]:
     """Return the fields of a submitted form. Raises HTTPException if the form is not plain UTF-8 from this site."""
     if problem := refuse_encoding(request.scope["headers"]):
         raise HTTPException(415, f"This form cannot be read: {problem}.")

@@ -33,7 +33,7 @@ from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.rollout.frames import draw_path
 from starpod.trainer.rollout.play import play
 from starpod.trainer.rollout.saved_starts import SavedStart
-from starpod.ui.policies import NotPossible
+from starpod.ui.policies import Impossible
 from starpod.v1 import environment_pb2 as pb
 
 MOST_GAMES = 100
@@ -156,11 +156,11 @@ class Game:
         return parse(text, self.spec) if turn.by == YOU else text
 
     def as_start(self) -> SavedStart:
-        """Return the current state as a start state for training. Raises NotPossible."""
+        """Return the current state as a start state for training. Raises Impossible."""
         if self.session.done or not self.turns:
-            raise NotPossible("A start state needs at least one played turn, and an episode that is not over.")
+            raise Impossible("A start state needs at least one played turn, and an episode that is not over.")
         if self.copied:
-            raise NotPossible("This is a copy of another's session, whose history is unknown.")
+            raise Impossible("This is a copy of another's session, whose history is unknown.")
         session = self.session
         actions = [action for turn in self.turns for action in turn.actions]
         return SavedStart(
@@ -181,12 +181,12 @@ class Game:
         return await self.session.render("text") if "text" in modes else self.session.observation.text
 
     async def play(self, line: str) -> None:
-        """Play one turn as typed, with `SEPARATOR` between actions. Raises NotPossible, StarpodError."""
+        """Play one turn as typed, with `SEPARATOR` between actions. Raises Impossible, StarpodError."""
         await self.step([parse(part.strip(), self.spec) for part in line.split(SEPARATOR)])
 
     async def step(self, actions: Sequence[Action], by: str = YOU) -> None:
         if self.session.done:
-            raise NotPossible("The episode is over.")
+            raise Impossible("The episode is over.")
         snapshot = await self.session.snapshot() if self.spec.capabilities.snapshot else None
         observation = self.session.observation.text
         start = perf_counter()
@@ -205,7 +205,7 @@ class Game:
     async def go_on(self, agent: Agent, by: str) -> None:
         """Let an agent continue in the session itself, to the end of the episode or for `MOST_TURNS` turns.
 
-        Raises NotPossible if the agent fails (its earlier turns are kept), and AgentRefused.
+        Raises Impossible if the agent fails (its earlier turns are kept), and AgentRefused.
         """
         for _ in range(MOST_TURNS):
             if self.session.done:
@@ -217,7 +217,7 @@ class Game:
                 self.episode.end, self.episode.success = "", None
             if end == "failed":
                 del self.episode.turns[len(self.turns) :]
-                raise NotPossible(f"It could not continue: {self.episode.error}")
+                raise Impossible(f"It could not continue: {self.episode.error}")
             if len(self.episode.turns) == len(self.turns):
                 break  # the agent had no action
             self.note(by, snapshot)
@@ -282,7 +282,7 @@ class Games:
         """Return the spec of an environment's newest version.
 
         Raises:
-            NotPossible: No server hosts the environment.
+            Impossible: No server hosts the environment.
             StarpodError: No server can be reached or used.
         """
         specs = await (await self.fleet()).describe()
@@ -291,16 +291,16 @@ class Games:
         for spec in specs:
             if spec.id == environment:
                 return spec
-        raise NotPossible(f"{self.address} does not host {environment}.")
+        raise Impossible(f"{self.address} does not host {environment}.")
 
     def all(self) -> list[Game]:
         """Return the open games, most recently used first."""
         return list(reversed(self._games.values()))
 
     def get(self, name: str) -> Game:
-        """Return a game and mark it as used. Raises NotPossible if it was closed."""
+        """Return a game and mark it as used. Raises Impossible if it was closed."""
         if name not in self._games:
-            raise NotPossible("This session has ended: it was closed, or the site was restarted.")
+            raise Impossible("This session has ended: it was closed, or the site was restarted.")
         self._games.move_to_end(name)
         return self._games[name]
 
@@ -311,7 +311,7 @@ class Games:
         options: Mapping[str, Any],
         seed: int | None = None,
     ) -> Game:
-        """Open a new game, whose number of turns is unlimited. Raises NotPossible, StarpodError."""
+        """Open a new game, whose number of turns is unlimited. Raises Impossible, StarpodError."""
         spec = await self.spec(environment)
         (session,) = await (await self.fleet()).open(
             environment,
@@ -324,7 +324,7 @@ class Games:
         return _begin(session, spec, options)
 
     async def adopt(self, session: Session) -> Game:
-        """Return a new game for a copy of another client's session. Raises NotPossible, StarpodError."""
+        """Return a new game for a copy of another client's session. Raises Impossible, StarpodError."""
         spec = await self.spec(session.environment_id)
         task = Task(spec.id, limits=session.limits)
         game = Game(secrets.token_urlsafe(9), session, spec, task, Episode.begin(session, 0), copied=True)
@@ -343,12 +343,12 @@ class Games:
         await close([game.session])
 
     async def undo(self, game: Game) -> None:
-        """Take the last turn back. Raises NotPossible, StarpodError."""
+        """Take the last turn back. Raises Impossible, StarpodError."""
         if not game.turns:
-            raise NotPossible("There is no turn to take back.")
+            raise Impossible("There is no turn to take back.")
         first = game.turns[0].snapshot
         if game.copied and first is None:
-            raise NotPossible(f"{game.spec.id} has no snapshots: turns of another's session cannot be taken back.")
+            raise Impossible(f"{game.spec.id} has no snapshots: turns of another's session cannot be taken back.")
         old_session = game.session
         snapshots = {number: turn.snapshot for number, turn in enumerate(game.turns) if turn.snapshot is not None}
         path = game.task.path(game.episode, reseedings=game.reseedings, snapshots=snapshots)
@@ -389,7 +389,7 @@ class Games:
             by: function that returns who played the turn with a given number.
 
         Raises:
-            NotPossible: the server's observations differ from the episode's.
+            Impossible: the server's observations differ from the episode's.
         """
         spec = await self.spec(task.environment)
         reseedings = reseedings or {}
@@ -413,22 +413,22 @@ class Games:
         try:
             return await (await self.fleet()).reach(path, turn, want=want, lease_seconds=LEASE_SECONDS)
         except ReplayDiverged as error:
-            raise NotPossible(str(error)) from None
+            raise Impossible(str(error)) from None
 
     async def frames(self, key: str, episode: Episode, task: Task, reseedings: Reseedings | None = None) -> list[bytes]:
         """Return a picture of each state of an episode, first and last included, drawn during a replay.
 
-        key: key under which the pictures are cached. Raises NotPossible if there are no pictures, or if the replay
+        key: key under which the pictures are cached. Raises Impossible if there are no pictures, or if the replay
         differs.
         """
         async with self._drawing:  # a page requests all pictures at once, and one replay draws them
             if key not in self._frames:
                 if "png" not in (await self.spec(task.environment)).render_modes:
-                    raise NotPossible(f"{task.environment} draws no pictures.")
+                    raise Impossible(f"{task.environment} draws no pictures.")
                 try:
                     self._frames[key] = await draw_path(await self.fleet(), _path(episode, task, reseedings or {}))
                 except ReplayDiverged as error:
-                    raise NotPossible(str(error)) from None
+                    raise Impossible(str(error)) from None
             while len(self._frames) > MOST_FRAMES:
                 self._frames.popitem(last=False)
             return self._frames[key]
@@ -448,7 +448,7 @@ def _begin(session: Session, spec: pb.EnvironmentSpec, options: Mapping[str, Any
 
 def _path(episode: Episode, task: Task, reseedings: Reseedings) -> EpisodePath:
     if episode.begun_at:
-        raise NotPossible("The environment's expert began this episode, but its moves are not in the record.")
+        raise Impossible("The environment's expert began this episode, but its moves are not in the record.")
     return replace(task, limits=task.limits or UNLIMITED).path(episode, reseedings=reseedings)
 
 
@@ -487,16 +487,16 @@ def _program(turns: Sequence[Sequence[Action]]) -> str:
 
 
 def parse(text: str, spec: pb.EnvironmentSpec) -> Action:
-    """Parse a typed action: a tool's name with its arguments as JSON, or else text. Raises NotPossible."""
+    """Parse a typed action: a tool's name with its arguments as JSON, or else text. Raises Impossible."""
     name, _, remainder = text.partition(" ")
     if not any(tool.name == name for tool in spec.action_space.tools):
         return text
     try:
         arguments = json.loads(remainder.strip() or "{}")
     except ValueError as error:
-        raise NotPossible(f"The arguments of {name} are not JSON: {error}") from None
+        raise Impossible(f"The arguments of {name} are not JSON: {error}") from None
     if not isinstance(arguments, dict):
-        raise NotPossible(f"The arguments of {name} are not a JSON object.")
+        raise Impossible(f"The arguments of {name} are not a JSON object.")
     return ToolCall(name, arguments)
 
 

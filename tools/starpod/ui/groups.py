@@ -20,7 +20,7 @@ from starpod.trainer.data.episode import Group
 from starpod.trainer.data.files import BadEpisodes, read_episodes
 from starpod.trainer.data.updates import Verdict, read_verdicts, update_file
 from starpod.ui.episodes import KINDS, episode_link, picture_link
-from starpod.ui.page import Site, number, render
+from starpod.ui.page import LiveSite, number, render
 from starpod.ui.reading import load_episode, mapping
 
 NAMED = 4
@@ -74,7 +74,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Branch:
+class MemberBranch:
     """Members that took the same actions at a turn and then saw the same state."""
 
     actions: str
@@ -101,7 +101,7 @@ class Parting:
 
     turn: int
     """Number of the turn that follows the state."""
-    branches: list[Branch]
+    branches: list[MemberBranch]
 
     @property
     def shown(self) -> Member:
@@ -110,7 +110,7 @@ class Parting:
         return min(members, key=lambda member: member.parent is not None)
 
 
-def group_page(site: Site, request: Request, drawn: bytes | None) -> Response:
+def group_page(site: LiveSite, request: Request, drawn: bytes | None) -> Response:
     """Show the members of a group as a tree of their actions, and side by side.
 
     drawn: the group's first picture, as in `with_pictures`; None: the page has no pictures.
@@ -151,9 +151,9 @@ def part_ways(members: Sequence[Member]) -> list[Parting]:
     return partings
 
 
-def _branches(members: Sequence[Member], turn: int) -> list[Branch]:
+def _branches(members: Sequence[Member], turn: int) -> list[MemberBranch]:
     """Split members that were alike until a turn into branches, and note this in their `actions` and `marks`."""
-    branches: list[Branch] = []
+    branches: list[MemberBranch] = []
     for actions, states in _group_by_actions(members, turn).items():
         peers = [member for group in states.values() for member in group]
         for index, group in enumerate(states.values(), 1):
@@ -165,7 +165,7 @@ def _branches(members: Sequence[Member], turn: int) -> list[Branch]:
                     member.mark(turn, "another action", _without(members, peers), peers)
                 if suffix:
                     member.mark(turn + 1, "another state", _without(peers, group), group)
-            branches.append(Branch(actions + suffix, group, turn))
+            branches.append(MemberBranch(actions + suffix, group, turn))
     return branches
 
 

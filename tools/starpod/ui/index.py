@@ -133,7 +133,7 @@ class Curve:
     tokens: dict[int, float] = field(default_factory=dict)
 
 
-class Index:
+class RunIndex:
     """The database of a folder of runs. Any thread may use it, because each call opens a new connection.
 
     If its file cannot be written, the index is kept in memory and `problem` says so.

@@ -20,7 +20,7 @@ from starpod.report.curves import smooth, spread
 from starpod.trainer.data.untrusted import open_regular, read_json
 from starpod.trainer.diagnostics.metrics import spent_in
 from starpod.trainer.output.words import evaluation_after_best, missing_result, standing_warnings
-from starpod.ui.index import MOST_PARTS, POINTS, Index, episode_id, run_word
+from starpod.ui.index import MOST_PARTS, POINTS, RunIndex, episode_id, run_word
 from starpod.ui.reading import (
     DAMAGED,
     MOST_PROBLEMS,
@@ -62,7 +62,7 @@ class Indexer(threading.Thread):
         changes: number of changes to any run so far.
     """
 
-    def __init__(self, index: Index, *, seconds: float = 1.0) -> None:
+    def __init__(self, index: RunIndex, *, seconds: float = 1.0) -> None:
         super().__init__(name="starpod-indexer", daemon=True)
         self.problem = ""
         self.progress = ""

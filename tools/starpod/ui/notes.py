@@ -14,14 +14,14 @@ from starlette.responses import RedirectResponse, Response
 from starpod.trainer.output.files import CannotWrite, write_atomic
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.ui.fleet import posted
-from starpod.ui.page import Site, run_link
-from starpod.ui.policies import NotPossible
+from starpod.ui.page import LiveSite, run_link
+from starpod.ui.policies import Impossible
 from starpod.ui.reading import LONGEST_NOTE, LONGEST_TAG, MOST_TAGS
 
 _writing = threading.Lock()
 
 
-async def save_notes(site: Site, request: Request) -> Response:
+async def save_notes(site: LiveSite, request: Request) -> Response:
     """Save the tags and the note from the form of a run's page."""
     form = await posted(site, request, "notes")
     path, note = form.get("run", ""), form.get("note", "").replace("\r\n", "\n").strip()
@@ -36,12 +36,12 @@ async def save_notes(site: Site, request: Request) -> Response:
     return RedirectResponse(run_link(path), 303)
 
 
-def _write(site: Site, path: str, text: str) -> None:
-    """Write the notes of a run. Raises HTTPException 404, NotPossible."""
+def _write(site: LiveSite, path: str, text: str) -> None:
+    """Write the notes of a run. Raises HTTPException 404, Impossible."""
     site.run(path)
     file: Path = RunFolder(site.folder(path)).notes
     try:
         with _writing:
             write_atomic(file, text)
     except CannotWrite as error:
-        raise NotPossible(f"{file} cannot be written: {error.strerror}.") from None
+        raise Impossible(f"{file} cannot be written: {error.strerror}.") from None

@@ -23,7 +23,7 @@ from starpod.report.site import Guard
 from starpod.report.tree import Continuation, draw_tree
 from starpod.ui.continuing import Branches, Continuing
 from starpod.ui.games import Games
-from starpod.ui.index import Index
+from starpod.ui.index import RunIndex
 from starpod.ui.indexer import Indexer
 from starpod.ui.reading import find_run
 
@@ -32,10 +32,10 @@ BIGGEST = 2**53
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class LiveSite:
     """The index, live sessions and form tokens that pages use."""
 
-    index: Index
+    index: RunIndex
     indexer: Indexer
     continuing: Continuing | None = None
     guard: Guard = field(default_factory=Guard)
@@ -64,7 +64,7 @@ class Site:
         return [text for text in (self.index.problem, self.indexer.problem, self.indexer.progress) if text]
 
 
-def render(template: str, *, status: int = 200, site: Site | None = None, **fields: Any) -> Response:
+def render(template: str, *, status: int = 200, site: LiveSite | None = None, **fields: Any) -> Response:
     """Render a template. If `site` is given, the page shows the site's notices and links to its servers."""
     notices = site.notices() if site else []
     page = (

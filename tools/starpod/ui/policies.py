@@ -31,7 +31,7 @@ Earlier turns are also presented to these models as if they had played them.
 """
 
 
-class NotPossible(Exception):
+class Impossible(Exception):
     """Raised if a request cannot be carried out. The message says why; nothing has changed."""
 
 
@@ -41,7 +41,7 @@ class _Loaded:
     users: int = 0
 
 
-class Policies:
+class SitePolicies:
     """Makes agents that continue episodes.
 
     endpoints: URL and model of each endpoint that may be used. Pages cannot name others.
@@ -77,7 +77,7 @@ class Policies:
     ) -> AsyncIterator[Callable[[Session, Episode], Agent]]:
         """Yield a function that makes the agent of a session. The agent knows the turns played before.
 
-        Raises NotPossible if the policy cannot be used, or if an agent refuses to act inside the `with` block.
+        Raises Impossible if the policy cannot be used, or if an agent refuses to act inside the `with` block.
         """
         names = tuple(spec.action_space.names)
 
@@ -93,7 +93,7 @@ class Policies:
             def informed(session: Session, episode: Episode) -> Agent:
                 agent = agents.agent(session, Task(spec.id, actions=names, name=episode.task), episode.group)
                 if type(agent).recall is Agent.recall:
-                    raise NotPossible("The run uses a conversation script: its policy cannot continue turns of others.")
+                    raise Impossible("The run uses a conversation script: its policy cannot continue turns of others.")
                 agent.recall(episode)
                 return agent
 
@@ -103,7 +103,7 @@ class Policies:
     async def agents(self, policy: str, run: Path | None) -> AsyncIterator[Agents]:
         """Yield the agents of a checkpoint or an endpoint. Unused ones stay loaded until others are requested.
 
-        Raises NotPossible if the policy cannot be used, or if an agent refuses within the context.
+        Raises Impossible if the policy cannot be used, or if an agent refuses within the context.
         """
         key: Path | str = policy if policy in self._endpoints else self._checkpoint(policy, run)
         async with self._loading:
@@ -114,7 +114,7 @@ class Policies:
         try:
             yield loaded.agents
         except AgentRefused as error:
-            raise NotPossible(f"The policy cannot continue: {error}") from None
+            raise Impossible(f"The policy cannot continue: {error}") from None
         finally:
             loaded.users -= 1
             await self._release()
@@ -129,16 +129,16 @@ class Policies:
             await self._loaded.pop(key).agents.close()
 
     def _checkpoint(self, policy: str, run: Path | None) -> Path:
-        """Return the folder of a checkpoint. Raises NotPossible."""
+        """Return the folder of a checkpoint. Raises Impossible."""
         if run is None:
-            raise NotPossible("This session does not come from an episode of a run, so no checkpoint can continue it.")
+            raise Impossible("This session does not come from an episode of a run, so no checkpoint can continue it.")
         name = policy.removeprefix(f"{CHECKPOINT}-")
         if not any(checkpoint["name"] == name for checkpoint in checkpoints(run)):
-            raise NotPossible(f"The run has no checkpoint {name} any more: choose another.")
+            raise Impossible(f"The run has no checkpoint {name} any more: choose another.")
         return run / "checkpoints" / name
 
     def _load(self, key: Path | str) -> Agents:
-        """Load the agents of a checkpoint's folder or an endpoint's name. Raises NotPossible."""
+        """Load the agents of a checkpoint's folder or an endpoint's name. Raises Impossible."""
         try:
             if isinstance(key, Path):
                 from starpod.trainer.agents.pretrained import PretrainedAgents  # with torch, in the extra `trainer`
@@ -149,6 +149,6 @@ class Policies:
             url, model = self._endpoints[key]
             return ChatAgents(model, base_url=url)
         except ImportError as error:
-            raise NotPossible(f"It cannot continue here: the package {error.name} is not installed.") from None
+            raise Impossible(f"It cannot continue here: the package {error.name} is not installed.") from None
         except AgentRefused as error:
-            raise NotPossible(f"It cannot continue here: {error}") from None
+            raise Impossible(f"It cannot continue here: {error}") from None

@@ -13,7 +13,7 @@ from starpod.report.curves import spread
 from starpod.trainer.commands.train import commands
 from starpod.trainer.output.run_page import run_values
 from starpod.ui.compare import MOST
-from starpod.ui.page import Site, number, query, render
+from starpod.ui.page import LiveSite, number, query, render
 from starpod.ui.reading import checkpoints, doing_of, mapping, objects, read_notes, shown_text
 
 SHOWN_RUNS = 200
@@ -31,7 +31,7 @@ SORTS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
 """Sort keys of the list. The default is newest first, which also breaks ties."""
 
 
-def runs_page(site: Site, request: Request) -> Response:
+def runs_page(site: LiveSite, request: Request) -> Response:
     """List all runs, or those with a given status or a given text in their path, title or tags."""
     all_runs = site.index.runs()
     choice, text = request.query_params.get("status", ""), request.query_params.get("text", "").strip()
@@ -55,7 +55,7 @@ def runs_page(site: Site, request: Request) -> Response:
     )  # fmt: skip
 
 
-def run_page(site: Site, request: Request) -> Response:
+def run_page(site: LiveSite, request: Request) -> Response:
     """Show one run: its progress, curves, checkpoints, configuration and provenance."""
     run = site.run(request.path_params["path"])
     folder = site.folder(run["path"])

@@ -14,7 +14,7 @@ from starpod.trainer.configuration.seeds import SeedsConfig
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import append_line
 from starpod.ui.games import Game, Games, close
-from starpod.ui.policies import NotPossible
+from starpod.ui.policies import Impossible
 from starpod.ui.reading import mapping
 
 KINDS = ("demonstrations", "starts")
@@ -64,9 +64,9 @@ def held_out(seed: int, run: Path | None) -> tuple[str, int]:
 
 
 async def save(games: Games, folder: Path, kind: str, game: Game) -> None:
-    """Save a game's turns as a demonstration, or its current state as a start state. Raises NotPossible."""
+    """Save a game's turns as a demonstration, or its current state as a start state. Raises Impossible."""
     if not game.turns:
-        raise NotPossible("There is no turn to save yet.")
+        raise Impossible("There is no turn to save yet.")
     if kind == "starts":
         line = game.as_start().to_line()
     typed = bool(game.spec.action_space.tools)
@@ -79,7 +79,7 @@ async def save(games: Games, folder: Path, kind: str, game: Game) -> None:
 
 
 def save_demonstration(folder: Path, episode: Episode, run: Path | None) -> None:
-    """Add an episode to the demonstrations of its environment. run: run of the original episode. Raises NotPossible."""
+    """Add an episode to the demonstrations of its environment. run: run of the original episode. Raises Impossible."""
     with _saving:
         # Demonstrations are numbered by their position in the file, like the groups of a run.
         collection = saved(folder, "demonstrations", episode.environment)
@@ -91,7 +91,7 @@ def save_demonstration(folder: Path, episode: Episode, run: Path | None) -> None
 def _append(folder: Path, kind: str, episode: Episode, run: Path | None, line: str) -> None:
     owner, free_seed = held_out(episode.seed, run)
     if owner:
-        raise NotPossible(
+        raise Impossible(
             f"Seed {episode.seed} is held out by {owner}: a run would refuse the whole file. Play from another seed, "
             f"such as {free_seed}, and save that."
         )
@@ -101,19 +101,19 @@ def _append(folder: Path, kind: str, episode: Episode, run: Path | None, line: s
         with _saving:
             append_line(path, line)
     except OSError as error:
-        raise NotPossible(f"{path} cannot be written: {error.strerror or error}") from None
+        raise Impossible(f"{path} cannot be written: {error.strerror or error}") from None
 
 
 async def _confirm(games: Games, game: Game, *, typed: bool) -> None:
     """Replay a game's turns as a run would, from its seeds and with texts as actions.
 
-    typed: whether the player sent tool calls. Raises NotPossible if the observations differ.
+    typed: whether the player sent tool calls. Raises Impossible if the observations differ.
     """
     if game.copied:
-        raise NotPossible("This is a copy of another's session, whose history is unknown.")
+        raise Impossible("This is a copy of another's session, whose history is unknown.")
     try:
         replay = await games.replay(game.episode, game.task, len(game.turns))
-    except NotPossible as error:
+    except Impossible as error:
         cause = "calls of tools that are sent as texts" if typed else "these actions and its seeds"
-        raise NotPossible(f"A run would not reach this state with {cause}: {error}") from None
+        raise Impossible(f"A run would not reach this state with {cause}: {error}") from None
     await close([replay.session])

@@ -10,16 +10,16 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from starpod.ui.continuing import COUNTS, Branch, Branches, Continuing, TurnValues
+from starpod.ui.continuing import COUNTS, Branches, Continuing, PlayedBranch, TurnValues
 from starpod.ui.fleet import continuation, continuing_of, named_episode, posted, to_game
 from starpod.ui.games import remarks
-from starpod.ui.page import Site, continuation_link, query, render
+from starpod.ui.page import LiveSite, continuation_link, query, render
 from starpod.ui.policies import CHECKPOINT
 from starpod.ui.saving import held_out, save_demonstration, saved
 from starpod.v1.serving import parse_whole
 
 
-async def start_job(site: Site, request: Request) -> Response:
+async def start_job(site: LiveSite, request: Request) -> Response:
     """Start continuations from each turn of an episode. Their page fills while they are played."""
     form = await posted(site, request, "fork")
     episode, task, link = named_episode(site, form)
@@ -36,13 +36,13 @@ def job_link(job: TurnValues) -> str:
     return f"/turns/{quote(job.id)}"
 
 
-async def jobs_page(site: Site, request: Request) -> Response:
+async def jobs_page(site: LiveSite, request: Request) -> Response:
     """List the jobs that run, wait or have ended, newest first."""
     jobs = continuing_of(site).jobs()
     return render("jobs.html", site=site, jobs=jobs, job_link=job_link, live=any(not job.done for job in jobs))
 
 
-async def job_page(site: Site, request: Request) -> Response:
+async def job_page(site: LiveSite, request: Request) -> Response:
     """Show the success of continuations from each turn of an episode, while they are played and afterwards."""
     job = continuing_of(site).job(request.path_params["job"])
     verdict, worst_turn = _verdict(job) if job.done and job.trees else ("", -1)
@@ -52,7 +52,7 @@ async def job_page(site: Site, request: Request) -> Response:
     )  # fmt: skip
 
 
-async def job_action(site: Site, request: Request) -> Response:
+async def job_action(site: LiveSite, request: Request) -> Response:
     """Stop a job."""
     await posted(site, request, "turns")
     continuing = continuing_of(site)
@@ -89,7 +89,7 @@ def _verdict(job: TurnValues) -> tuple[str, int]:
 # --- one continuation -------------------------------------------------------------------------------------------------
 
 
-async def continuation_page(site: Site, request: Request) -> Response:
+async def continuation_page(site: LiveSite, request: Request) -> Response:
     """Show a continuation turn by turn, from the start of its episode."""
     continuing = continuing_of(site)
     tree, number, branch = _find_branch(continuing, request)
@@ -103,7 +103,7 @@ async def continuation_page(site: Site, request: Request) -> Response:
     )  # fmt: skip
 
 
-async def continuation_picture(site: Site, request: Request) -> Response:
+async def continuation_picture(site: LiveSite, request: Request) -> Response:
     """Return a picture of the state before a turn of a continuation, drawn by the server."""
     continuing = continuing_of(site)
     tree, number, branch = _find_branch(continuing, request)
@@ -116,7 +116,7 @@ async def continuation_picture(site: Site, request: Request) -> Response:
     return Response(frames[turn], media_type="image/png")
 
 
-async def continuation_action(site: Site, request: Request) -> Response:
+async def continuation_action(site: LiveSite, request: Request) -> Response:
     """Open a live session in the state before a turn of a continuation, or save the continuation as a demonstration."""
     form = await posted(site, request, "continuation")
     continuing = continuing_of(site)
@@ -134,8 +134,8 @@ async def continuation_action(site: Site, request: Request) -> Response:
             raise HTTPException(404)
 
 
-def _find_branch(continuing: Continuing, request: Request) -> tuple[Branches, int, Branch]:
-    """Return the set, the number and the continuation that an address names. Raises NotPossible, HTTPException."""
+def _find_branch(continuing: Continuing, request: Request) -> tuple[Branches, int, PlayedBranch]:
+    """Return the set, the number and the continuation that an address names. Raises Impossible, HTTPException."""
     number = parse_whole(request.path_params["number"], max(COUNTS))
     if number is None:
         raise HTTPException(404)

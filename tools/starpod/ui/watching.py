@@ -16,7 +16,7 @@ from starpod.client.connection import RENDER, RENEW, SNAPSHOT
 from starpod.client.connection.calls import STEP
 from starpod.client.pool.replica import Replica
 from starpod.ui.games import LEASE_SECONDS
-from starpod.ui.policies import NotPossible
+from starpod.ui.policies import Impossible
 from starpod.v1 import environment_pb2 as pb
 
 SECONDS = 10.0
@@ -57,7 +57,7 @@ async def round_trips(fleet: Fleet) -> dict[str, float]:
 
 
 async def look(fleet: Fleet, session: str) -> Look:
-    """Return the state of a session. This renews its lease, but changes nothing. Raises NotPossible, StarpodError."""
+    """Return the state of a session. This renews its lease, but changes nothing. Raises Impossible, StarpodError."""
     replica = await _find(fleet, session)
     spec, position = None, None
     with suppress(Unsupported, BadArgument):
@@ -73,7 +73,7 @@ async def look(fleet: Fleet, session: str) -> Look:
 async def act(fleet: Fleet, session: str, place: tuple[int, int], actions: list[str]) -> None:
     """Play a turn in a session. The owner's next turn is then refused as out of order.
 
-    place: epoch and step index of the turn. Raises NotPossible, StarpodError.
+    place: epoch and step index of the turn. Raises Impossible, StarpodError.
     """
     replica = await _find(fleet, session)
     request = pb.StepRequest(session_id=session, epoch=place[0], step_index=place[1])
@@ -82,12 +82,12 @@ async def act(fleet: Fleet, session: str, place: tuple[int, int], actions: list[
 
 
 async def copy(fleet: Fleet, session: str) -> Session:
-    """Open a copy of a session, unnoticed by its owner. Raises NotPossible, StarpodError."""
+    """Open a copy of a session, unnoticed by its owner. Raises Impossible, StarpodError."""
     replica = await _find(fleet, session)
     try:
         reply = await replica.call(SNAPSHOT, pb.SnapshotRequest(session_id=session), _until(fleet))
     except Unsupported:
-        raise NotPossible("The environment has no snapshots, so its sessions cannot be copied.") from None
+        raise Impossible("The environment has no snapshots, so its sessions cannot be copied.") from None
     return await fleet.restore(Snapshot.from_proto(reply.snapshot), want=Want(), lease_seconds=LEASE_SECONDS)
 
 
@@ -98,7 +98,7 @@ async def _find(fleet: Fleet, session: str) -> Replica:
             answer = await replica.call(RENEW, pb.RenewRequest(session_ids=[session]), _until(fleet))
             if not answer.missing:
                 return replica
-    raise NotPossible("None of the servers has this session: it was closed, its lease ran out, or the id is another.")
+    raise Impossible("None of the servers has this session: it was closed, its lease ran out, or the id is another.")
 
 
 async def _render(fleet: Fleet, replica: Replica, session: str, mode: str) -> bytes | None:
@@ -106,7 +106,7 @@ async def _render(fleet: Fleet, replica: Replica, session: str, mode: str) -> by
         request = pb.RenderRequest(session_id=session, mode=mode)
         return (await replica.call(RENDER, request, _until(fleet))).data
     except UnknownSession:
-        raise NotPossible("The session has ended.") from None
+        raise Impossible("The session has ended.") from None
     except StarpodError:
         return None
 

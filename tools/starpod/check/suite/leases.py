@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 import grpc
 
 from starpod.check.expectations import TooBusy, Unmet, expect, expect_same
-from starpod.check.grpc_connection import StreamConnection, columns_of, open_stream
+from starpod.check.grpc_connection import CheckStream, columns_of, open_stream
 from starpod.check.probe import Handle, Probe
 from starpod.check.refusal import Refusal, from_error, from_status
 from starpod.check.requirement import must
@@ -112,7 +112,7 @@ async def _outlives_lease(probe: Probe, lease: float) -> bool:
 
 
 def _calls(
-    probe: Probe, streams: Sequence[StreamConnection], call_ids: Iterator[int]
+    probe: Probe, streams: Sequence[CheckStream], call_ids: Iterator[int]
 ) -> dict[str, Callable[[Handle], Awaitable[Refusal | None]]]:
     """Return ways to call a session, by name. Each makes the call and returns its error, if any.
 

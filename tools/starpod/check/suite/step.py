@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc
 
-from starpod.check.expectations import Broken, Unmet, expect, expect_played, expect_same
+from starpod.check.expectations import BrokenCall, Unmet, expect, expect_played, expect_same
 from starpod.check.probe import Handle, Probe, Turn
 from starpod.check.refusal import from_error
 from starpod.check.requirement import must
@@ -207,7 +207,7 @@ async def _expect_place_reported(probe: Probe, what: str, request: pb.StepReques
 async def _gather_replies(calls: Any, what: str, fix: str) -> list[Any]:
     """Return the replies of calls sent at the same time. Raise Unmet if one of them is refused."""
     replies = await asyncio.gather(*calls, return_exceptions=True)
-    if broken_replies := [reply for reply in replies if isinstance(reply, Broken)]:
+    if broken_replies := [reply for reply in replies if isinstance(reply, BrokenCall)]:
         raise broken_replies[0]
     for reply in replies:
         if isinstance(reply, grpc.aio.AioRpcError):

@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from starpod.check.expectations import expect, expect_played, expect_same, needs
-from starpod.check.grpc_connection import StreamConnection, columns_of, open_stream
+from starpod.check.grpc_connection import CheckStream, columns_of, open_stream
 from starpod.check.probe import NONSENSE, Handle, Probe, Script, Turn
 from starpod.check.refusal import from_status
 from starpod.check.requirement import must
@@ -50,7 +50,7 @@ async def one_reply(probe: Probe) -> None:
         expect(not repeated_ids, "one reply to each call", f"several to {repeated_ids}")
 
 
-async def _expect_copies(probe: Probe, stream: StreamConnection, handle: Handle) -> list[int]:
+async def _expect_copies(probe: Probe, stream: CheckStream, handle: Handle) -> list[int]:
     """Send Fork, Snapshot and Restore if the environment has them, and return the ids of these calls."""
     capabilities, replies = probe.spec.capabilities, []
     if capabilities.fork:

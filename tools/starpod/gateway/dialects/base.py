@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
-from starpod.gateway.requests import Answer, Ask, Refused
+from starpod.gateway.requests import Answer, Ask, Rejected
 
 PIECE = 256
 """Maximum number of characters of text in one event."""
@@ -18,7 +18,7 @@ class Dialect(Protocol):
     path: str
 
     def read(self, body: Mapping[str, Any]) -> Ask:
-        """Parse the body of a request. Raise Refused if it is invalid or not supported."""
+        """Parse the body of a request. Raise Rejected if it is invalid or not supported."""
 
     def write(self, ask: Ask, answer: Answer) -> dict[str, Any]:
         """Return the body of the response for a reply."""
@@ -26,10 +26,10 @@ class Dialect(Protocol):
     def events(self, ask: Ask, answer: Answer) -> Iterator[bytes]:
         """Yield the server-sent events of a reply."""
 
-    def failure(self, refusal: Refused) -> dict[str, Any]:
+    def failure(self, refusal: Rejected) -> dict[str, Any]:
         """Return the body of an error response."""
 
-    def failure_event(self, refusal: Refused) -> bytes:
+    def failure_event(self, refusal: Rejected) -> bytes:
         """Return the event for an error in a stream that has begun."""
 
 

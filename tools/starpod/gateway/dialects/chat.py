@@ -9,10 +9,10 @@ from starpod.gateway.dialects.base import event, pieces
 from starpod.gateway.requests import (
     Answer,
     Ask,
-    Call,
     Choice,
     Message,
-    Refused,
+    Rejected,
+    ReplyCall,
     Role,
     bad_request,
     choice_of,
@@ -108,11 +108,11 @@ class ChatCompletions:
             yield event({**head, "choices": [], "usage": _write_usage(answer)})
         yield event("[DONE]")
 
-    def failure(self, refusal: Refused) -> dict[str, Any]:
+    def failure(self, refusal: Rejected) -> dict[str, Any]:
         kind = "invalid_request_error" if refusal.status < 500 else "server_error"
         return {"error": {"message": str(refusal), "type": kind, "param": None, "code": refusal.code}}
 
-    def failure_event(self, refusal: Refused) -> bytes:
+    def failure_event(self, refusal: Rejected) -> bytes:
         return event(self.failure(refusal))
 
     def _head(self, ask: Ask, answer: Answer, kind: str) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def _parse_message(value: Mapping[str, Any]) -> Message:
     calls = []
     for call in objects(value, "tool_calls"):
         function = field(call, "function", dict, {})
-        calls.append(Call(field(function, "name", str, ""), field(function, "arguments", str, "{}")))
+        calls.append(ReplyCall(field(function, "name", str, ""), field(function, "arguments", str, "{}")))
     return Message(role, text, tuple(calls))
 
 
@@ -140,7 +140,7 @@ def _parse_tool(value: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"type": "function", "function": fields}
 
 
-def _write_call(call: Call) -> dict[str, Any]:
+def _write_call(call: ReplyCall) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 

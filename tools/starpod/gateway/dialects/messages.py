@@ -10,10 +10,10 @@ from starpod.gateway.dialects.base import event, pieces
 from starpod.gateway.requests import (
     Answer,
     Ask,
-    Call,
     Choice,
     Message,
-    Refused,
+    Rejected,
+    ReplyCall,
     bad_request,
     choice_of,
     count,
@@ -90,11 +90,11 @@ class Messages:
         yield _event("message_delta", delta=_stop_reason(answer), usage={"output_tokens": answer.reply_tokens})
         yield _event("message_stop")
 
-    def failure(self, refusal: Refused) -> dict[str, Any]:
+    def failure(self, refusal: Rejected) -> dict[str, Any]:
         kind = _ERRORS.get(refusal.status, "invalid_request_error" if refusal.status < 500 else "api_error")
         return {"type": "error", "error": {"type": kind, "message": str(refusal)}, "request_id": None}
 
-    def failure_event(self, refusal: Refused) -> bytes:
+    def failure_event(self, refusal: Rejected) -> bytes:
         return event(self.failure(refusal), "error")
 
     def _head(self, ask: Ask, answer: Answer) -> dict[str, Any]:
@@ -110,13 +110,13 @@ def _parse_message(value: Mapping[str, Any]) -> list[Message]:
         return [Message(role, text_of(content, (), f"the message of role {role}"))]
     messages: list[Message] = []
     texts: list[str] = []
-    calls: list[Call] = []
+    calls: list[ReplyCall] = []
     for block in content:
         kind = block.get("type") if isinstance(block, dict) else type(block).__name__
         if kind == "text":
             texts.append(part_text(block))
         elif kind == "tool_use" and role == "assistant":
-            calls.append(Call(field(block, "name", str, ""), json.dumps(field(block, "input", dict, {}))))
+            calls.append(ReplyCall(field(block, "name", str, ""), json.dumps(field(block, "input", dict, {}))))
         elif kind == "tool_result" and role == "user":
             messages.append(Message("tool", text_of(block.get("content"), ("text",), "a tool_result")))
         elif kind not in ("thinking", "redacted_thinking"):

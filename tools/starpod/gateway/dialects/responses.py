@@ -10,9 +10,9 @@ from starpod.gateway.dialects.chat import CHOICES, ChatCompletions
 from starpod.gateway.requests import (
     Answer,
     Ask,
-    Call,
     Message,
-    Refused,
+    Rejected,
+    ReplyCall,
     Role,
     bad_request,
     choice_of,
@@ -110,10 +110,10 @@ class Responses:
         response = self.write(ask, answer)
         yield numbered_event(f"response.{response['status']}", response=response)
 
-    def failure(self, refusal: Refused) -> dict[str, Any]:
+    def failure(self, refusal: Rejected) -> dict[str, Any]:
         return ChatCompletions().failure(refusal)
 
-    def failure_event(self, refusal: Refused) -> bytes:
+    def failure_event(self, refusal: Rejected) -> bytes:
         # Only comments were sent before, so this is the first event.
         values = {"type": "error", "sequence_number": 0, "code": refusal.code, "message": str(refusal), "param": None}
         return event(values, "error")
@@ -128,7 +128,7 @@ def _parse_items(items: list[dict[str, Any]]) -> list[Message]:
         if kind == "function_call_output":
             messages.append(Message("tool", text_of(item.get("output"), _PARTS, "a function_call_output")))
         elif kind == "function_call":
-            call = Call(field(item, "name", str, ""), field(item, "arguments", str, "{}"))
+            call = ReplyCall(field(item, "name", str, ""), field(item, "arguments", str, "{}"))
             _append_reply(messages, Message("assistant", "", (call,)))
         elif kind == "message" and (role := _ROLES.get(str(item.get("role")))) is not None:
             message = Message(role, text_of(item.get("content"), _PARTS, f"the message of role {role}"))
