@@ -17,7 +17,9 @@ from starpod.trainer.learner import Learner
 from starpod.trainer.models.config import ModelConfig, TinyConfig
 from starpod.trainer.models.policies import Policies
 from starpod.trainer.models.policy import Policy, Scores, build_policy
-from starpod.trainer.parallel.ranks import Parallel, whole
+from starpod.trainer.parallel import sharding
+from starpod.trainer.parallel.ranks import Parallel
+from starpod.trainer.parallel.sharding import whole
 from starpod.trainer.update import PolicyTrainer
 from tests.trainer.tiny_learner import VERSION, group_of
 
@@ -53,7 +55,7 @@ def gathered(state: dict[str, Tensor]) -> dict[str, Tensor]:
 def train(parallel: Parallel, folder: Path, resume: Path | None = None) -> dict[str, Any]:
     """Four steps, or the last two of them, with a checkpoint after the second. What can be compared, on rank 0."""
     model = make_policy()
-    parallel.shard(model)
+    sharding.shard(model, parallel.world, parallel.device)
     optimizer = torch.optim.AdamW(
         [{"params": model.model.parameters(), "lr": 0.02}, {"params": model.critic_parameters(), "lr": 0.1}],
         weight_decay=0.01,
@@ -63,9 +65,9 @@ def train(parallel: Parallel, folder: Path, resume: Path | None = None) -> dict[
     if resume is not None:
         loaded = load_checkpoint(resume)
         first = loaded.step
-        parallel.load_full_state_dict(model, loaded.tensors["model"])
+        sharding.load_full_state_dict(model, loaded.tensors["model"])
         state = unflatten_optimizer(loaded.tensors["optimizer"], loaded.state["optimizer"])
-        parallel.load_optimizer_state(model, optimizer, state)
+        sharding.load_optimizer_state(model, optimizer, state)
     losses, norms, critic_norms = [], [], []
     for step in range(first, STEPS):
         blocks = blocks_of(step)
@@ -81,17 +83,17 @@ def train(parallel: Parallel, folder: Path, resume: Path | None = None) -> dict[
             loss = ((scores.values_N - 1).square() - scores.logprobs_N).sum() / count * mine
             loss.backward()
             total += loss.detach()
-        norms.append(float(parallel.clip_grad_norm(model.trained_parameters(), 1.0)))
-        critic_norms.append(float(parallel.clip_grad_norm(model.critic_parameters(), 1.0)))
+        norms.append(float(sharding.clip_grad_norm(model.trained_parameters(), 1.0)))
+        critic_norms.append(float(sharding.clip_grad_norm(model.critic_parameters(), 1.0)))
         optimizer.step()
         losses.append(float(parallel.sum(total)))
         if step + 1 == HALF:
-            tensors, values = flatten_optimizer(parallel.optimizer_state(model, optimizer))
-            weights = parallel.state_dict(model)
+            tensors, values = flatten_optimizer(sharding.optimizer_state(model, optimizer))
+            weights = sharding.state_dict(model)
             checkpoints.save(step + 1, {"model": weights, "optimizer": tensors}, {"optimizer": values})
     replica = make_policy()
-    parallel.copy_weights(model, replica)
-    weights = gathered(parallel.state_dict(model))
+    sharding.copy_weights(model, replica)
+    weights = gathered(sharding.state_dict(model))
     assert all(torch.equal(replica.state_dict()[name], tensor) for name, tensor in weights.items())
     return {
         "losses": losses,
@@ -106,7 +108,7 @@ def adapt(parallel: Parallel, base: Path, dtype: str) -> dict[str, Any]:
     values = {"name": str(base), "lora": {"rank": 2}, "dtype": dtype, "base_dtype": dtype}
     policy = build_policy(ModelConfig.model_validate(values), texts=None, critic="shared", seed=0)
     groups = [group_of(policy, number, (1.0, 0.0, 0.5)) for number in range(2)]
-    parallel.shard(policy)
+    sharding.shard(policy, parallel.world, parallel.device)
     algorithm = AlgorithmConfig.model_validate({"preset": "starpo-ppo", "kl": {"where": "loss", "coefficient": 0.1}})
     # Epsilon keeps Adam from making steps of rounding errors.
     optimizer = OptimizerConfig(lr=1.0, critic_lr=1.0, eps=1.0)
@@ -147,14 +149,14 @@ def team(parallel: Parallel) -> dict[str, Any]:
     algorithm = AlgorithmConfig.model_validate({"preset": "dapo", "advantage": "dr_mas"})
     trainers = {}
     for agent, own in policy.by_agent.items():
-        parallel.shard(own)
+        sharding.shard(own, parallel.world, parallel.device)
         trainers[agent] = PolicyTrainer(own, algorithm, OptimizerConfig(lr=1.0, eps=1.0), parallel, max_length=64)
     learner = Learner(trainers)
     learner.learn(groups, version=VERSION - 1)
     metrics = learner.learn(groups, version=VERSION - 1)
     metrics |= learner.gradients(groups, version=VERSION - 1, buckets=1)
     replica = Policies.of(tuple(policy.by_agent), make_policy())
-    parallel.copy_weights(policy.model, replica.model)
+    sharding.copy_weights(policy.model, replica.model)
     state = gathered(learner.policy_state())
     assert all(
         torch.equal(tensor, split_parts(state)[agent][name])

@@ -23,7 +23,7 @@ from starpod.trainer.models.config import LoraConfig, ModelConfig, ModelError, T
 from starpod.trainer.models.policies import Policies, policy_of
 from starpod.trainer.models.policy import Policy, build_policy, load_policy
 from starpod.trainer.output.run_folder import RunFolder
-from starpod.trainer.parallel.ranks import Parallel
+from starpod.trainer.parallel import sharding
 from tests.trainer.chat_templates import tokenizer
 
 TEXTS = ["The goal is at (2, 3). Left || Right", "a hole is below you"]
@@ -48,7 +48,7 @@ def save(run: Path, policy: Policy, step: int, score: float | None = None) -> Pa
         "sampling": {"temperature": 0.7},
     }
     checkpoints = Checkpoints(run / "checkpoints", CheckpointConfig(keep=9))
-    state = Parallel().state_dict(policy, without=policy.frozen())
+    state = sharding.state_dict(policy, without=policy.frozen())
     return checkpoints.save(step, {"policy": state}, {"config": config}, score=score)
 
 
@@ -223,7 +223,7 @@ def test_each_agents_adapters_are_its_own_on_a_model_that_they_share(run, tmp_pa
     policy = Policies.of(("solver", "verifier"), build_policy(config, texts=None, critic="none", seed=0))
     for seed, own in enumerate(policy.by_agent.values()):
         shake(own, seed)
-    states = {agent: Parallel().state_dict(own, without=own.frozen()) for agent, own in policy.by_agent.items()}
+    states = {agent: sharding.state_dict(own, without=own.frozen()) for agent, own in policy.by_agent.items()}
     script = {"name": "solver_verifier", "policies": ["solver", "verifier"]}
     values = {"title": "", "model": config.to_dict(), "environment": {"id": "corridor-v1"}, "script": script}
     values |= {"algorithm": {"preset": "dapo"}, "sampling": {"temperature": 1.0}}

@@ -13,7 +13,9 @@ from torch import Tensor
 from starpod.trainer.engines import weights
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.factory import build_engine
-from starpod.trainer.parallel.ranks import Parallel, whole
+from starpod.trainer.parallel import sharding
+from starpod.trainer.parallel.ranks import Parallel
+from starpod.trainer.parallel.sharding import whole
 from tests.trainer.engines.conformance import MAX_CONTEXT, ask, changed, hand_over, make_policy
 
 BUCKET = 20_000
@@ -47,7 +49,7 @@ async def play(parallel: Parallel, url: str, folder: str) -> dict[str, Any]:
     policy = make_policy(head=32)
     models = [changed(policy, seed) for seed in SEEDS]
     for model in models:
-        parallel.shard(model)
+        sharding.shard(model, parallel.world, parallel.device)
     config = EngineConfig(name="vllm_remote", urls=(url,), slots=16, handover_folder=folder)
     engine = build_engine(config, policy, max_context=MAX_CONTEXT, parallel=parallel)
     replies = []

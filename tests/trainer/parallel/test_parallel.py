@@ -15,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.trainer.checkpoints.checkpoint import load_checkpoint
-from starpod.trainer.parallel.ranks import MOST_IDLE, Parallel
+from starpod.trainer.parallel import sharding
+from starpod.trainer.parallel.ranks import Parallel
+from starpod.trainer.parallel.threads import MOST_IDLE
 from tests.forks import run_forks, run_ranks
 from tests.trainer import parallel_worker
 from tests.trainer.parallel_worker import adapt, make_policy, team, train
@@ -46,7 +48,7 @@ def test_alone_there_is_no_process_group(monkeypatch):
     assert (parallel.rank, parallel.world, parallel.device, parallel.is_main) == (0, 1, torch.device("cpu"), True)
     assert not torch.distributed.is_initialized()
     model = torch.nn.Linear(2, 2)
-    parallel.shard(model)
+    sharding.shard(model, parallel.world, parallel.device)
     assert type(model) is torch.nn.Linear
     assert parallel.gather_objects(3) == [3]
     assert parallel.broadcast_object("x") == "x"
@@ -64,19 +66,19 @@ def test_a_device_that_is_not_there_is_refused():
 def test_saving_an_optimiser_that_has_not_stepped_changes_nothing():
     model = make_policy()
     optimizer = torch.optim.AdamW(model.parameters())
-    state = Parallel().optimizer_state(model, optimizer)
+    state = sharding.optimizer_state(model, optimizer)
     assert state["state"] == {}
     assert not optimizer.state
     before = copy.deepcopy(optimizer.state_dict())
-    Parallel().load_optimizer_state(model, optimizer, state)
+    sharding.load_optimizer_state(model, optimizer, state)
     assert optimizer.state_dict() == before
 
 
 def test_the_state_of_other_parameters_is_refused():
     model = make_policy()
-    state = Parallel().optimizer_state(model, torch.optim.AdamW(model.parameters()))
+    state = sharding.optimizer_state(model, torch.optim.AdamW(model.parameters()))
     with pytest.raises(ValueError, match="does not fit this one's 2 in 1"):
-        Parallel().load_optimizer_state(model, torch.optim.AdamW(model.critic_parameters()), state)
+        sharding.load_optimizer_state(model, torch.optim.AdamW(model.critic_parameters()), state)
 
 
 def test_resuming_alone_is_exact(tmp_path):
@@ -129,7 +131,7 @@ def test_two_ranks_do_what_one_does(tmp_path):
 async def test_a_thread_that_is_through_has_the_next_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a fresh thread each time, a process grew in each update."""
     waiting: list[object] = []
-    monkeypatch.setattr("starpod.trainer.parallel.ranks._idle", waiting)
+    monkeypatch.setattr("starpod.trainer.parallel.threads._idle", waiting)
     parallel = Parallel()
     ran_in = {await parallel.in_thread(threading.get_native_id) for _ in range(20)}
     assert len(ran_in) == 1
@@ -149,7 +151,7 @@ async def test_a_thread_that_is_through_has_the_next_work(monkeypatch: pytest.Mo
 async def test_a_program_ends_without_its_threads_only_while_they_work(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = []
     monkeypatch.setattr("os._exit", ended.append)
-    monkeypatch.setattr("starpod.trainer.parallel.ranks._under_way", set())
+    monkeypatch.setattr("starpod.trainer.parallel.threads.under_way", set())
     parallel, go_on = Parallel(), threading.Event()
     work = asyncio.create_task(parallel.in_thread(go_on.wait, 60))
     await asyncio.sleep(0)

@@ -24,6 +24,7 @@ from starpod.trainer.models.policies import copy_trained
 from starpod.trainer.models.policy import build_policy
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
+from starpod.trainer.parallel import sharding
 from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.rollout.environment import Facts, read_facts
 from starpod.trainer.run import setup
@@ -148,7 +149,7 @@ def test_a_copy_to_sample_from_has_its_own_of_what_is_trained_and_shares_what_is
         with torch.no_grad():
             for parameter in each.trained_parameters():
                 parameter += 1
-        Parallel().copy_weights(each.model, copied.model)
+        sharding.copy_weights(each.model, copied.model)
         assert all(one.equal(other) for one, other in pairs)
 
 

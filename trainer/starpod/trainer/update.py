@@ -18,6 +18,7 @@ from starpod.trainer.data.images import Images, by_key
 from starpod.trainer.loss import LOSS_TERMS, StepLoss, in_rows, values_in_rows
 from starpod.trainer.models.first_adapters import FirstAdapters
 from starpod.trainer.models.policy import CriticKind, Policy
+from starpod.trainer.parallel import sharding
 from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.rollout.config import PivotsConfig
 
@@ -139,32 +140,32 @@ class PolicyTrainer:
         reference = self._make_reference()
         reference.critic, reference.critic_kind = None, "none"
         reference.requires_grad_(False)
-        self.parallel.shard(reference)
+        sharding.shard(reference, self.parallel.world, self.parallel.device)
         if state is None:
             reference.model.load_state_dict(self.policy.model.state_dict())
         else:
-            self.parallel.load_full_state_dict(reference, state)
+            sharding.load_full_state_dict(reference, state)
         self.reference = reference
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def policy_state(self) -> dict[str, Tensor]:
         """Return the policy's tensors by name, without weights that adapters leave frozen. They may be sharded."""
-        return self.parallel.state_dict(self.policy, without=self.policy.frozen())
+        return sharding.state_dict(self.policy, without=self.policy.frozen())
 
     def load_policy(self, state: Mapping[str, Tensor]) -> None:
         """Restore the tensors from `policy_state`."""
-        self.parallel.load_full_state_dict(self.policy, state, without=self.policy.frozen())
+        sharding.load_full_state_dict(self.policy, state, without=self.policy.frozen())
 
     def reference_state(self) -> dict[str, Tensor]:
         """Return the reference policy's tensors by name; with adapters, only the adapters. They may be sharded."""
         if isinstance(self.reference, Policy):
-            return self.parallel.state_dict(self.reference)
+            return sharding.state_dict(self.reference)
         return {} if self.reference is None else self.reference.state_dict()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the optimiser's tensors by name, which may be sharded, and JSON values."""
-        tensors, values = flatten_optimizer(self.parallel.optimizer_state(self.policy, self.optimizer))
+        tensors, values = flatten_optimizer(sharding.optimizer_state(self.policy, self.optimizer))
         return tensors, {"generator": self.generator.get_state().tolist(), "optimizer": values}
 
     def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
@@ -172,9 +173,7 @@ class PolicyTrainer:
         self.generator.set_state(torch.tensor(values["generator"], dtype=torch.uint8))
         keys = ("rate", "betas", "eps", "weight_decay")
         group_settings = [{key: group[key] for key in keys} for group in self.optimizer.param_groups]
-        self.parallel.load_optimizer_state(
-            self.policy, self.optimizer, unflatten_optimizer(tensors, values["optimizer"])
-        )
+        sharding.load_optimizer_state(self.policy, self.optimizer, unflatten_optimizer(tensors, values["optimizer"]))
         # Keep the rates that are configured now, which may differ from the checkpoint's.
         for group, settings in zip(self.optimizer.param_groups, group_settings, strict=True):
             group |= settings
@@ -317,7 +316,7 @@ class PolicyTrainer:
         # the policy's to almost 0.
         parts = (list(self.policy.trained_parameters()), list(self.policy.critic_parameters()))
         bound = self.config.max_grad_norm
-        norms = [float(self.parallel.clip_grad_norm(part, bound)) if part else 0.0 for part in parts]
+        norms = [float(sharding.clip_grad_norm(part, bound)) if part else 0.0 for part in parts]
         finite = all(map(math.isfinite, norms))
         if finite:
             self.optimizer.step()

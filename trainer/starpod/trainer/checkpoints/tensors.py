@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from starpod.trainer.parallel.ranks import rows_of
+from starpod.trainer.parallel.sharding import rows_of
 
 _TYPES = {
     torch.float64: "F64",

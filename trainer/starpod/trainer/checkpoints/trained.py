@@ -12,7 +12,7 @@ from starpod.trainer.checkpoints.state import split_agents
 from starpod.trainer.models.config import TINY, ModelConfig
 from starpod.trainer.models.policies import Policies
 from starpod.trainer.models.policy import build_policy, load_policy
-from starpod.trainer.parallel.ranks import Parallel
+from starpod.trainer.parallel import sharding
 
 Which = Literal["best", "latest"]
 
@@ -75,7 +75,7 @@ def load_trained(path: Path, which: Which = "best") -> Trained:
     states = split_agents(checkpoint.tensors["policy"], policies.by_agent)
     for agent, policy in policies.by_agent.items():
         state = {name: tensor for name, tensor in states[agent].items() if not name.startswith("critic.")}
-        Parallel().load_full_state_dict(policy, state, without=policy.frozen())
+        sharding.load_full_state_dict(policy, state, without=policy.frozen())
     return Trained(policies, config, checkpoint.step, checkpoint.score, checkpoint.path, run)
 
 

@@ -15,7 +15,7 @@ from starpod.trainer.algorithms.filters import ZERO
 from starpod.trainer.algorithms.terms import CreditTerm
 from starpod.trainer.data.batch import RolloutBatch, split
 from starpod.trainer.data.episode import Group
-from starpod.trainer.parallel.ranks import reshard, whole
+from starpod.trainer.parallel.sharding import reshard, whole
 
 GRADIENT_TERMS = ("task", "entropy", "kl")
 POOLED = CreditTerm(unit="agent", score="reward", scale="std")

@@ -23,7 +23,7 @@ from starpod.trainer.models.policy import Policy
 from starpod.trainer.models.precision import compute_dtype, kept_in_float32, output_layer
 from starpod.trainer.models.trunk import trunk_of, unwrapped
 from starpod.trainer.models.vision import view_of
-from starpod.trainer.parallel.ranks import whole
+from starpod.trainer.parallel.sharding import whole
 
 
 class TorchEngine:

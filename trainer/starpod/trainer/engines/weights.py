@@ -19,7 +19,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from starpod.trainer.engines.config import VLLM_PREFIX
 from starpod.trainer.models.precision import compute_dtype
 from starpod.trainer.models.trunk import unwrapped
-from starpod.trainer.parallel.ranks import reshard, whole
+from starpod.trainer.parallel.sharding import reshard, whole
 from starpod.v1.folders import make_locked_folder
 
 SHARD_BYTES = 4 * 1024**3

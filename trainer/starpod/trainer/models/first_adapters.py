@@ -10,7 +10,9 @@ from torch import Tensor
 
 from starpod.trainer.data.images import Images
 from starpod.trainer.models.policy import Policy, Scores
-from starpod.trainer.parallel.ranks import Parallel, reshard
+from starpod.trainer.parallel import sharding
+from starpod.trainer.parallel.ranks import Parallel
+from starpod.trainer.parallel.sharding import reshard
 
 
 class FirstAdapters:
@@ -48,7 +50,7 @@ class FirstAdapters:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore the result of `state_dict`. All ranks must call it."""
-        self._parallel.load(self._first_values, state)
+        sharding.load(self._first_values, state)
 
     @contextmanager
     def _with_first_values(self) -> Iterator[None]:

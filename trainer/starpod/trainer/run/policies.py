@@ -18,6 +18,7 @@ from starpod.trainer.models.policy import Policy, build_policy, load_policy
 from starpod.trainer.models.precision import round_weights
 from starpod.trainer.output.files import CannotWrite
 from starpod.trainer.output.run_folder import RunFolder
+from starpod.trainer.parallel import sharding
 from starpod.trainer.parallel.ranks import Parallel
 
 
@@ -48,7 +49,7 @@ def build_models(config: Config, texts: Callable[[], Iterable[str]], folder: Run
     if parallel.world > 1 and shares:
         sampler = make_replica(policies).to(parallel.device)
     for policy in policies.by_agent.values():
-        parallel.shard(policy)
+        sharding.shard(policy, parallel.world, parallel.device)
     if parallel.world == 1 and config.collect.max_staleness and shares:
         sampler = copy_trained(policies)
     return Models(policies, sampler, make_initial)

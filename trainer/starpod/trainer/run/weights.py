@@ -5,6 +5,7 @@ from __future__ import annotations
 from time import perf_counter
 
 from starpod.trainer.engines.base import Engine
+from starpod.trainer.parallel import sharding
 from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.run.policies import Models
 
@@ -44,7 +45,7 @@ class EngineWeights:
             await self.engine.pause()
         policies, sampler = self._models.policies, self._models.sampler
         if sampler is not policies:
-            self._parallel.copy_weights(policies.model, sampler.model)
+            sharding.copy_weights(policies.model, sampler.model)
         await self.engine.load(version, sampler.model)
         await self.engine.resume()
         self._paused, self._version = False, version

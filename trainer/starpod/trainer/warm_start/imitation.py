@@ -14,6 +14,7 @@ from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.data.batch import Batch
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.models.policy import Policy
+from starpod.trainer.parallel import sharding
 from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.warm_start.config import WarmStartConfig
 
@@ -80,7 +81,7 @@ class Imitation:
             loss = -(block.in_rows(scores.logprobs_N) * weights_BT[block.rows]).sum() * float(counts)
             loss.backward()  # type: ignore[no-untyped-call]
             total += loss.detach()
-        parallel.clip_grad_norm(self._parameters, 1.0)
+        sharding.clip_grad_norm(self._parameters, 1.0)
         self._optimizer.step()
         self._schedule.step()
         parallel.sum(total)
@@ -93,14 +94,12 @@ class Imitation:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the optimiser's tensors by name, and JSON values. All ranks take part."""
-        tensors, values = flatten_optimizer(self._parallel.optimizer_state(self._policy, self._optimizer))
+        tensors, values = flatten_optimizer(sharding.optimizer_state(self._policy, self._optimizer))
         return tensors, {"step": self.step, "optimizer": values}
 
     def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Restore the values from `state`. Call it before the first step."""
-        self._parallel.load_optimizer_state(
-            self._policy, self._optimizer, unflatten_optimizer(tensors, values["optimizer"])
-        )
+        sharding.load_optimizer_state(self._policy, self._optimizer, unflatten_optimizer(tensors, values["optimizer"]))
         self.step = self._schedule.last_epoch = values["step"]
         for _ in range(self.step):
             self._draw()
