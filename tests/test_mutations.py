@@ -174,7 +174,7 @@ MUTATIONS: dict[str, tuple[str, Callable[..., Any], str]] = {
     "tokens: any will do": (
         f"{SERVER}.transports.auth:Authenticator.identify",
         lambda right, tokens, metadata: next(iter(tokens._grants.values()), tokens._nobody),
-        "tests/env_server/test_server.py::test_tokens_keep_strangers_out_and_tenants_apart",
+        "tests/env_server/server/test_server.py::test_tokens_keep_strangers_out_and_tenants_apart",
     ),
     "tokens: they never expire": (
         f"{SERVER}.transports.auth:Grant.check",
@@ -182,17 +182,17 @@ MUTATIONS: dict[str, tuple[str, Callable[..., Any], str]] = {
         "tests/hostile/test_tokens.py::test_an_expired_token_ends_calls_and_streams",
     ),
     "tokens: a batch counts as one call": (
-        f"{SERVER}.limits:Tenant.take_calls",
+        f"{SERVER}.operation.tenants:Tenant.take_calls",
         lambda right, tenant, count=1, size=0: right(tenant),
         "tests/hostile/test_tokens.py::test_a_tenants_rate_is_what_it_says",
     ),
     "tokens: a group may exceed the limit of sessions": (
-        f"{SERVER}.limits:Tenant.check_sessions",
+        f"{SERVER}.operation.tenants:Tenant.check_sessions",
         lambda right, tenant, count: right(tenant, 1),
         "tests/hostile/test_tokens.py::test_sessions_of_a_token_are_bounded",
     ),
     "tokens: streams are not counted": (
-        f"{SERVER}.limits:Tenant.stream",
+        f"{SERVER}.operation.tenants:Tenant.stream",
         lambda right, tenant: contextlib.nullcontext(),
         "tests/hostile/test_tokens.py::test_streams_of_a_token_and_of_a_server_are_bounded",
     ),
@@ -202,9 +202,9 @@ MUTATIONS: dict[str, tuple[str, Callable[..., Any], str]] = {
         "tests/hostile/test_snapshots.py::test_seals",
     ),
     "states: any number of levels is written": (
-        f"{SERVER}.state:_pack",
+        f"{SERVER}.episodes.state:_pack",
         lambda right, value, depth: right(value, depth + 9),
-        "tests/env_server/test_state.py::test_what_can_be_encoded_can_be_decoded_however_deep",
+        "tests/env_server/episodes/test_state.py::test_what_can_be_encoded_can_be_decoded_however_deep",
     ),
     "replay: another reward is the same episode": (
         f"{CLIENT}.history:step_reply",
@@ -369,7 +369,7 @@ def look_for(folder: str, title: str) -> str:
 
 def main() -> None:
     """Plant the faults with these titles, or all, two at a time. The exit status is 1 if a test misses one."""
-    from starpod.env_server.temporary import own_folder  # not in the processes that plant faults
+    from starpod.env_server.episodes.temporary import own_folder  # not in the processes that plant faults
 
     titles = sys.argv[1:] or list(MUTATIONS)
     context = multiprocessing.get_context("forkserver")

@@ -17,18 +17,19 @@ from starpod.cli.main import SUBCOMMANDS
 from tests.docs.pages import is_there
 from tests.support import ROOT
 
-TOOLS = {"v1", "client", "remote", "report"}
+TOOLS = {"v1", "serving", "client", "remote", "report"}
 MAY_IMPORT: dict[str, set[str]] = {
     "v1": set(),
-    "client": {"v1"},
-    "env_server": {"v1"},
-    "environments": {"v1", "env_server", "report"},
+    "client": {"v1", "serving"},
+    "env_server": {"v1", "serving"},
+    "environments": {"v1", "serving", "env_server", "report"},
     "trainer": TOOLS,
     "cli": TOOLS,
     "check": TOOLS,
     "load": TOOLS,
-    "remote": {"v1", "client"},
+    "remote": {"v1", "serving", "client"},
     "report": set(),
+    "serving": set(),
     "ui": {*TOOLS, "trainer"},
     "gateway": {*TOOLS, "trainer"},
     "boards": {*TOOLS, "trainer"},

@@ -17,7 +17,7 @@ from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
 
 from benchmarks.serving.lake import new_episode
-from starpod.env_server.episode import Want
+from starpod.env_server.episodes.live_episode import Want
 
 NOTHING = Want()
 MAX_SESSIONS = 4096

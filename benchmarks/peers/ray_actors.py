@@ -16,7 +16,7 @@ import ray
 
 from benchmarks.peers.driver import Pipes, serve_runs
 from benchmarks.serving.lake import new_episode
-from starpod.env_server.episode import Want
+from starpod.env_server.episodes.live_episode import Want
 
 
 @ray.remote(num_cpus=0)

@@ -17,7 +17,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from benchmarks.peers.driver import Pipes, serve_runs
 from benchmarks.serving.lake import TASK, new_episode, next_seed
-from starpod.env_server.episode import Want
+from starpod.env_server.episodes.live_episode import Want
 from starpod.environments.frozen_lake import ACTIONS, Symbols
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from pydantic import Field
 
-from starpod.env_server.environment import (
+from starpod.env_server.authoring.environment import (
     Concurrency,
     Limits,
     Outcome,

@@ -117,10 +117,10 @@ async def _serve(port: int, engine_seconds: float) -> None:
     from starpod.gateway.lineage import ChatLayout
     from starpod.gateway.records import Records
     from starpod.gateway.session import Sampler
+    from starpod.serving.http import listening
     from starpod.trainer.agents.config import SamplingConfig
     from starpod.trainer.engines.base import Reply, Request
     from starpod.trainer.prompts.conversation import Template
-    from starpod.v1.http import listening
     from tests.trainer.chat_templates import tokenizer
     from tests.trainer.scripted_engine import ScriptedEngine
 

@@ -21,8 +21,8 @@ from random import Random
 from typing import Any
 
 from benchmarks.serving.environments import SlowLake
-from starpod.env_server.environment import Environment, Limits
-from starpod.env_server.episode import Episode
+from starpod.env_server.authoring.environment import Environment, Limits
+from starpod.env_server.episodes.live_episode import Episode
 from starpod.environments.frozen_lake import ACTIONS, FrozenLake
 
 LAKE: dict[str, Any] = {"map": ["SFFF", "FHFH", "FFFH", "HFFG"], "success_rate": 1.0}

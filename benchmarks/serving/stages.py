@@ -24,9 +24,9 @@ from rich.table import Table
 
 from benchmarks.machine import child_process
 from benchmarks.serving.lake import ENVIRONMENT, OPTIONS, WALK
-from starpod.env_server.config import ServerLimits
-from starpod.env_server.episode import Want
-from starpod.env_server.metrics import Metrics
+from starpod.env_server.episodes.live_episode import Want
+from starpod.env_server.operation.config import ServerLimits
+from starpod.env_server.operation.metrics import Metrics
 from starpod.env_server.registry import Registry
 from starpod.env_server.sessions.calls import Calls
 from starpod.env_server.sessions.columns import Answers, StepRows, step_rows

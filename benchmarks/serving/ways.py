@@ -20,7 +20,7 @@ import grpc
 from benchmarks.serving.lake import CHOSEN, ENVIRONMENT, OPTIONS, TASK, WALK, actions_of_episode, new_episode, next_seed
 from benchmarks.serving.measure import Measurement, Run, check, drive, summarise
 from starpod.client import Fleet, Limits, Session
-from starpod.env_server.episode import Want
+from starpod.env_server.episodes.live_episode import Want
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.support import ROOT

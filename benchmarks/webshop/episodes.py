@@ -11,8 +11,8 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from starpod.env_server.environment import Limits
-from starpod.env_server.episode import Episode, Want
+from starpod.env_server.authoring.environment import Limits
+from starpod.env_server.episodes.live_episode import Episode, Want
 from starpod.environments.webshop.environment import WebShop
 from starpod.environments.webshop.shop import actions
 from starpod.environments.webshop.shop.shop import Shop, ShopState

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from starpod.env_server.metrics import Metrics
+from starpod.env_server.operation.metrics import Metrics
 from tests.deploy.files import DEPLOY, DOCKERFILES, project, services
 from tests.support import ROOT, start_server
 

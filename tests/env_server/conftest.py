@@ -10,10 +10,10 @@ import grpc
 import pytest
 from grpc_status import rpc_status
 
-from starpod.env_server.config import ServerConfig
-from starpod.env_server.environment import Environment
+from starpod.env_server.authoring.environment import Environment
+from starpod.env_server.operation.config import ServerConfig
 from starpod.env_server.registry import Registry
-from starpod.env_server.server import EnvironmentServer
+from starpod.env_server.server.server import EnvironmentServer
 from starpod.env_server.sessions.table import SessionTable
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub

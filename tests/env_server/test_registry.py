@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from starpod.env_server.environment import Environment, Unavailable
-from starpod.env_server.errors import CallError
+from starpod.env_server.authoring.environment import Environment, Unavailable
+from starpod.env_server.episodes.errors import CallError
 from starpod.env_server.registry import (
     ENTRY_POINT_GROUP,
     Registry,

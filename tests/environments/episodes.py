@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from starpod.env_server.environment import Environment
-from starpod.env_server.episode import Episode, Limits, Transition, Want
+from starpod.env_server.authoring.environment import Environment
+from starpod.env_server.episodes.live_episode import Episode, Limits, Transition, Want
 from starpod.environments.bandit import Bandit
 from starpod.environments.countdown import Countdown
 from starpod.environments.desk import Desk

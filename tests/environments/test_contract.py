@@ -10,8 +10,8 @@ from PIL import Image
 from pydantic import ValidationError
 
 from starpod.env_server import Limits, ToolCall
-from starpod.env_server.environment import Environment
-from starpod.env_server.episode import Want
+from starpod.env_server.authoring.environment import Environment
+from starpod.env_server.episodes.live_episode import Want
 from starpod.environments.bandit import Bandit
 from starpod.environments.coding import Coding
 from starpod.environments.countdown import Countdown

@@ -1,7 +1,7 @@
 """The corridor in which estimators are compared: each room is right or wrong by itself."""
 
 from benchmarks.training.corridor import Corridor, DarkCorridor
-from starpod.env_server.episode import Episode, Want
+from starpod.env_server.episodes.live_episode import Episode, Want
 from tests.environments import episodes
 
 

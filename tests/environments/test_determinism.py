@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from starpod.env_server.episode import Episode, Want
-from starpod.env_server.state import decode, encode
+from starpod.env_server.episodes.live_episode import Episode, Want
+from starpod.env_server.episodes.state import decode, encode
 from tests.environments.episodes import CASES, Case, each_case, next_action, play, start_case
 from tests.support import ROOT
 

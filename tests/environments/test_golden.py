@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from starpod.env_server.environment import UNKNOWN_NAME, Environment, Limits
-from starpod.env_server.episode import Episode, EpisodeOver, Transition, Want
+from starpod.env_server.authoring.environment import UNKNOWN_NAME, Environment, Limits
+from starpod.env_server.episodes.live_episode import Episode, EpisodeOver, Transition, Want
 from starpod.environments.bandit import Bandit
 from starpod.environments.countdown import Countdown
 from starpod.environments.countdown.expression import Malformed, parse

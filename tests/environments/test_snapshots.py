@@ -10,12 +10,12 @@ from pydantic import Field, model_validator
 
 from starpod.client import Fleet
 from starpod.env_server import Concurrency, Environment, EnvironmentOptions, EnvironmentSpec, Outcome
-from starpod.env_server.config import ServerConfig
-from starpod.env_server.episode import Episode, Want
+from starpod.env_server.episodes.live_episode import Episode, Want
+from starpod.env_server.episodes.state import StateError, decode, encode
+from starpod.env_server.operation.config import ServerConfig
 from starpod.env_server.processes.hosts import expect_playable
 from starpod.env_server.registry import Registry
-from starpod.env_server.server import EnvironmentServer
-from starpod.env_server.state import StateError, decode, encode
+from starpod.env_server.server.server import EnvironmentServer
 from tests.environments.episodes import CASES, next_action, start_case
 
 

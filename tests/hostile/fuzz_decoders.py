@@ -18,14 +18,14 @@ import atheris
 with atheris.instrument_imports(include=["starpod.env_server", "msgpack"]):
     from google.protobuf.message import DecodeError
 
-    from starpod.env_server import convert, state
-    from starpod.env_server.episode import Episode, SavedEpisode
-    from starpod.env_server.errors import CallError
+    from starpod.env_server.episodes import convert, state
+    from starpod.env_server.episodes.errors import CallError
+    from starpod.env_server.episodes.live_episode import Episode, SavedEpisode
+    from starpod.env_server.episodes.state import StateError
     from starpod.env_server.processes.wire import BadReply, unpack
     from starpod.env_server.registry import parse_version_range
     from starpod.env_server.sessions.columns import StepRows
     from starpod.env_server.sessions.requests import parse_options
-    from starpod.env_server.state import StateError
     from starpod.v1 import environment_pb2 as pb
     from tests.env_server.troublesome import Walk
 

@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
-from starpod.env_server.config import HTTP, ServerConfig, ServerLimits
+from starpod.env_server.operation.config import HTTP, ServerConfig, ServerLimits
 from starpod.env_server.registry import Registry
-from starpod.env_server.server import EnvironmentServer
+from starpod.env_server.server.server import EnvironmentServer
 from starpod.env_server.transports import admission
 from tests.env_server.troublesome import Walk
 from tests.hostile.conftest import (

@@ -13,8 +13,8 @@ import grpc
 import msgpack
 import pytest
 
+from starpod.env_server.episodes.state import decode, encode
 from starpod.env_server.sessions.seal import SealKeyError, SnapshotSeal
-from starpod.env_server.state import decode, encode
 from starpod.v1 import environment_pb2 as pb
 from tests.env_server.conftest import Serve
 from tests.env_server.conftest import serve as serve

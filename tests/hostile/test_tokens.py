@@ -17,11 +17,11 @@ import grpc
 import pytest
 import trustme
 
-from starpod.env_server.config import TLS, ServerConfig
-from starpod.env_server.errors import CallError
-from starpod.env_server.limits import Quota, Tenant
+from starpod.env_server.episodes.errors import CallError
+from starpod.env_server.operation.config import TLS, ServerConfig
+from starpod.env_server.operation.tenants import Quota, Tenant
 from starpod.env_server.registry import Registry
-from starpod.env_server.server import EnvironmentServer
+from starpod.env_server.server.server import EnvironmentServer
 from starpod.env_server.transports import auth
 from starpod.env_server.transports.auth import Authenticator, TokenFileError
 from starpod.v1 import environment_pb2 as pb

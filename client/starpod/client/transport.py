@@ -16,7 +16,7 @@ from pathlib import Path
 import grpc
 
 from starpod.client.wire import GrpcWire
-from starpod.v1.serving import is_loopback
+from starpod.serving.sockets import is_loopback
 
 FORKED = (
     "This process was forked from one that was using gRPC, which cannot be used in it. Close all fleets before the "

@@ -1,8 +1,8 @@
 """Host environments as stateful gRPC services. An environment needs only the names imported here."""
 
-from starpod.env_server.chat_model import ChatModel
-from starpod.env_server.drawing import Canvas, encode_png, read_sprites
-from starpod.env_server.environment import (
+from starpod.env_server.authoring.chat_model import ChatModel
+from starpod.env_server.authoring.drawing import Canvas, encode_png, read_sprites
+from starpod.env_server.authoring.environment import (
     INVALID,
     UNKNOWN_NAME,
     Busy,
@@ -18,8 +18,8 @@ from starpod.env_server.environment import (
     Unavailable,
     digest,
 )
+from starpod.env_server.authoring.untrusted import read_untrusted_json
 from starpod.env_server.processes.confined import Confined, run_confined
-from starpod.env_server.untrusted import read_untrusted_json
 from starpod.v1.values import JSON, Image, ToolCall
 
 __all__ = [

@@ -19,20 +19,20 @@ from typing import Any, Literal, TextIO
 import click
 import uvloop
 
-from starpod.env_server import memory
-from starpod.env_server.config import ServerConfig
 from starpod.env_server.hosting.families import NothingFits, add_hosted
-from starpod.env_server.logs import configure_logs
-from starpod.env_server.options import OPTIONS, read_options
-from starpod.env_server.processes.supervisor import supervise
+from starpod.env_server.operation.config import ServerConfig
+from starpod.env_server.operation.tracing import TracingUnavailable
 from starpod.env_server.processes.threads import THREAD_NAME
 from starpod.env_server.registry import Registry, RegistryError
-from starpod.env_server.server import EnvironmentServer, ServerError
+from starpod.env_server.server import memory
+from starpod.env_server.server.logs import configure_logs
+from starpod.env_server.server.options import OPTIONS, read_options
+from starpod.env_server.server.server import EnvironmentServer, ServerError
+from starpod.env_server.server.supervisor import supervise
 from starpod.env_server.sessions.seal import SealKeyError
-from starpod.env_server.tracing import TracingUnavailable
 from starpod.env_server.transports.auth import TokenFileError
+from starpod.serving.sockets import claim_output, end_process_with_stdin
 from starpod.v1.environment_word import EnvironmentWord, WordError
-from starpod.v1.serving import claim_output, end_process_with_stdin
 
 logger = logging.getLogger(__name__)
 

@@ -20,11 +20,10 @@ from typing import Any
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import Version
 
-from starpod.env_server import convert
-from starpod.env_server.environment import Concurrency, Environment, Unavailable
-from starpod.env_server.errors import CallError, bad_argument, place_of
-from starpod.env_server.processes.hosts import EnvironmentBug
-from starpod.v1.user_code import is_ctrl_c
+from starpod.env_server.authoring.environment import Concurrency, Environment, Unavailable
+from starpod.env_server.episodes import convert
+from starpod.env_server.episodes.errors import CallError, EnvironmentRaised, bad_argument, place_of
+from starpod.serving.user_code import is_ctrl_c
 
 logger = logging.getLogger(__name__)
 
@@ -232,7 +231,7 @@ class Registry:
                     raise
                 reason = f"{environment.spec.id} cannot be served here: {error}"
                 if not isinstance(error, Unavailable):
-                    bug = EnvironmentBug.from_exception(environment, error, intact=True)
+                    bug = EnvironmentRaised.from_exception(environment, error, intact=True)
                     reason = f"{environment.spec.id} cannot be served: {' '.join(str(bug).split())}"
                 if environment.spec.id in names:
                     raise RegistryError(reason) from error

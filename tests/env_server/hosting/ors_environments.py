@@ -9,7 +9,7 @@ from openreward.environments import Environment, ImageBlock, Server, Split, Text
 from PIL import Image
 from pydantic import BaseModel
 
-from starpod.env_server.drawing import encode_png
+from starpod.env_server.authoring.drawing import encode_png
 
 
 class Text(BaseModel):

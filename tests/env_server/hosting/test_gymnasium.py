@@ -18,12 +18,12 @@ from gymnasium.utils import seeding
 from PIL import Image as Pillow
 
 from starpod.client import JSON, BadArgument, EndReason, Image, SyncFleet, Unsupported, Want
-from starpod.env_server.environment import Concurrency
+from starpod.env_server.authoring.environment import Concurrency
+from starpod.env_server.episodes.state import StateError
 from starpod.env_server.hosting.families import NothingFits, add_hosted
 from starpod.env_server.hosting.gymnasium import host
 from starpod.env_server.hosting.hosted import MAX_REPLAYED_ACTIONS
 from starpod.env_server.registry import Registry
-from starpod.env_server.state import StateError
 from tests.env_server.hosting.checks import (
     ALL_LEVELS,
     WITHOUT,

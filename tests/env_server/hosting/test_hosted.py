@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import pytest
 
-from starpod.env_server.environment import Busy, Concurrency, EnvironmentSpec, Outcome
+from starpod.env_server.authoring.environment import Busy, Concurrency, EnvironmentSpec, Outcome
 from starpod.env_server.hosting.hosted import Game, Hosted
 from starpod.env_server.hosting.ors import GameFactory, ORSGame
 from starpod.env_server.hosting.ors_server import ORSError, ORSServer

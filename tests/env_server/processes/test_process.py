@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from starpod.env_server.config import ServerLimits
+from starpod.env_server.operation.config import ServerLimits
 from starpod.env_server.processes.process_host import ProcessHost
 from starpod.v1 import environment_pb2 as pb
 from tests.env_server.conftest import Client, Serve, text_of

@@ -3,11 +3,12 @@
 import pytest
 
 from starpod.env_server import Limits, Outcome
-from starpod.env_server.config import ServerLimits
-from starpod.env_server.convert import fill_transition
-from starpod.env_server.effects import Journal
-from starpod.env_server.environment import BadResult
-from starpod.env_server.processes.hosts import EnvironmentBug, LocalHost, Pools, ResetPlan
+from starpod.env_server.authoring.environment import BadResult
+from starpod.env_server.episodes.convert import fill_transition
+from starpod.env_server.episodes.effects import Journal
+from starpod.env_server.episodes.errors import EnvironmentRaised
+from starpod.env_server.operation.config import ServerLimits
+from starpod.env_server.processes.hosts import LocalHost, Pools, ResetPlan
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.values import Want
 from tests.env_server.conftest import INTACT, LOST, Client, Serve, Stream, entered, step_request, text_of
@@ -94,9 +95,9 @@ async def test_a_result_that_cannot_be_used_names_its_method_and_line(method: st
         try:
             fill_transition(pb.Transition(), await host.turn(["Left"], want))
         except BadResult as error:  # as the server does
-            raise EnvironmentBug.from_exception(Trap, error, intact=False) from error
+            raise EnvironmentRaised.from_exception(Trap, error, intact=False) from error
 
-    with pytest.raises(EnvironmentBug) as raised:
+    with pytest.raises(EnvironmentRaised) as raised:
         await play()
     assert raised.value.message.startswith(f"Trap.{told}")
     assert raised.value.message.endswith(f"(test_bugs.py, line {trap.__code__.co_firstlineno})")

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from starpod.env_server import Busy, Limits
-from starpod.env_server.episode import Episode, TooLate, Want
+from starpod.env_server.episodes.live_episode import Episode, TooLate, Want
 from starpod.env_server.processes.threads import THREAD_NAME
 from starpod.v1 import environment_pb2 as pb
 from tests.env_server.conftest import Client, Failure, Serve, Stream, text_of

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from google.protobuf import struct_pb2
 
-from starpod.env_server import convert
-from starpod.env_server.config import ServerLimits
-from starpod.env_server.environment import EnvironmentOptions
-from starpod.env_server.errors import CallError
+from starpod.env_server.authoring.environment import EnvironmentOptions
+from starpod.env_server.episodes import convert
+from starpod.env_server.episodes.errors import CallError
+from starpod.env_server.operation.config import ServerLimits
 from starpod.env_server.sessions.requests import parse_options
 from starpod.env_server.transports.encoding import read_json
 from starpod.v1 import environment_pb2 as pb

@@ -13,9 +13,9 @@ import pytest
 from mcp.client import Client as McpClient
 
 from starpod.env_server import Environment, EnvironmentSpec, Outcome, Tool, ToolCall
-from starpod.env_server.config import HTTP, ServerLimits
-from starpod.env_server.limits import Quota
-from starpod.env_server.server import ServerError
+from starpod.env_server.operation.config import HTTP, ServerLimits
+from starpod.env_server.operation.tenants import Quota
+from starpod.env_server.server.server import ServerError
 from starpod.environments.frozen_lake import FrozenLake
 from tests.env_server.conftest import Serve, entered
 from tests.env_server.troublesome import Waiting, Walk

@@ -13,8 +13,8 @@ import httpx
 import pytest
 
 from starpod.env_server import Environment, EnvironmentSpec, Outcome
-from starpod.env_server.config import HTTP, ServerLimits
 from starpod.env_server.hosting.ors import host
+from starpod.env_server.operation.config import HTTP, ServerLimits
 from starpod.environments.frozen_lake import FrozenLake
 from starpod.v1 import environment_pb2 as pb
 from tests.env_server.conftest import Serve, text_of

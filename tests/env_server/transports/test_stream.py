@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from starpod.env_server.config import ServerLimits
+from starpod.env_server.episodes.timing import begin, clock
+from starpod.env_server.operation.config import ServerLimits
 from starpod.env_server.sessions.columns import Answers
 from starpod.env_server.sessions.responses import split_response
 from starpod.env_server.sessions.table import SessionTable
-from starpod.env_server.timing import begin, clock
 from starpod.env_server.transports.auth import Grant
 from starpod.env_server.transports.stream import StreamServer
 from starpod.v1 import environment_pb2 as pb

@@ -5,8 +5,8 @@ from collections import Counter
 
 import pytest
 
-from starpod.env_server.environment import UNKNOWN_NAME
-from starpod.env_server.episode import Limits, Want
+from starpod.env_server.authoring.environment import UNKNOWN_NAME
+from starpod.env_server.episodes.live_episode import Limits, Want
 from starpod.environments.bandit import PAIRS, Bandit
 from tests.environments import episodes
 

@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-from starpod.env_server.episode import Episode, Transition, Want
+from starpod.env_server.episodes.live_episode import Episode, Transition, Want
 from starpod.environments.coding import Coding
 from starpod.environments.coding.environment import read_program
 from starpod.environments.coding.tasks import _FAMILIES, draw_task, expected

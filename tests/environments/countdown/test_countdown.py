@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from starpod.env_server.episode import Transition, Want
+from starpod.env_server.episodes.live_episode import Transition, Want
 from starpod.environments.countdown import Countdown
 from starpod.environments.countdown.expression import MAX_LENGTH, Malformed, parse
 from starpod.environments.countdown.puzzles import signs_for, solve

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.env_server import Tool, ToolCall
-from starpod.env_server.episode import Episode, Transition, Want
+from starpod.env_server.episodes.live_episode import Episode, Transition, Want
 from starpod.environments.desk import Desk
 from starpod.environments.desk.tasks import KINDS
 from starpod.environments.desk.tools import TOOLS, read_call, write_call

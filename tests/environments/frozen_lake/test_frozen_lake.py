@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from starpod.env_server.episode import Episode, Want
+from starpod.env_server.episodes.live_episode import Episode, Want
 from starpod.environments.frozen_lake import ACTIONS, FrozenLake
 from starpod.v1.values import EndReason
 from tests.environments import episodes

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starpod.env_server.episode import Limits, Want
+from starpod.env_server.episodes.live_episode import Limits, Want
 from starpod.environments.game_2048 import ACTIONS, Game2048
 from starpod.environments.game_2048.board import moves, slide, slide_line
 from starpod.v1.values import EndReason

@@ -6,7 +6,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from starpod.env_server.episode import Want
+from starpod.env_server.episodes.live_episode import Want
 from starpod.environments.rubiks_cube import ACTIONS, RubiksCube
 from starpod.environments.rubiks_cube.cube import SOLVED, hold, is_solved, turn
 from starpod.environments.rubiks_cube.environment import scrambled

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starpod.env_server.episode import Want
+from starpod.env_server.episodes.live_episode import Want
 from starpod.environments.search_qa import SearchQA
 from starpod.environments.search_qa.answers import exact_match, f1, normalise_answer
 from starpod.environments.search_qa.encyclopedia import encyclopedia

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starpod.env_server.environment import OptionsError
-from starpod.env_server.episode import Want
+from starpod.env_server.authoring.environment import OptionsError
+from starpod.env_server.episodes.live_episode import Want
 from starpod.environments.sokoban import Sokoban, SokobanOptions, generation
 from starpod.environments.sokoban.generation import generate
 from starpod.environments.sokoban.room import MOVES

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from starpod.env_server.episode import Want
+from starpod.env_server.episodes.live_episode import Want
 from starpod.environments.sudoku import Sudoku
 from starpod.environments.sudoku.generation import CLEARED, generate
 from starpod.environments.sudoku.grid import clashes, peers

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.client import Fleet
-from starpod.env_server.config import ServerConfig
-from starpod.env_server.episode import Episode, Transition, Want
+from starpod.env_server.episodes.live_episode import Episode, Transition, Want
+from starpod.env_server.operation.config import ServerConfig
 from starpod.env_server.registry import Registry
-from starpod.env_server.server import EnvironmentServer
+from starpod.env_server.server.server import EnvironmentServer
 from starpod.environments.tic_tac_toe import TicTacToe
 from starpod.environments.tic_tac_toe.board import (
     EMPTY,

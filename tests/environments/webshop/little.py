@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from starpod.env_server.environment import Environment, EnvironmentOptions, EnvironmentSpec, Limits, Outcome
+from starpod.env_server.authoring.environment import Environment, EnvironmentOptions, EnvironmentSpec, Limits, Outcome
 from starpod.environments.webshop.catalogue.goals import Goal
 from starpod.environments.webshop.catalogue.product import Product
 from starpod.environments.webshop.shop import actions

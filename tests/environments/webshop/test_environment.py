@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from starpod.env_server.environment import INVALID, Limits, OptionsError, Outcome
-from starpod.env_server.episode import Episode, Want
-from starpod.env_server.state import StateError
+from starpod.env_server.authoring.environment import INVALID, Limits, OptionsError, Outcome
+from starpod.env_server.episodes.live_episode import Episode, Want
+from starpod.env_server.episodes.state import StateError
 from starpod.environments.webshop.environment import OPEN_SCORE, WebShop
 from starpod.environments.webshop.shop import pages, starts
 from starpod.environments.webshop.shop.actions import MAX_LENGTH

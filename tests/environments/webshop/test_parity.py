@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from starpod.env_server.environment import Outcome
+from starpod.env_server.authoring.environment import Outcome
 from starpod.environments.webshop.environment import WebShop
 from starpod.environments.webshop.shop import actions, pages, starts
 from starpod.environments.webshop.shop.options import WebShopOptions

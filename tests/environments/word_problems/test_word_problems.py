@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starpod.env_server.episode import Want
+from starpod.env_server.episodes.live_episode import Want
 from starpod.environments.countdown.expression import parse
 from starpod.environments.word_problems import WordProblems
 from starpod.environments.word_problems.environment import read_equations

@@ -11,9 +11,9 @@ import pytest
 from starpod.check.runner import CannotCheck, CheckReport, EnvironmentReport, Result, check
 from starpod.check.suite import REQUIREMENTS
 from starpod.client.transport import TLS, Transport
-from starpod.env_server.config import HTTP, ServerConfig, ServerLimits
+from starpod.env_server.operation.config import HTTP, ServerConfig, ServerLimits
 from starpod.env_server.registry import Registry
-from starpod.env_server.server import EnvironmentServer
+from starpod.env_server.server.server import EnvironmentServer
 from starpod.env_server.transports import exchange
 from tests.env_server.troublesome import Walk
 from tests.hostile.conftest import http_url

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from starpod.v1 import http
-from starpod.v1.http import IDLE_SECONDS, listening
+from starpod.serving import http
+from starpod.serving.http import IDLE_SECONDS, listening
 
 GET = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
 PART = GET[:-2]

@@ -21,13 +21,13 @@ from starpod.gateway.app import Keys, create_app
 from starpod.gateway.control import endpoints
 from starpod.gateway.records import Records
 from starpod.gateway.session import Sampler
+from starpod.serving import http
+from starpod.serving.http import listening
+from starpod.serving.sockets import listen
 from starpod.trainer.data.batch import samples_of
 from starpod.trainer.data.episode import Turn
 from starpod.trainer.data.files import read_episodes
 from starpod.trainer.engines.base import EngineError
-from starpod.v1 import http
-from starpod.v1.http import listening
-from starpod.v1.serving import listen
 from tests.support import small_files
 from tests.tools.gateway.sampling import engine_of, scripted
 

@@ -15,12 +15,12 @@ import pytest
 import uvicorn
 import yaml
 
+from starpod.serving.sockets import link
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.updates import BELOW, TRAINED, TokenRecord, Verdict
 from starpod.trainer.output.pictures import write_pictures
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.ui import cli
-from starpod.v1.serving import link
 from tests.trainer.diagnostics.synthetic import episode, turn, write_run
 
 CONFIG: dict[str, Any] = {
@@ -112,7 +112,7 @@ def site_over(runs: Path, *words: str, page: str, shown: str) -> Iterator[httpx.
         await served[0][0].serve([listener])
 
     with ThreadPoolExecutor(1) as thread:
-        with patch("starpod.v1.http.serve", serve):
+        with patch("starpod.serving.http.serve", serve):
             running = thread.submit(cli.ui.main, [str(runs), "--port", "0", *words], standalone_mode=False)
             wait_until(lambda: served or running.done())
         if not served:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from starpod.serving.folders import remove_left_over
 from starpod.trainer.commands.vllm import vllm
-from starpod.v1.folders import remove_left_over
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="vLLM is for Linux")
 

@@ -28,8 +28,8 @@ from starpod.gateway.dialects.responses import Responses
 from starpod.gateway.requests import Answer, Ask, Rejected, bad_request
 from starpod.gateway.session import RolloutSession
 from starpod.gateway.turns import Rotation
-from starpod.v1.http import KnownHosts, PlainBodies
-from starpod.v1.serving import parse_whole
+from starpod.serving.http import KnownHosts, PlainBodies
+from starpod.serving.sockets import parse_whole
 
 MOST_BODY_BYTES = 8 * 2**20
 """Default maximum size of a request's body. The longest context is far shorter."""

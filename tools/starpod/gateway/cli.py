@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, TextIO, cast
 import click
 
 from starpod.report.site import site_options
-from starpod.v1.serving import claim_output, is_loopback, link, listen
+from starpod.serving.sockets import claim_output, is_loopback, link, listen
 
 if TYPE_CHECKING:
     from starpod.gateway.serving import Serving
@@ -126,7 +126,7 @@ async def _serve(
 ) -> None:
     from starpod.gateway.app import Keys, create_app
     from starpod.gateway.control import endpoints
-    from starpod.v1.http import serve
+    from starpod.serving.http import serve
 
     with closing(listen(host, port)) as listener:
         async with serving.start(most_sessions, idle_seconds) as records:

@@ -22,13 +22,13 @@ from starpod.gateway.lineage import ChatLayout
 from starpod.gateway.played import OutsideAgent
 from starpod.gateway.requests import Rejected
 from starpod.gateway.session import RolloutSession, Sampler
+from starpod.serving.http import listening
 from starpod.trainer.agents.base import Agent, Move, Stop, Task
 from starpod.trainer.agents.config import ProgramConfig
 from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.agents.program import Wrap
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.prompts.conversation import Template
-from starpod.v1.http import listening
 
 _GRACE_SECONDS = 5.0
 """Seconds that a program has to end by itself after its episode. Its supervisor then has as many seconds to end."""

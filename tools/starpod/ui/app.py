@@ -22,6 +22,7 @@ from starpod.client import BadArgument, StarpodError, Unreachable
 from starpod.remote.catalog import no_answer
 from starpod.report.pages import asset, plotly
 from starpod.report.site import headers
+from starpod.serving.sockets import refusal
 from starpod.ui.compare import compare_file, compare_page
 from starpod.ui.continuing import Continuing
 from starpod.ui.episodes import episode_page, episodes_page, with_pictures
@@ -55,7 +56,6 @@ from starpod.ui.turns import (
     jobs_page,
     start_job,
 )
-from starpod.v1.serving import refusal
 
 COOKIE = "starpod-ui"
 HEADERS = headers(scripts="'self'", styles="'self' 'unsafe-inline'", images="'self' data:")

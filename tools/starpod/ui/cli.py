@@ -15,8 +15,8 @@ from starpod.client.programs import start_server
 from starpod.client.transport import Transport
 from starpod.remote.catalog import access_options, expect_address, service_errors
 from starpod.report.site import site_options
+from starpod.serving.sockets import end_process_with_stdin, is_loopback, link, listen
 from starpod.ui.index import NAME, RunIndex
-from starpod.v1.serving import end_process_with_stdin, is_loopback, link, listen
 
 if TYPE_CHECKING:
     from starpod.ui.continuing import Continuing
@@ -111,8 +111,8 @@ async def _serve(
     hosts: Collection[str],
     token: str,
 ) -> None:
+    from starpod.serving.http import serve
     from starpod.ui.app import create_app
-    from starpod.v1.http import serve
 
     with closing(listen(host, port)) as listener:
         app = create_app(RunIndex(runs, index), continuing=continuing, hosts=hosts, token=token)

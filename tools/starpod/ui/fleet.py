@@ -18,6 +18,8 @@ from starpod.client import BadArgument, EpisodeOver, Limits, OutOfOrder, ToolCal
 from starpod.client.pool.replica import Replica
 from starpod.remote.catalog import no_answer
 from starpod.report import form as forms
+from starpod.serving.http import refuse_encoding
+from starpod.serving.sockets import parse_whole
 from starpod.trainer.agents.base import Task
 from starpod.trainer.data.episode import Episode
 from starpod.ui import watching
@@ -28,8 +30,6 @@ from starpod.ui.policies import Impossible
 from starpod.ui.reading import find_run, in_play, kept_pictures, last_metrics, load_episode, mapping
 from starpod.ui.saving import KINDS, Saved, held_out, save, saved
 from starpod.v1 import environment_pb2 as pb
-from starpod.v1.http import refuse_encoding
-from starpod.v1.serving import parse_whole
 
 KEYS = {"up": "ArrowUp", "down": "ArrowDown", "left": "ArrowLeft", "right": "ArrowRight"}
 _MAX_SEED = 2**64 - 1

@@ -10,13 +10,13 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from starpod.serving.sockets import parse_whole
 from starpod.ui.continuing import COUNTS, Branches, Continuing, PlayedBranch, TurnValues
 from starpod.ui.fleet import continuation, continuing_of, named_episode, posted, to_game
 from starpod.ui.games import remarks
 from starpod.ui.page import LiveSite, continuation_link, query, render
 from starpod.ui.policies import CHECKPOINT
 from starpod.ui.saving import held_out, save_demonstration, saved
-from starpod.v1.serving import parse_whole
 
 
 async def start_job(site: LiveSite, request: Request) -> Response:

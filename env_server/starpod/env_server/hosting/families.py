@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from typing import Protocol
 
-from starpod.env_server.environment import Environment
+from starpod.env_server.authoring.environment import Environment
 from starpod.env_server.registry import Registry, RegistryError
 from starpod.v1.environment_word import families
 

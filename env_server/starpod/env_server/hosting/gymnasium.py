@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.spaces import Discrete
 
-from starpod.env_server.environment import (
+from starpod.env_server.authoring.environment import (
     Concurrency,
     EnvironmentOptions,
     EnvironmentSpec,

@@ -15,8 +15,9 @@ from gymnasium.spaces import Text
 from gymnasium.utils import seeding
 from PIL import Image as Pillow
 
-from starpod.env_server.drawing import encode_png
-from starpod.env_server.environment import INVALID, Outcome
+from starpod.env_server.authoring.drawing import encode_png
+from starpod.env_server.authoring.environment import INVALID, Outcome
+from starpod.env_server.authoring.untrusted import read_untrusted_json
 from starpod.env_server.hosting.hosted import Game, own_luck
 from starpod.env_server.hosting.request import HostingRequest
 from starpod.env_server.hosting.spaces import (
@@ -29,7 +30,6 @@ from starpod.env_server.hosting.spaces import (
     words,
     writer,
 )
-from starpod.env_server.untrusted import read_untrusted_json
 from starpod.v1.values import JSON, Action, Image, Part
 
 

@@ -22,12 +22,18 @@ from packaging.requirements import Requirement
 from packaging.version import InvalidVersion, Version
 from pydantic_core import to_jsonable_python
 
-from starpod.env_server.environment import INVALID, Concurrency, Environment, EnvironmentSpec, Outcome
+from starpod.env_server.authoring.environment import (
+    INVALID,
+    Concurrency,
+    Environment,
+    EnvironmentSpec,
+    Outcome,
+    derive_seed,
+)
+from starpod.env_server.episodes.state import StateError
 from starpod.env_server.hosting.request import HostingRequest
 from starpod.env_server.processes.forking import preload, warm_up
 from starpod.env_server.registry import Reference
-from starpod.env_server.seeding import derive_seed
-from starpod.env_server.state import StateError
 from starpod.v1.values import JSON, Action, Part, ToolCall
 
 logger = logging.getLogger(__name__)

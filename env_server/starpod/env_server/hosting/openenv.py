@@ -13,7 +13,14 @@ from typing import Any, ClassVar
 from openenv.core.env_server.interfaces import Environment as OpenEnvironment
 from openenv.core.env_server.types import Observation
 
-from starpod.env_server.environment import INVALID, Concurrency, EnvironmentSpec, OptionsError, Outcome
+from starpod.env_server.authoring.environment import (
+    INVALID,
+    Concurrency,
+    EnvironmentSpec,
+    OptionsError,
+    Outcome,
+    derive_seed,
+)
 from starpod.env_server.hosting.hosted import (
     Game,
     Hosted,
@@ -35,7 +42,6 @@ from starpod.env_server.hosting.request import (
     nearest,
     options_model,
 )
-from starpod.env_server.seeding import derive_seed
 from starpod.v1.values import JSON, Action, Part
 
 _WEB = ("app", "__main__")

@@ -10,9 +10,9 @@ from typing import Any, get_args, get_type_hints
 from openenv.core.env_server.types import Action as OpenAction
 from pydantic import TypeAdapter, ValidationError
 
-from starpod.env_server.environment import Tool
+from starpod.env_server.authoring.environment import Tool
+from starpod.env_server.authoring.untrusted import read_untrusted_json
 from starpod.env_server.hosting.request import HostingRequest, import_named
-from starpod.env_server.untrusted import read_untrusted_json
 from starpod.v1.values import JSON, Action, ToolCall
 
 

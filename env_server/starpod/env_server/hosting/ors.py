@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from packaging.version import InvalidVersion, Version
 
-from starpod.env_server.environment import (
+from starpod.env_server.authoring.environment import (
     INVALID,
     Busy,
     Concurrency,
@@ -19,6 +19,7 @@ from starpod.env_server.environment import (
     Outcome,
     Tool,
 )
+from starpod.env_server.authoring.untrusted import read_untrusted_json
 from starpod.env_server.hosting.hosted import Game, Hosted, ProbeResult, publish, starpod_id
 from starpod.env_server.hosting.ors_server import (
     Block,
@@ -34,7 +35,6 @@ from starpod.env_server.hosting.ors_server import (
     ToolList,
 )
 from starpod.env_server.hosting.request import HostingRequest, nearest
-from starpod.env_server.untrusted import read_untrusted_json
 from starpod.v1.values import JSON, Action, Image, Part, ToolCall
 
 

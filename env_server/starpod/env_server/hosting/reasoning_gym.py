@@ -11,7 +11,15 @@ import reasoning_gym
 from reasoning_gym.dataset import ProceduralDataset
 from reasoning_gym.factory import DATASETS
 
-from starpod.env_server.environment import INVALID, Concurrency, EnvironmentSpec, Limits, OptionsError, Outcome, digest
+from starpod.env_server.authoring.environment import (
+    INVALID,
+    Concurrency,
+    EnvironmentSpec,
+    Limits,
+    OptionsError,
+    Outcome,
+    digest,
+)
 from starpod.env_server.hosting.hosted import Game, Hosted, ProbeResult, jsonable, package_version, publish, starpod_id
 from starpod.env_server.hosting.request import (
     HostingRequest,

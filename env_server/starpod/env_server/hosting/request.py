@@ -16,7 +16,7 @@ from urllib.parse import unquote
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 from pydantic.errors import PydanticSchemaGenerationError
 
-from starpod.env_server.environment import EnvironmentOptions
+from starpod.env_server.authoring.environment import EnvironmentOptions
 from starpod.env_server.registry import RegistryError
 
 SHARED_SETTINGS = ("id", "concurrency", "options", "deterministic", "success_at")

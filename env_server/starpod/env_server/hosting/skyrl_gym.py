@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from skyrl_gym.envs.registration import load_env_creator, registry
 
-from starpod.env_server.environment import INVALID, Concurrency, EnvironmentOptions, EnvironmentSpec, Outcome
+from starpod.env_server.authoring.environment import INVALID, Concurrency, EnvironmentOptions, EnvironmentSpec, Outcome
 from starpod.env_server.hosting.hosted import Game, Hosted, ProbeResult, jsonable, package_version, publish, starpod_id
 from starpod.env_server.hosting.request import HostingRequest, constructor, import_named, nearest
 from starpod.v1.values import JSON, Action, Part

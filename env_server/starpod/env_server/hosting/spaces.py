@@ -13,7 +13,7 @@ from gymnasium import Space
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
 from PIL import Image as Pillow
 
-from starpod.env_server.drawing import encode_png
+from starpod.env_server.authoring.drawing import encode_png
 from starpod.v1.values import Image
 
 MOST_NUMBERS = 256

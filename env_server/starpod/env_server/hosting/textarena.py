@@ -15,7 +15,7 @@ import textarena
 from textarena.envs.registration import ENV_REGISTRY
 from textarena.wrappers import ActionFormattingWrapper
 
-from starpod.env_server.environment import INVALID, Concurrency, EnvironmentSpec, OptionsError, Outcome
+from starpod.env_server.authoring.environment import INVALID, Concurrency, EnvironmentSpec, OptionsError, Outcome
 from starpod.env_server.hosting.hosted import (
     Game,
     Hosted,

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import textworld
 
-from starpod.env_server.environment import INVALID, Concurrency, EnvironmentOptions, EnvironmentSpec, Outcome
+from starpod.env_server.authoring.environment import INVALID, Concurrency, EnvironmentOptions, EnvironmentSpec, Outcome
 from starpod.env_server.hosting.hosted import Game, Hosted, ProbeResult, package_version, publish, starpod_id
 from starpod.env_server.hosting.request import HostingRequest, fitting
 from starpod.v1.values import Action

@@ -20,7 +20,15 @@ from verifiers.v1.utils.loaders import (
     taskset_class,
 )
 
-from starpod.env_server.environment import INVALID, Concurrency, EnvironmentOptions, EnvironmentSpec, Outcome, Tool
+from starpod.env_server.authoring.environment import (
+    INVALID,
+    Concurrency,
+    EnvironmentOptions,
+    EnvironmentSpec,
+    Outcome,
+    Tool,
+)
+from starpod.env_server.authoring.untrusted import read_untrusted_json
 from starpod.env_server.hosting.hosted import (
     Game,
     Hosted,
@@ -33,7 +41,6 @@ from starpod.env_server.hosting.hosted import (
 )
 from starpod.env_server.hosting.request import HostingError, HostingRequest, fitting
 from starpod.env_server.hosting.verifiers_episodes import HARNESS, EpisodePlayer, LiveEpisode
-from starpod.env_server.untrusted import read_untrusted_json
 from starpod.v1.values import JSON, Action, Image, Part, ToolCall
 
 _TASKS_OF_THE_ENDLESS = 1000

@@ -7,10 +7,7 @@ import os
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeVar
 
-from starpod.env_server import convert
-from starpod.env_server.effects import Journal, UselessReply
-from starpod.env_server.environment import (
-    BadResult,
+from starpod.env_server.authoring.environment import (
     Busy,
     Concurrency,
     Environment,
@@ -19,7 +16,10 @@ from starpod.env_server.environment import (
     OptionsError,
     Unavailable,
 )
-from starpod.env_server.episode import (
+from starpod.env_server.episodes import convert
+from starpod.env_server.episodes.effects import Journal, UselessReply
+from starpod.env_server.episodes.errors import EnvironmentRaised
+from starpod.env_server.episodes.live_episode import (
     Episode,
     EpisodeOver,
     Observation,
@@ -28,12 +28,11 @@ from starpod.env_server.episode import (
     Want,
     expect_text,
 )
-from starpod.env_server.errors import place_of, place_of_function
+from starpod.env_server.episodes.state import StateError
+from starpod.env_server.episodes.timing import measured
 from starpod.env_server.processes.threads import Hung, ThreadPool
-from starpod.env_server.state import StateError
-from starpod.env_server.timing import measured
+from starpod.serving.user_code import end_forked_copy, is_ctrl_c
 from starpod.v1 import environment_pb2 as pb
-from starpod.v1.user_code import end_forked_copy, is_ctrl_c
 from starpod.v1.values import Action
 
 R = TypeVar("R")
@@ -50,33 +49,6 @@ class HostDied(Exception):
 
 class StateTooLarge(Exception):
     """A state that is too large to send. The text gives its size and the maximum."""
-
-
-class EnvironmentBug(Exception):
-    """The environment's code raised an exception. `intact` says whether the session can continue."""
-
-    def __init__(self, exception: str, message: str, *, intact: bool) -> None:
-        super().__init__(f"{exception}: {message}")
-        self.exception = exception
-        self.message = message
-        self.intact = intact
-
-    @classmethod
-    def from_exception(cls, environment: type[Environment], error: BaseException, *, intact: bool) -> EnvironmentBug:
-        text, location = str(error), place_of(error)
-        if isinstance(error, BadResult):  # its method has returned, so the traceback does not show it
-            by_default = error.method == "observe" and environment.observe is Environment.observe
-            method = getattr(environment, "render" if by_default else error.method)
-            text, location = (
-                f"{environment.__name__}.{method.__name__} returned {error.problem}",
-                place_of_function(method),
-            )
-        return cls(type(error).__name__, f"{text} ({location})" if location else text, intact=intact)
-
-    @classmethod
-    def of_copy(cls, death: HostDied) -> EnvironmentBug:
-        """Return the error for a fork in which the copy's process died. The original session can continue."""
-        return cls(type(death).__name__, f"the copy's process {death}", intact=True)
 
 
 class ResetPlan(NamedTuple):
@@ -123,7 +95,7 @@ class Pools(NamedTuple):
 
 
 class Host(Protocol):
-    """Runner of one episode. Calls come one at a time, and any of them may raise HostDied or EnvironmentBug."""
+    """Runner of one episode. Calls come one at a time, and any of them may raise HostDied or EnvironmentRaised."""
 
     episode: Episode | None
     """The episode if it may be stepped in the event loop, else None."""
@@ -314,7 +286,7 @@ class LocalHost:
         return self._pools.waiting if self._environment.spec.slow_render else self._pools.computing
 
     def _attempt(self, function: Callable[[], R], *, intact: bool) -> R:
-        """Return the function's result. What the environment's code raises beyond the contract is an EnvironmentBug."""
+        """Return the function's result. Exceptions beyond the contract become EnvironmentRaised."""
         try:
             return function()
         except (Busy, EpisodeOver, OptionsError, StateError, Unavailable):
@@ -323,7 +295,7 @@ class LocalHost:
             if is_ctrl_c(error):
                 raise
             is_intact = intact or isinstance(error, UselessReply)
-            raise EnvironmentBug.from_exception(self._environment, error, intact=is_intact) from error
+            raise EnvironmentRaised.from_exception(self._environment, error, intact=is_intact) from error
 
     async def _run(self, function: Callable[[], R], *, intact: bool, pool: ThreadPool | None = None) -> R:
         def work() -> R:

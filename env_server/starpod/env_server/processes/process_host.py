@@ -21,12 +21,14 @@ from typing import Any, ClassVar, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from starpod.env_server import convert
-from starpod.env_server.environment import Busy, Environment, Limits, OptionsError, Unavailable
-from starpod.env_server.episode import Episode, EpisodeOver, Pictures, Want
+from starpod.env_server.authoring.environment import Busy, Environment, Limits, OptionsError, Unavailable
+from starpod.env_server.episodes import convert
+from starpod.env_server.episodes.errors import EnvironmentRaised
+from starpod.env_server.episodes.live_episode import Episode, EpisodeOver, Pictures, Want
+from starpod.env_server.episodes.state import StateError, decode, encode
+from starpod.env_server.episodes.timing import environment_works
 from starpod.env_server.processes.forking import fork_context, leave_fork_server
 from starpod.env_server.processes.hosts import (
-    EnvironmentBug,
     HostDied,
     ResetPlan,
     Started,
@@ -46,10 +48,8 @@ from starpod.env_server.processes.wire import (
 )
 from starpod.env_server.registry import Reference, load_class, reference_to
 from starpod.env_server.sandbox.sandbox import Report, Sandbox, close_inherited, confine, end_with_parent
-from starpod.env_server.state import StateError, decode, encode
-from starpod.env_server.timing import environment_works
+from starpod.serving.user_code import end_forked_copy
 from starpod.v1 import environment_pb2 as pb
-from starpod.v1.user_code import end_forked_copy
 from starpod.v1.values import MAX_REWARD, Action
 
 logger = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ class ProcessHost:
                 if dynamics_seed is not None:
                     await copy._call("reseed", dynamics_seed)
             except HostDied as death:
-                raise EnvironmentBug.of_copy(death) from death
+                raise EnvironmentRaised.of_copy(death) from death
         except BaseException:
             copy.close()
             raise
@@ -215,7 +215,7 @@ class ProcessHost:
             case "large" if verb == "save":
                 raise StateTooLarge(value)
             case "bug" | "large":
-                raise EnvironmentBug(str(detail), value, intact=verb != "turn")
+                raise EnvironmentRaised(str(detail), value, intact=verb != "turn")
         raise self._distrust("an unknown kind of reply")
 
     async def _start(self) -> None:
@@ -317,7 +317,7 @@ def _child_main(connection: socket.socket, reference: Reference, sandbox: Sandbo
         except TooLarge as error:
             reply = pack_error("large", str(error), type(error).__name__)
         except BaseException as error:
-            bug = EnvironmentBug.from_exception(environment, error, intact=False)
+            bug = EnvironmentRaised.from_exception(environment, error, intact=False)
             reply = pack_error("bug", bug.message, bug.exception)
         finally:
             end_forked_copy(process_id, environment.spec.id)

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from starpod.env_server.environment import Busy
+from starpod.env_server.authoring.environment import Busy
 
 logger = logging.getLogger(__name__)
 

@@ -10,22 +10,21 @@ from typing import TypeVar
 
 from google.protobuf import struct_pb2
 
-from starpod.env_server import convert
-from starpod.env_server.environment import Busy, Environment, EnvironmentOptions, Limits
-from starpod.env_server.episode import Observation, Pictures, SavedEpisode, Transition, Want
-from starpod.env_server.errors import CallError, bad_argument, overloaded, unsupported
-from starpod.env_server.limits import SLICE_SECONDS
-from starpod.env_server.processes.hosts import EnvironmentBug, Host, HostDied, LocalHost, ResetPlan
+from starpod.env_server.authoring.environment import Busy, Environment, EnvironmentOptions, Limits, derive_seed
+from starpod.env_server.episodes import convert
+from starpod.env_server.episodes.errors import CallError, EnvironmentRaised, bad_argument, overloaded, unsupported
+from starpod.env_server.episodes.live_episode import Observation, Pictures, SavedEpisode, Transition, Want
+from starpod.env_server.episodes.state import StateError
+from starpod.env_server.episodes.timing import clock
+from starpod.env_server.operation.tenants import SLICE_SECONDS
+from starpod.env_server.processes.hosts import Host, HostDied, LocalHost, ResetPlan
 from starpod.env_server.processes.threads import Hung
-from starpod.env_server.seeding import derive_seed
 from starpod.env_server.sessions.requests import check_actions, check_options, parse_options, snapshot_too_large
 from starpod.env_server.sessions.responses import ENVELOPE_BYTES, too_large
 from starpod.env_server.sessions.seal import digest_snapshot
 from starpod.env_server.sessions.session import Session, digest_reset
 from starpod.env_server.sessions.table import Created, SessionTable
 from starpod.env_server.sessions.worker import Worker
-from starpod.env_server.state import StateError
-from starpod.env_server.timing import clock
 from starpod.v1 import environment_pb2 as pb
 
 R = TypeVar("R")
@@ -190,13 +189,13 @@ class Calls:
         return response
 
     async def _of_snapshot(self, work: Awaitable[R]) -> R:
-        """Await work on a restored state. Raises BAD_ARGUMENT for an EnvironmentBug if there is no snapshot key.
+        """Await work on a restored state. Raises BAD_ARGUMENT for an EnvironmentRaised if there is no snapshot key.
 
         Without a key, the state is untrusted, and the bug may be the state's fault.
         """
         try:
             return await work
-        except EnvironmentBug as bug:
+        except EnvironmentRaised as bug:
             if self.worker.seal.keyed:
                 raise
             raise bad_argument("snapshot.state", f"is not an episode of its environment: {bug}") from bug
@@ -405,4 +404,4 @@ async def _observe_copy(copy: Host, want: Want, pictures: Pictures) -> pb.Observ
     try:
         return await copy.observe(want, pictures)
     except HostDied as death:
-        raise EnvironmentBug.of_copy(death) from death
+        raise EnvironmentRaised.of_copy(death) from death

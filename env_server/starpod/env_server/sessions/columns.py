@@ -8,18 +8,18 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from itertools import chain, compress
 from typing import Any, NamedTuple
 
-from starpod.env_server.convert import fill_transition, outcome_flags
-from starpod.env_server.environment import Busy, Environment
-from starpod.env_server.episode import Observation, Transition
-from starpod.env_server.errors import bad_argument
-from starpod.env_server.limits import SLICE_SECONDS
-from starpod.env_server.metrics import Metrics
+from starpod.env_server.authoring.environment import Busy, Environment
+from starpod.env_server.episodes.convert import fill_transition, outcome_flags
+from starpod.env_server.episodes.errors import bad_argument
+from starpod.env_server.episodes.live_episode import Observation, Transition
+from starpod.env_server.operation.metrics import Metrics
+from starpod.env_server.operation.tenants import SLICE_SECONDS
 from starpod.env_server.processes.hosts import LocalHost
 from starpod.env_server.sessions.session import SHORT_TEXT, Session, digest_actions
 from starpod.env_server.sessions.table import SessionTable
 from starpod.env_server.sessions.worker import Worker
+from starpod.serving.user_code import end_forked_copy, is_ctrl_c
 from starpod.v1 import environment_pb2 as pb
-from starpod.v1.user_code import end_forked_copy, is_ctrl_c
 
 ROWS_AT_ONCE = 512
 """Rows after which a batch sends its replies and yields the event loop, after a few milliseconds of inline steps."""

@@ -17,13 +17,12 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 from pydantic import ValidationError
 
-from starpod.env_server.config import ServerLimits
-from starpod.env_server.convert import INEXACT
-from starpod.env_server.environment import Environment, EnvironmentOptions
-from starpod.env_server.errors import MAX_VIOLATIONS, CallError, bad_argument
-from starpod.env_server.processes.hosts import EnvironmentBug
+from starpod.env_server.authoring.environment import Environment, EnvironmentOptions
+from starpod.env_server.episodes.convert import INEXACT
+from starpod.env_server.episodes.errors import MAX_VIOLATIONS, CallError, EnvironmentRaised, bad_argument
+from starpod.env_server.operation.config import ServerLimits
+from starpod.serving.user_code import is_ctrl_c
 from starpod.v1 import environment_pb2 as pb
-from starpod.v1.user_code import is_ctrl_c
 
 M = TypeVar("M", bound=Message)
 
@@ -220,7 +219,7 @@ def parse_options(environment: type[Environment], values: dict[str, Any]) -> Env
     except BaseException as error:
         if is_ctrl_c(error):
             raise
-        bug = EnvironmentBug.from_exception(environment, error, intact=True)
+        bug = EnvironmentRaised.from_exception(environment, error, intact=True)
         metadata = {"session": "intact", "exception": bug.exception}
         raise CallError("ENVIRONMENT_BUG", f"{environment.spec.id}: its Options raised {bug}", metadata) from error
     message = "; ".join(f"{path}: {text}" for path, text in violations)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from starpod.env_server.errors import CallError
+from starpod.env_server.episodes.errors import CallError
 from starpod.v1 import environment_pb2 as pb
 
 ENVELOPE_BYTES = 64

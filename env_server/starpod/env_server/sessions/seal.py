@@ -10,7 +10,7 @@ import hashlib
 import hmac
 from pathlib import Path
 
-from starpod.env_server.errors import bad_argument
+from starpod.env_server.episodes.errors import bad_argument
 
 _MARK = b"\xc1starpod\x01"
 """Prefix of a sealed state. No MessagePack starts with 0xc1, so no other state has this prefix."""

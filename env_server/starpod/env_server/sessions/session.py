@@ -11,12 +11,11 @@ from collections.abc import Sequence
 
 from google.protobuf.message import Message
 
-from starpod.env_server.convert import copy_observation, fill_limits
-from starpod.env_server.environment import Environment
-from starpod.env_server.episode import Observation, Transition
-from starpod.env_server.errors import CallError
+from starpod.env_server.authoring.environment import Environment, derive_seed
+from starpod.env_server.episodes.convert import copy_observation, fill_limits
+from starpod.env_server.episodes.errors import CallError
+from starpod.env_server.episodes.live_episode import Observation, Transition
 from starpod.env_server.processes.hosts import Host, ResetPlan, Started
-from starpod.env_server.seeding import derive_seed
 from starpod.v1 import environment_pb2 as pb
 
 SHORT_TEXT = 1_024

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from starpod.env_server.errors import CallError, bad_argument, overloaded
-from starpod.env_server.limits import Tenant
+from starpod.env_server.episodes.errors import CallError, bad_argument, overloaded
+from starpod.env_server.operation.tenants import Tenant
 from starpod.env_server.sessions.session import Session, digest_request, unknown_session
 from starpod.v1 import environment_pb2 as pb
 

@@ -9,15 +9,15 @@ import time
 from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
-from starpod.env_server.config import ServerLimits
-from starpod.env_server.effects import Journal
-from starpod.env_server.environment import Busy, Concurrency, Environment, OptionsError, Unavailable
-from starpod.env_server.episode import EpisodeOver, Want
-from starpod.env_server.errors import CallError, bad_argument, overloaded, unsupported
-from starpod.env_server.limits import RECEIVED_SECONDS, LoopShare, Tenant
-from starpod.env_server.metrics import Metrics
+from starpod.env_server.authoring.environment import Busy, Concurrency, Environment, OptionsError, Unavailable
+from starpod.env_server.episodes.effects import Journal
+from starpod.env_server.episodes.errors import CallError, EnvironmentRaised, bad_argument, overloaded, unsupported
+from starpod.env_server.episodes.live_episode import EpisodeOver, Want
+from starpod.env_server.episodes.state import StateError
+from starpod.env_server.operation.config import ServerLimits
+from starpod.env_server.operation.metrics import Metrics
+from starpod.env_server.operation.tenants import RECEIVED_SECONDS, LoopShare, Tenant
 from starpod.env_server.processes.hosts import (
-    EnvironmentBug,
     Host,
     HostDied,
     LocalHost,
@@ -31,7 +31,6 @@ from starpod.env_server.sessions.requests import LARGE_BYTES
 from starpod.env_server.sessions.seal import SnapshotSeal
 from starpod.env_server.sessions.session import Session
 from starpod.env_server.sessions.table import SessionTable
-from starpod.env_server.state import StateError
 
 logger = logging.getLogger(__name__)
 
@@ -201,17 +200,17 @@ class Worker:
                 self.metrics.count_lost(session.environment.spec.id)
                 logger.warning("session lost", extra={"session": session.id, "verb": verb, "cause": session.lost})
                 return session.loss()
-            case EnvironmentBug():
+            case EnvironmentRaised():
                 return self._bug(session, error, verb)
         return error
 
     def break_off(self, session: Session, error: BaseException) -> CallError:
         """Return ENVIRONMENT_BUG for a Step that failed or whose transition cannot be sent. The session is lost."""
-        bug = EnvironmentBug.from_exception(session.environment, error, intact=False)
+        bug = EnvironmentRaised.from_exception(session.environment, error, intact=False)
         bug.__cause__ = error
         return self._bug(session, bug, "Step")
 
-    def _bug(self, session: Session, bug: EnvironmentBug, verb: str) -> CallError:
+    def _bug(self, session: Session, bug: EnvironmentRaised, verb: str) -> CallError:
         """Log a bug of an environment and return ENVIRONMENT_BUG. The session is lost if its state may be corrupt."""
         logger.error("environment bug: %s", bug, extra={"session": session.id, "verb": verb}, exc_info=bug.__cause__)
         if not bug.intact and not session.lost:

@@ -20,9 +20,9 @@ from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 from grpc_status import rpc_status
 
-from starpod.env_server.errors import CallError, bad_argument, overloaded
-from starpod.env_server.limits import LoopShare, Tenant
-from starpod.env_server.metrics import Metrics
+from starpod.env_server.episodes.errors import CallError, bad_argument, overloaded
+from starpod.env_server.operation.metrics import Metrics
+from starpod.env_server.operation.tenants import LoopShare, Tenant
 from starpod.env_server.sessions.requests import parse
 from starpod.env_server.transports.auth import Authenticator
 from starpod.env_server.transports.connections import address_of

@@ -13,8 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from starpod.env_server.errors import CallError
-from starpod.env_server.limits import UNLIMITED, UNNAMED, Quota, Tenant
+from starpod.env_server.episodes.errors import CallError
+from starpod.env_server.operation.config import UNLIMITED, Quota
+from starpod.env_server.operation.tenants import UNNAMED, Tenant
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import types
 from collections.abc import Coroutine, Generator
 from typing import Any, TypeVar
 
-from starpod.env_server.limits import Tenant, loop_time
+from starpod.env_server.operation.tenants import Tenant, loop_time
 
 R = TypeVar("R")
 

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 from google.protobuf import json_format, struct_pb2
 from google.protobuf.message import Message
 
-from starpod.env_server.config import ServerLimits
-from starpod.env_server.convert import EXACT, INEXACT
-from starpod.env_server.errors import CallError, bad_argument
+from starpod.env_server.episodes.convert import EXACT, INEXACT
+from starpod.env_server.episodes.errors import CallError, bad_argument
+from starpod.env_server.operation.config import ServerLimits
 from starpod.env_server.sessions.requests import check_size, count_json
 from starpod.v1 import environment_pb2 as pb
 

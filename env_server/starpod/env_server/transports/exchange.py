@@ -16,10 +16,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from starpod.env_server.errors import CallError, bad_argument
-from starpod.env_server.limits import Tenant
+from starpod.env_server.episodes.errors import CallError, bad_argument
+from starpod.env_server.operation.tenants import Tenant
 from starpod.env_server.transports.encoding import body_too_large, write_json
-from starpod.v1.http import refuse_encoding
+from starpod.serving.http import refuse_encoding
 
 Headers = Sequence[tuple[str, str]]
 

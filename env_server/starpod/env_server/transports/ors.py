@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
-from starpod.env_server import convert
-from starpod.env_server.errors import CallError, bad_argument
-from starpod.env_server.limits import Tenant
+from starpod.env_server.episodes import convert
+from starpod.env_server.episodes.errors import CallError, bad_argument
+from starpod.env_server.operation.tenants import Tenant
 from starpod.env_server.sessions.worker import Worker
 from starpod.env_server.transports.encoding import check_values, read_json, write_json
 from starpod.env_server.transports.exchange import Carried, Exchange, Refused

@@ -15,16 +15,16 @@ from google.protobuf import message_factory
 from google.protobuf.message import Message
 from grpc_status import rpc_status
 
-from starpod.env_server import convert
-from starpod.env_server.environment import Concurrency, Environment
-from starpod.env_server.errors import CallError, overloaded, release
-from starpod.env_server.limits import Tenant
+from starpod.env_server.authoring.environment import Concurrency, Environment
+from starpod.env_server.episodes import convert
+from starpod.env_server.episodes.errors import CallError, overloaded, release
+from starpod.env_server.episodes.timing import begin, clock
+from starpod.env_server.operation.tenants import Tenant
+from starpod.env_server.operation.tracing import Tracer
 from starpod.env_server.processes.process_host import ProcessHost
 from starpod.env_server.sessions.calls import Calls
 from starpod.env_server.sessions.requests import check_size, extra_members, is_large, measure, parse
 from starpod.env_server.sessions.table import SessionTable
-from starpod.env_server.timing import begin, clock
-from starpod.env_server.tracing import Tracer
 from starpod.env_server.transports.auth import Authenticator
 from starpod.env_server.transports.eager import run_eagerly
 from starpod.env_server.transports.stream import StreamConnection, StreamServer

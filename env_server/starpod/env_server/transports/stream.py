@@ -11,8 +11,9 @@ from typing import Any, Protocol
 import grpc
 from google.rpc import status_pb2
 
-from starpod.env_server.errors import CallError, bad_argument, overloaded, release
-from starpod.env_server.limits import SLICE_SECONDS
+from starpod.env_server.episodes.errors import CallError, bad_argument, overloaded, release
+from starpod.env_server.episodes.timing import Timing, begin, clock
+from starpod.env_server.operation.tenants import SLICE_SECONDS
 from starpod.env_server.sessions.calls import Calls
 from starpod.env_server.sessions.columns import (
     ROWS_AT_ONCE,
@@ -25,7 +26,6 @@ from starpod.env_server.sessions.columns import (
 from starpod.env_server.sessions.requests import check_texts, count_bytes, extra_members, is_large, measure, parse
 from starpod.env_server.sessions.responses import split_response
 from starpod.env_server.sessions.table import SessionTable
-from starpod.env_server.timing import Timing, begin, clock
 from starpod.env_server.transports.auth import Grant
 from starpod.env_server.transports.eager import run_eagerly
 from starpod.v1 import environment_pb2 as pb

@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from starpod.env_server.errors import bad_argument
+from starpod.env_server.episodes.errors import bad_argument
 from starpod.v1 import environment_pb2 as pb
 
 Schema = dict[str, Any]

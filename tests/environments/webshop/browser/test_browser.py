@@ -27,10 +27,10 @@ from selenium.webdriver.remote.webdriver import WebDriver
 from selenium.webdriver.support.ui import WebDriverWait
 
 from starpod.client import Fleet, Want
-from starpod.env_server.config import ServerConfig
-from starpod.env_server.environment import Busy, Unavailable
+from starpod.env_server.authoring.environment import Busy, Unavailable
+from starpod.env_server.operation.config import ServerConfig
 from starpod.env_server.registry import Registry
-from starpod.env_server.server import EnvironmentServer
+from starpod.env_server.server.server import EnvironmentServer
 from starpod.environments.webshop import environment as shopping
 from starpod.environments.webshop.browser import pool as pool_module
 from starpod.environments.webshop.browser.chromium import Browser

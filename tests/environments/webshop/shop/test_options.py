@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from starpod.env_server.environment import OptionsError
+from starpod.env_server.authoring.environment import OptionsError
 from starpod.environments.webshop.catalogue.goals import Goals
 from starpod.environments.webshop.shop.options import PRESETS, WebShopOptions
 from starpod.environments.webshop.shop.starts import choose_goal

@@ -15,18 +15,18 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
-from starpod.env_server.config import TLS, ServerConfig, ServerLimits
-from starpod.env_server.environment import Busy, Environment, Outcome
+from starpod.env_server.authoring.environment import Busy, Environment, Outcome
+from starpod.env_server.operation.config import TLS, ServerConfig, ServerLimits
 from starpod.env_server.registry import Registry
-from starpod.env_server.server import EnvironmentServer
+from starpod.env_server.server.server import EnvironmentServer
 from starpod.environments.webshop.site.app import create_app
 from starpod.environments.webshop.site.cli import site
 from starpod.environments.webshop.site.service import Security, Service
 from starpod.report import form as options
 from starpod.report.site import same_origin
+from starpod.serving.sockets import MAX_FORM_BYTES, known_host
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
-from starpod.v1.serving import MAX_FORM_BYTES, known_host
 from tests.environments.webshop.html_text import Reader
 from tests.environments.webshop.little import LittleWebShop
 from tests.support import ServerProcess, credentials

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import click
 
+from starpod.serving.folders import make_locked_folder
 from starpod.trainer.agents.config import SamplingConfig
 from starpod.trainer.engines.config import VLLM_PREFIX, vllm_sockets
 from starpod.trainer.models.config import PACKAGED, ModelError
-from starpod.v1.folders import make_locked_folder
 
 LEAST_BATCH = 4096
 """Minimum tokens per step of a CPU server. The batch must also hold the longest context, because prompts are not

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from starpod.client.spelling import nearest
+from starpod.serving.user_code import end_forked_copy, is_ctrl_c
 from starpod.trainer.configuration.section import ConfigError
-from starpod.v1.user_code import end_forked_copy, is_ctrl_c
 
 
 class UserCodeError(Exception):

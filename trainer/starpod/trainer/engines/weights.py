@@ -16,11 +16,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers.core_model_loading import revert_weight_conversion
 
+from starpod.serving.folders import make_locked_folder
 from starpod.trainer.engines.config import VLLM_PREFIX
 from starpod.trainer.models.precision import compute_dtype
 from starpod.trainer.models.trunk import unwrapped
 from starpod.trainer.parallel.sharding import reshard, whole
-from starpod.v1.folders import make_locked_folder
 
 SHARD_BYTES = 4 * 1024**3
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from starpod.env_server.environment import Environment
+from starpod.env_server.authoring.environment import Environment
 from starpod.env_server.transports.http.openapi import openapi
 
 _STYLE = """

@@ -12,8 +12,8 @@ from typing import Any
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from starpod.env_server.config import ServerConfig
-from starpod.v1.http import IdleBoundProtocol, Server
+from starpod.env_server.operation.config import ServerConfig
+from starpod.serving.http import IdleBoundProtocol, Server
 
 _HEADERS_BYTES = 65_536
 """Maximum bytes of one request's headers, not counting the packet in which they begin."""

@@ -13,11 +13,11 @@ from starlette import routing
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from starpod.env_server.errors import CallError, bad_argument
-from starpod.env_server.limits import Tenant
+from starpod.env_server.episodes.errors import CallError, bad_argument
+from starpod.env_server.episodes.timing import begin, clock
+from starpod.env_server.operation.tenants import Tenant
 from starpod.env_server.sessions.responses import too_large
 from starpod.env_server.sessions.worker import Worker
-from starpod.env_server.timing import begin, clock
 from starpod.env_server.transports.admission import CallsInFlight, OpenAdmission, receive_in_time
 from starpod.env_server.transports.encoding import max_bytes, read_json, write_json
 from starpod.env_server.transports.exchange import Carried, Exchange, Headers, Refused
@@ -25,8 +25,8 @@ from starpod.env_server.transports.http.openapi import openapi
 from starpod.env_server.transports.http.page import Page
 from starpod.env_server.transports.http.routes import ROUTES, Route
 from starpod.env_server.transports.service import Body, EnvironmentService
+from starpod.serving.http import KnownHosts
 from starpod.v1 import environment_pb2 as pb
-from starpod.v1.http import KnownHosts
 
 HEALTH, OPENAPI, PAGE = "/v1/health", "/openapi.json", "/docs"
 Answer = Callable[[Exchange], Awaitable[None]]

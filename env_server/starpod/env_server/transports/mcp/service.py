@@ -26,9 +26,9 @@ from mcp_types import (
 )
 from starlette.types import Message as Sent
 
-from starpod.env_server import convert
-from starpod.env_server.errors import CallError, bad_argument
-from starpod.env_server.limits import Tenant
+from starpod.env_server.episodes import convert
+from starpod.env_server.episodes.errors import CallError, bad_argument
+from starpod.env_server.operation.tenants import Tenant
 from starpod.env_server.sessions.worker import Worker
 from starpod.env_server.transports.encoding import check_values, read_json
 from starpod.env_server.transports.exchange import Carried, Exchange

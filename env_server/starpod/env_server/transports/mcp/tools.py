@@ -9,7 +9,7 @@ from typing import Any
 from google.protobuf.message import Message
 from mcp_types import CallToolResult, ContentBlock, ImageContent, TextContent, Tool
 
-from starpod.env_server.errors import CallError
+from starpod.env_server.episodes.errors import CallError
 from starpod.env_server.transports import tools as turns
 from starpod.env_server.transports.encoding import write_json
 from starpod.env_server.transports.tools import Schema, turn_tools

@@ -37,8 +37,8 @@ from starpod.environments.webshop.shop.markup import (
 )
 from starpod.report import form as options
 from starpod.report.site import Guard, headers
-from starpod.v1.http import refuse_encoding
-from starpod.v1.serving import parse_whole, refusal
+from starpod.serving.http import refuse_encoding
+from starpod.serving.sockets import parse_whole, refusal
 
 from .service import Page, Place, Refused, Service
 from .trail import Trail

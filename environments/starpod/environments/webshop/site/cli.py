@@ -13,7 +13,7 @@ import click
 
 from starpod.env_server.registry import Registry, RegistryError
 from starpod.report.site import site_options
-from starpod.v1.serving import link, listen
+from starpod.serving.sockets import link, listen
 
 if TYPE_CHECKING:
     from .service import Security
@@ -56,7 +56,7 @@ def site(
         raise click.UsageError("--token-file and --ca are about a server: give its ADDRESS")
     if address and stores:
         raise click.UsageError("--store is about a server in this process: leave out ADDRESS")
-    from starpod.env_server.server import ServerError
+    from starpod.env_server.server.server import ServerError
 
     from .service import Security
 
@@ -79,9 +79,9 @@ async def _serve(
     pictures: bool,
     security: Security,
 ) -> None:
-    from starpod.env_server.config import ServerConfig
-    from starpod.env_server.server import EnvironmentServer
-    from starpod.v1.http import serve
+    from starpod.env_server.operation.config import ServerConfig
+    from starpod.env_server.server.server import EnvironmentServer
+    from starpod.serving.http import serve
 
     from .app import create_app
     from .service import Service

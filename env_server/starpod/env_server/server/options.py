@@ -10,8 +10,7 @@ from typing import Any, Literal
 
 import click
 
-from starpod.env_server.config import HTTP, TLS, ServerConfig, ServerLimits
-from starpod.env_server.limits import Quota
+from starpod.env_server.operation.config import HTTP, TLS, Quota, ServerConfig, ServerLimits
 from starpod.env_server.sandbox.sandbox import MEBIBYTE, MODES, UNTRUSTING, Sandbox
 from starpod.env_server.sessions.requests import OTHER_BYTES
 

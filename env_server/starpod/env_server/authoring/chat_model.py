@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from starpod.env_server.environment import Busy, Environment, Unavailable
-from starpod.env_server.untrusted import read_untrusted_json, wait_seconds
+from starpod.env_server.authoring.environment import Busy, Environment, Unavailable
+from starpod.env_server.authoring.untrusted import read_untrusted_json, wait_seconds
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,16 @@ import os
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import Literal
 
 import pydantic
 from google.protobuf import any_pb2, duration_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
+from starpod.env_server.authoring.environment import BadResult, Environment
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.statuses import DOMAIN
-
-if TYPE_CHECKING:
-    from starpod.env_server.environment import Environment
 
 Advice = Literal["retry", "reopen", "give_up"]
 
@@ -133,7 +132,8 @@ def release(error: BaseException) -> None:
 
 
 _NOT_AUTHORS = (
-    *(f"{os.path.dirname(file)}{os.sep}" for file in (__file__, importlib.__file__, pydantic.__file__)),
+    f"{Path(__file__).parents[1]}{os.sep}",
+    *(f"{os.path.dirname(file)}{os.sep}" for file in (importlib.__file__, pydantic.__file__)),
     "<",
 )
 """Beginnings of the names of files that call an author's code."""
@@ -171,3 +171,30 @@ def unsupported(environment: type[Environment], capability: str, problem: str) -
     """Return UNSUPPORTED for a capability that the environment lacks."""
     spec = environment.spec
     return CallError("UNSUPPORTED", f"{spec.id} {spec.version} {problem}", {"capability": capability})
+
+
+class EnvironmentRaised(Exception):
+    """The environment's code raised an exception. `intact` says whether the session can continue."""
+
+    def __init__(self, exception: str, message: str, *, intact: bool) -> None:
+        super().__init__(f"{exception}: {message}")
+        self.exception = exception
+        self.message = message
+        self.intact = intact
+
+    @classmethod
+    def from_exception(cls, environment: type[Environment], error: BaseException, *, intact: bool) -> EnvironmentRaised:
+        text, location = str(error), place_of(error)
+        if isinstance(error, BadResult):  # its method has returned, so the traceback does not show it
+            by_default = error.method == "observe" and environment.observe is Environment.observe
+            method = getattr(environment, "render" if by_default else error.method)
+            text, location = (
+                f"{environment.__name__}.{method.__name__} returned {error.problem}",
+                place_of_function(method),
+            )
+        return cls(type(error).__name__, f"{text} ({location})" if location else text, intact=intact)
+
+    @classmethod
+    def of_copy(cls, death: Exception) -> EnvironmentRaised:
+        """Return the error for a fork in which the copy's process died. The original session can continue."""
+        return cls(type(death).__name__, f"the copy's process {death}", intact=True)

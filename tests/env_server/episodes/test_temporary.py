@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from starpod.env_server.temporary import PREFIX
-from starpod.v1.folders import LOCKED_WITHIN_SECONDS, make_locked_folder, remove_left_over
+from starpod.env_server.episodes.temporary import PREFIX
+from starpod.serving.folders import LOCKED_WITHIN_SECONDS, make_locked_folder, remove_left_over
 
 WARM = "from starpod.env_server.processes.forking import warm_up; warm_up()"
 KILLED = f"{WARM}; import os, signal; os.kill(os.getpid(), signal.SIGKILL)"

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starpod.env_server.state import StateError, decode, encode
+from starpod.env_server.episodes.state import StateError, decode, encode
 
 scalars = st.one_of(
     st.none(),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import click
 
-from starpod.env_server.limits import UNLIMITED, Quota, setting
 from starpod.env_server.sandbox.sandbox import UNTRUSTING, Sandbox
 
 MEBIBYTE = 2**20
@@ -16,6 +16,47 @@ MEBIBYTE = 2**20
 _COUNT = click.IntRange(1)
 _SECONDS = click.FloatRange(0, min_open=True)
 _PORT = click.IntRange(0, 65535)
+
+
+def setting(default: Any, type: click.ParamType[Any] | type, help: str, *, option: str = "") -> Any:
+    """Return a field of a dataclass that is also an option of `starpod serve`.
+
+    Args:
+        default: The field's default.
+        type: Type and range of the option's value.
+        help: Meaning of the field, which `--help` prints.
+        option: Name of the option, if it is not the name of the field.
+    """
+    return field(default=default, metadata={"type": type, "help": help, "option": option})
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """Limits of one tenant on one worker. If a limit is 0, only the worker's own limit applies."""
+
+    sessions: int = setting(
+        0,
+        click.IntRange(0),
+        "Sessions of a token whose line in --token-file sets no limit; 0: no limit.",
+        option="token-sessions",
+    )
+    calls_per_second: float = setting(
+        0.0,
+        click.FloatRange(0),
+        "Calls per second of a token whose line in --token-file sets no limit, unary and on streams, in bursts of up "
+        "to one second's worth; 0: no limit. A row of columns counts as a call, a group as one call per session, and "
+        "each 64 KiB of a request as one more.",
+        option="token-calls-per-second",
+    )
+    streams: int = setting(
+        0,
+        click.IntRange(0),
+        "Connected streams of a token whose line in --token-file sets no limit; 0: no limit.",
+        option="token-streams",
+    )
+
+
+UNLIMITED = Quota()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +168,7 @@ class ServerConfig:
     """File with bearer tokens, one per line. If None, callers need no token."""
     quota: Quota = UNLIMITED
     """Quota of each token for which the file sets none."""
-    snapshot_key_file: Path | None = setting(
+    snapshot_key_file: Path | None = setting(  # noqa: RUF009 - it calls `field`
         None,
         click.Path(path_type=Path),
         "Seal snapshots with the first key of this file (one per line); all keys open them. All servers of a fleet "
@@ -135,7 +176,7 @@ class ServerConfig:
     )
     sandbox: Sandbox = UNTRUSTING
     """Confinement of processes of class `process`."""
-    effects: Path | None = setting(
+    effects: Path | None = setting(  # noqa: RUF009
         None,
         click.Path(file_okay=False, path_type=Path),
         "Record in this folder what judges and the like reply to environments, so that replays do not ask again. All "

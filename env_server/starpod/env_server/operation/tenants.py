@@ -8,12 +8,9 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
 
-import click
-
-from starpod.env_server.errors import CallError, overloaded
+from starpod.env_server.episodes.errors import CallError, overloaded
+from starpod.env_server.operation.config import UNLIMITED, Quota
 
 loop_time = time.thread_time
 """Clock for tenants' usage: CPU time of the event-loop thread, so that tenants are not charged while the OS preempts
@@ -27,47 +24,6 @@ RECEIVED_SECONDS = 4e-9
 """Approximate time of the event loop for receiving one byte of a request, before any code of ours runs."""
 BYTES_OF_A_CALL = 65_536
 """This many bytes of a request count as one more call."""
-
-
-def setting(default: Any, type: click.ParamType[Any] | type, help: str, *, option: str = "") -> Any:
-    """Return a field of a dataclass that is also an option of `starpod serve`.
-
-    Args:
-        default: The field's default.
-        type: Type and range of the option's value.
-        help: Meaning of the field, which `--help` prints.
-        option: Name of the option, if it is not the name of the field.
-    """
-    return field(default=default, metadata={"type": type, "help": help, "option": option})
-
-
-@dataclass(frozen=True, slots=True)
-class Quota:
-    """Limits of one tenant on one worker. If a limit is 0, only the worker's own limit applies."""
-
-    sessions: int = setting(
-        0,
-        click.IntRange(0),
-        "Sessions of a token whose line in --token-file sets no limit; 0: no limit.",
-        option="token-sessions",
-    )
-    calls_per_second: float = setting(
-        0.0,
-        click.FloatRange(0),
-        "Calls per second of a token whose line in --token-file sets no limit, unary and on streams, in bursts of up "
-        "to one second's worth; 0: no limit. A row of columns counts as a call, a group as one call per session, and "
-        "each 64 KiB of a request as one more.",
-        option="token-calls-per-second",
-    )
-    streams: int = setting(
-        0,
-        click.IntRange(0),
-        "Connected streams of a token whose line in --token-file sets no limit; 0: no limit.",
-        option="token-streams",
-    )
-
-
-UNLIMITED = Quota()
 
 
 class Working:

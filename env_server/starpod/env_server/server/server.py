@@ -16,25 +16,24 @@ import grpc
 from grpc_health.v1 import health, health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 
-from starpod.env_server import memory
-from starpod.env_server.config import HTTP, TLS, ServerConfig
-from starpod.env_server.effects import Journal
-from starpod.env_server.environment import Concurrency
-from starpod.env_server.limits import UNLIMITED
-from starpod.env_server.metrics import Metrics
+from starpod.env_server.authoring.environment import Concurrency
+from starpod.env_server.episodes.effects import Journal
+from starpod.env_server.operation.config import HTTP, TLS, UNLIMITED, ServerConfig
+from starpod.env_server.operation.metrics import Metrics
+from starpod.env_server.operation.tracing import OpenTelemetryTracer, Tracer
 from starpod.env_server.processes.hosts import HostDied
 from starpod.env_server.processes.process_host import ProcessHost
 from starpod.env_server.registry import Registry
+from starpod.env_server.server import memory
 from starpod.env_server.sessions.calls import Calls
 from starpod.env_server.sessions.seal import SnapshotSeal
 from starpod.env_server.sessions.worker import Worker
-from starpod.env_server.tracing import OpenTelemetryTracer, Tracer
 from starpod.env_server.transports.admission import CallsInFlight, ContractAdmission, OpenAdmission
 from starpod.env_server.transports.auth import Authenticator
 from starpod.env_server.transports.connections import Connections, address_of
 from starpod.env_server.transports.service import EnvironmentService
+from starpod.serving.sockets import is_loopback
 from starpod.v1 import environment_pb2 as pb
-from starpod.v1.serving import is_loopback
 
 if TYPE_CHECKING:
     from starpod.env_server.transports.exchange import Carried

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from starpod.v1.serving import known_host, link, listen
+from starpod.serving.sockets import known_host, link, listen
 
 if TYPE_CHECKING:
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol as Protocol

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from starpod.client import EnvironmentBug, Fleet, Overloaded, Session
-from starpod.env_server import effects
-from starpod.env_server.config import ServerConfig
-from starpod.env_server.effects import EffectFailed, Journal, UselessReply
-from starpod.env_server.environment import Concurrency, EnvironmentOptions
+from starpod.env_server.authoring.environment import Concurrency, EnvironmentOptions
+from starpod.env_server.episodes import effects
+from starpod.env_server.episodes.effects import EffectFailed, Journal, UselessReply
+from starpod.env_server.operation.config import ServerConfig
 from starpod.env_server.registry import Registry, RegistryError
-from starpod.env_server.server import EnvironmentServer, ServerError
+from starpod.env_server.server.server import EnvironmentServer, ServerError
 from tests.env_server.judged import Judged, Model
 
 JUDGED = "judged-v1"

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from starpod.env_server.environment import Busy, Environment
-from starpod.env_server.temporary import own_folder
+from starpod.env_server.authoring.environment import Busy, Environment
+from starpod.env_server.episodes.temporary import own_folder
 
 logger = logging.getLogger(__name__)
 

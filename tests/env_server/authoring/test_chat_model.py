@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from starpod.env_server.chat_model import ChatModel
+from starpod.env_server.authoring.chat_model import ChatModel
 
 
 class Scripted(ChatModel):

@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from starpod.v1.folders import make_locked_folder
+from starpod.serving.folders import make_locked_folder
 
 PREFIX = "starpod-server-"
 MAX_PARENT_BYTES = 64

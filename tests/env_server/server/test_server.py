@@ -14,10 +14,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
-from starpod.env_server.config import HTTP, TLS, ServerConfig
-from starpod.env_server.logs import JSONFormatter, TextFormatter
+from starpod.env_server.operation.config import HTTP, TLS, ServerConfig
 from starpod.env_server.registry import Registry
-from starpod.env_server.server import EnvironmentServer, ServerError
+from starpod.env_server.server.logs import JSONFormatter, TextFormatter
+from starpod.env_server.server.server import EnvironmentServer, ServerError
 from starpod.env_server.transports.auth import Authenticator, TokenFileError
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub

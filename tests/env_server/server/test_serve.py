@@ -20,7 +20,7 @@ from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.support import children_of, gone, start_server
 
-TROUBLESOME = str(Path(__file__).with_name("troublesome.py"))
+TROUBLESOME = str(Path(__file__).parents[1] / "troublesome.py")
 
 
 def ask(address: str, method: str, **fields: Any) -> Any:

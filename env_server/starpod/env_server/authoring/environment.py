@@ -30,7 +30,6 @@ from typing import Any, ClassVar, NamedTuple, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from starpod.env_server.seeding import derive_seed
 from starpod.v1.values import JSON, Image, Part
 
 
@@ -380,6 +379,15 @@ class Environment(ABC):
         if self._cached_ask is None:
             raise RuntimeError("effect() is for reset and step, and the spec must have effects=True")
         return self._cached_ask(request, perform)
+
+
+def derive_seed(seed: int, *labels: str | int) -> int:
+    """Return a 64-bit seed derived from a 64-bit seed and labels. It is the same on every machine.
+
+    Different labels give independent random streams, so that the start's stream cannot leak into the transitions'.
+    """
+    text = "/".join(map(str, (seed, *labels)))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def digest(text: str) -> bytes:

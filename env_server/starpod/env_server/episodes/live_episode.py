@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from starpod.env_server.effects import EffectFailed, Journal, UselessReply
-from starpod.env_server.environment import UNKNOWN_NAME as UNKNOWN_NAME
-from starpod.env_server.environment import (
+from starpod.env_server.authoring.environment import UNKNOWN_NAME as UNKNOWN_NAME
+from starpod.env_server.authoring.environment import (
     BadResult,
     Busy,
     Concurrency,
@@ -21,10 +20,11 @@ from starpod.env_server.environment import (
     Limits,
     Outcome,
     Unavailable,
+    derive_seed,
     digest_observation,
 )
-from starpod.env_server.seeding import derive_seed
-from starpod.env_server.state import StateError, decode, encode
+from starpod.env_server.episodes.effects import EffectFailed, Journal, UselessReply
+from starpod.env_server.episodes.state import StateError, decode, encode
 from starpod.v1.values import DEEPEST_INFO, MAX_REWARD, EndReason, Image, Part
 from starpod.v1.values import Want as Want
 

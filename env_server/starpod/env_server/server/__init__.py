@@ -1,0 +1,1 @@
+"""The running server: its options, workers, logs and memory."""
