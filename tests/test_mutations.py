@@ -162,7 +162,7 @@ MUTATIONS: dict[str, tuple[str, Callable[..., Any], str]] = {
         "tests/env_server/sessions/test_calls.py::test_a_repeated_step_is_made_once",
     ),
     "exactly once: a step of an old epoch is made": (
-        f"{SERVER}.sessions.session:Session.earlier_reply",
+        f"{SERVER}.sessions.session:ServedSession.earlier_reply",
         lambda right, session, epoch, *rest: right(session, max(epoch, session.epoch), *rest),
         "tests/env_server/sessions/test_calls.py::test_a_repeated_reset_is_made_once",
     ),

@@ -16,7 +16,7 @@ from dm_env_rpc.v1 import dm_env_rpc_pb2_grpc
 from dm_env_rpc.v1.tensor_utils import pack_tensor, unpack_tensor
 
 from benchmarks.serving.lake import new_episode, next_seed
-from starpod.env_server.episodes.live_episode import Episode, Want
+from starpod.env_server.episodes.live_episode import LiveEpisode, Want
 from starpod.environments.frozen_lake import ACTIONS
 
 ACTION_UID, TEXT_UID, REWARD_UID = 1, 1, 2
@@ -54,7 +54,7 @@ class LakeServicer(dm_env_rpc_pb2_grpc.EnvironmentServicer):
             yield response
 
 
-def _step(episode: Episode, fresh: bool, request: Any, response: Any) -> bool:
+def _step(episode: LiveEpisode, fresh: bool, request: Any, response: Any) -> bool:
     """Answer a step; the first of a sequence only observes. Returns whether the next one starts a new sequence."""
     if fresh:
         if episode.turns:

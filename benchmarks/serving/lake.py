@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.serving.environments import SlowLake
 from starpod.env_server.authoring.environment import Environment, Limits
-from starpod.env_server.episodes.live_episode import Episode
+from starpod.env_server.episodes.live_episode import LiveEpisode
 from starpod.environments.frozen_lake import ACTIONS, FrozenLake
 
 LAKE: dict[str, Any] = {"map": ["SFFF", "FHFH", "FFFH", "HFFG"], "success_rate": 1.0}
@@ -64,11 +64,11 @@ WAITS = TASK.environment is SlowLake
 """Whether steps wait. If they do, servers must not run them in their event loop."""
 
 
-def new_episode() -> Episode:
+def new_episode() -> LiveEpisode:
     """Return an episode of the task in this process, after its reset."""
     environment = TASK.environment()
     environment.options = TASK.environment.Options(**OPTIONS)
-    episode = Episode(environment, TASK.environment.spec.limits if TASK.random else NO_LIMITS)
+    episode = LiveEpisode(environment, TASK.environment.spec.limits if TASK.random else NO_LIMITS)
     episode.reset(next_seed(), 0)
     return episode
 

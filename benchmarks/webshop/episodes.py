@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any
 
 from starpod.env_server.authoring.environment import Limits
-from starpod.env_server.episodes.live_episode import Episode, Want
+from starpod.env_server.episodes.live_episode import LiveEpisode, Want
 from starpod.environments.webshop.environment import WebShop
 from starpod.environments.webshop.shop import actions
 from starpod.environments.webshop.shop.shop import Shop, ShopState
@@ -136,7 +136,7 @@ def inside(path: Path, warm_up: Sequence[ShopEpisode], episodes: Sequence[ShopEp
     open_stores()
     environment = WebShop()
     environment.options = WebShop.Options(**OPTIONS)
-    episode = Episode(environment, Limits())
+    episode = LiveEpisode(environment, Limits())
     want = Want()
     waits: Waits = {kind: [] for kind in (*KINDS, RESET)}
     for number, shop_episode in enumerate((*warm_up, *episodes)):

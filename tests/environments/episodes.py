@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from starpod.env_server.authoring.environment import Environment
-from starpod.env_server.episodes.live_episode import Episode, Limits, Transition, Want
+from starpod.env_server.episodes.live_episode import Limits, LiveEpisode, TurnResult, Want
 from starpod.environments.bandit import Bandit
 from starpod.environments.countdown import Countdown
 from starpod.environments.desk import Desk
@@ -73,21 +73,21 @@ each_case = pytest.mark.parametrize(
 
 def start(
     kind: type[Environment], seed: int = 0, dynamics_seed: int = 0, limits: Limits | None = None, **options: Any
-) -> Episode:
+) -> LiveEpisode:
     """A fresh episode; without limits where none are given."""
     environment = kind()
     environment.options = kind.Options(**options)
-    episode = Episode(environment, limits or Limits())
+    episode = LiveEpisode(environment, limits or Limits())
     episode.reset(seed, dynamics_seed)
     return episode
 
 
-def start_case(case: Case, seed: int, dynamics_seed: int) -> Episode:
+def start_case(case: Case, seed: int, dynamics_seed: int) -> LiveEpisode:
     """A fresh episode of a case, with limits that let it last a while."""
     return start(case[0], seed, dynamics_seed, Limits(max_turns=20), **case[1])
 
 
-def next_action(state: Episode, rng: random.Random) -> Any:
+def next_action(state: LiveEpisode, rng: random.Random) -> Any:
     """A valid action where they can be listed, else the expert's; sometimes nonsense."""
     valid = state.environment.valid_actions()
     if valid and rng.random() < 0.9:
@@ -95,7 +95,7 @@ def next_action(state: Episode, rng: random.Random) -> Any:
     return rng.choice([state.environment.expert_action(), "1 + 1", "nonsense"])
 
 
-def play(state: Episode, seed: int) -> list[str]:
+def play(state: LiveEpisode, seed: int) -> list[str]:
     """Goes on to the end with actions drawn from the seed; one line for what is seen first and one for each turn."""
     rng = random.Random(seed)
     lines = [repr(state.observe(EVERYTHING))]
@@ -106,7 +106,7 @@ def play(state: Episode, seed: int) -> list[str]:
     return lines
 
 
-def play_expertly(episode: Episode, rising: bool = True) -> list[Transition]:
+def play_expertly(episode: LiveEpisode, rising: bool = True) -> list[TurnResult]:
     """Follow the expert to success, and check what an expert and a score promise in every environment.
 
     Args:

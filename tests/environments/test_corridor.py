@@ -1,13 +1,13 @@
 """The corridor in which estimators are compared: each room is right or wrong by itself."""
 
 from benchmarks.training.corridor import Corridor, DarkCorridor
-from starpod.env_server.episodes.live_episode import Episode, Want
+from starpod.env_server.episodes.live_episode import LiveEpisode, Want
 from tests.environments import episodes
 
 
 def walk(actions: list[str], seed: int = 3) -> list[tuple[float, dict[str, bool], bytes]]:
     """Reward, criteria and the next state's key of each turn."""
-    episode: Episode = episodes.start(Corridor, seed=seed)
+    episode: LiveEpisode = episodes.start(Corridor, seed=seed)
     played = []
     for action in actions:
         transition = episode.turn([action], Want(state_key=True))
@@ -27,14 +27,14 @@ def test_every_room_pays_its_share_and_what_was_done_changes_no_later_state() ->
 
 
 def test_the_expert_succeeds() -> None:
-    episode: Episode = episodes.start(Corridor, seed=5)
+    episode: LiveEpisode = episodes.start(Corridor, seed=5)
     while not episode.end_reason:
         last = episode.turn([episode.environment.expert_action()], Want())
     assert last.success
 
 
 def test_a_locked_corridor_ends_at_the_first_wrong_action_and_pays_at_the_end_alone() -> None:
-    episode: Episode = episodes.start(Corridor, seed=5, locked=True)
+    episode: LiveEpisode = episodes.start(Corridor, seed=5, locked=True)
     for room in range(1, 5):
         last = episode.turn([episode.environment.expert_action()], Want())
         assert (last.reward, bool(last.success), episode.environment.score()) == (room == 4, room == 4, room / 4)
@@ -45,7 +45,7 @@ def test_a_locked_corridor_ends_at_the_first_wrong_action_and_pays_at_the_end_al
 
 
 def test_a_dark_room_shows_its_sign_for_one_turn_after_a_look() -> None:
-    episode: Episode = episodes.start(DarkCorridor, seed=5, rooms=2)
+    episode: LiveEpisode = episodes.start(DarkCorridor, seed=5, rooms=2)
     dark, signs = episode.environment, list(episode.environment.signs)
     seen = [dark.render()]
     for _ in range(4):

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from starpod.env_server.episodes.live_episode import Episode, Want
+from starpod.env_server.episodes.live_episode import LiveEpisode, Want
 from starpod.env_server.episodes.state import decode, encode
 from tests.environments.episodes import CASES, Case, each_case, next_action, play, start_case
 from tests.support import ROOT
@@ -43,7 +43,7 @@ def test_forks_and_snapshots_go_on_the_same(
     assert not any(name.startswith("_cached") for name in original.environment.get_state())
     twin, saved = original.fork(None), original.save()
     assert len(saved) < 5000
-    restored = Episode.load(case[0], saved)
+    restored = LiveEpisode.load(case[0], saved)
     expected = play(original, choices)
     assert twin.save() == saved, "the original moved its fork"
     assert play(twin, choices) == play(restored, choices) == expected
@@ -57,6 +57,6 @@ def test_options_come_back_from_their_own_dump(case: Case) -> None:
     original = start_case(case, 1, 2)
     saved = decode(original.save())
     saved["options"] = options.model_dump(mode="json")
-    restored = Episode.load(case[0], encode(saved))
+    restored = LiveEpisode.load(case[0], encode(saved))
     assert restored.environment.observe() == original.environment.observe()
     assert restored.environment.state_key() == original.environment.state_key()

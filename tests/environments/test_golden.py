@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from starpod.env_server.authoring.environment import UNKNOWN_NAME, Environment, Limits
-from starpod.env_server.episodes.live_episode import Episode, EpisodeOver, Transition, Want
+from starpod.env_server.episodes.live_episode import EpisodeEnded, LiveEpisode, TurnResult, Want
 from starpod.environments.bandit import Bandit
 from starpod.environments.countdown import Countdown
 from starpod.environments.countdown.expression import Malformed, parse
@@ -92,11 +92,11 @@ def records_of(kind: type[Environment]) -> Iterator[Any]:
         yield from records
 
 
-Played = tuple[str, Any, Any, Transition]
+Played = tuple[str, Any, Any, TurnResult]
 
 
 def turns(
-    record: Any, episode: Episode, parity: Parity, before: Callable[[Any], Any] = lambda step: None
+    record: Any, episode: LiveEpisode, parity: Parity, before: Callable[[Any], Any] = lambda step: None
 ) -> Iterator[Played]:
     """Where it is, the recorded step, its action and our transition, for each step that both programs played.
 
@@ -108,7 +108,7 @@ def turns(
         if before(step):
             continue
         if episode.end_reason:
-            with pytest.raises(EpisodeOver):
+            with pytest.raises(EpisodeEnded):
                 episode.turn(["anything"], Want())
             parity.deviate("over-is-over")
             continue
@@ -126,7 +126,7 @@ def turns(
         yield f"{record['id']} step {number}", step, action, transition
 
 
-def compare_transitions(parity: Parity, where: str, step: Any, transition: Transition, **deviations: str) -> None:
+def compare_transitions(parity: Parity, where: str, step: Any, transition: TurnResult, **deviations: str) -> None:
     """Compares a step with its record, part by part. deviations: by part, the deliberate one that may change it."""
     outcome, info = transition.outcomes[0], step["info"]
     assert outcome is not None
@@ -417,7 +417,7 @@ def options_of(kind: type[Environment], record: Any) -> dict[str, Any]:
     return {"layout": rows, "symbols": symbols, "observation": "grid_coord" if "Coord" in variant else "grid"}
 
 
-def deviation_of(kind: type[Environment], record: Any, transition: Transition) -> str:
+def deviation_of(kind: type[Environment], record: Any, transition: TurnResult) -> str:
     """The chosen deviation that may change what is shown after a turn."""
     if kind is Bandit:
         return "" if transition.terminated else "short-first-observation"

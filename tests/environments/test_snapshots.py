@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from starpod.client import Fleet
 from starpod.env_server import Concurrency, Environment, EnvironmentOptions, EnvironmentSpec, Outcome
-from starpod.env_server.episodes.live_episode import Episode, Want
+from starpod.env_server.episodes.live_episode import LiveEpisode, Want
 from starpod.env_server.episodes.state import StateError, decode, encode
 from starpod.env_server.operation.config import ServerConfig
 from starpod.env_server.processes.hosts import expect_playable
@@ -107,7 +107,7 @@ def test_a_state_that_is_taken_can_be_played() -> None:
         name = rng.choice(list(saved["state"]))
         saved["state"][name] = changed(saved["state"][name], rng)
         try:
-            restored = Episode.load(kind, encode(saved))
+            restored = LiveEpisode.load(kind, encode(saved))
             expect_playable(restored)
         except StateError:
             continue

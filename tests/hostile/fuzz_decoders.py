@@ -20,9 +20,9 @@ with atheris.instrument_imports(include=["starpod.env_server", "msgpack"]):
 
     from starpod.env_server.episodes import convert, state
     from starpod.env_server.episodes.errors import CallError
-    from starpod.env_server.episodes.live_episode import Episode, SavedEpisode
+    from starpod.env_server.episodes.live_episode import LiveEpisode, SavedEpisode
     from starpod.env_server.episodes.state import StateError
-    from starpod.env_server.processes.wire import BadReply, unpack
+    from starpod.env_server.processes.wire import BadProcessReply, unpack
     from starpod.env_server.registry import parse_version_range
     from starpod.env_server.sessions.columns import StepRows
     from starpod.env_server.sessions.requests import parse_options
@@ -63,7 +63,7 @@ def read_state(data: bytes) -> None:
 def read_snapshot(data: bytes) -> None:
     saved = SavedEpisode.read(Walk, data)
     assert 0 <= saved.turns < 2**31
-    Episode.load(Walk, data)
+    LiveEpisode.load(Walk, data)
 
 
 def read_reply(data: bytes) -> None:
@@ -79,7 +79,7 @@ DECODERS: tuple[Callable[[bytes], None], ...] = (
 
 def test_one_input(data: bytes) -> None:
     if data:
-        with contextlib.suppress(DecodeError, CallError, StateError, BadReply):
+        with contextlib.suppress(DecodeError, CallError, StateError, BadProcessReply):
             DECODERS[data[0] % len(DECODERS)](data[1:])
 
 

@@ -18,7 +18,7 @@ import pytest
 import trustme
 
 from starpod.env_server.episodes.errors import CallError
-from starpod.env_server.operation.config import TLS, ServerConfig
+from starpod.env_server.operation.config import ServerConfig, ServerTLS
 from starpod.env_server.operation.tenants import Quota, Tenant
 from starpod.env_server.registry import Registry
 from starpod.env_server.server.server import EnvironmentServer
@@ -308,7 +308,7 @@ async def tls_server(tmp_path: Path) -> AsyncIterator[tuple[EnvironmentServer, t
     issued.private_key_pem.write_to_path(tmp_path / "key.pem")
     for blob in issued.cert_chain_pems:
         blob.write_to_path(tmp_path / "chain.pem", append=True)
-    tls = TLS(tmp_path / "chain.pem", tmp_path / "key.pem")
+    tls = ServerTLS(tmp_path / "chain.pem", tmp_path / "key.pem")
     server = EnvironmentServer(Registry(ALL), ServerConfig(port=0, tls=tls))
     await server.start()
     yield server, authority

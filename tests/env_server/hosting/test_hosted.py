@@ -7,14 +7,14 @@ from typing import ClassVar
 import pytest
 
 from starpod.env_server.authoring.environment import Busy, Concurrency, EnvironmentSpec, Outcome
-from starpod.env_server.hosting.hosted import Game, Hosted
-from starpod.env_server.hosting.ors import GameFactory, ORSGame
+from starpod.env_server.hosting.hosted import Hosted, HostedGame
+from starpod.env_server.hosting.ors import ORSFactory, ORSGame
 from starpod.env_server.hosting.ors_server import ORSError, ORSServer
 from starpod.env_server.hosting.request import HostingRequest
 from starpod.v1.values import Action
 
 
-class SlowEnd(Game):
+class SlowEnd(HostedGame):
     """Its end waits for another server."""
 
     answer, closed = threading.Event(), threading.Event()
@@ -33,14 +33,14 @@ class SlowEnd(Game):
 class Slow(Hosted):
     spec = EnvironmentSpec("slow-v1", "1.0.0", "Its end is slow", concurrency=Concurrency.THREAD)
 
-    def begin(self, luck: int) -> Game:
+    def begin(self, luck: int) -> HostedGame:
         return SlowEnd(None)
 
     def render(self, mode: str = "text") -> str:
         return "open"
 
 
-class Counted(Game):
+class Counted(HostedGame):
     """Its third action finds no server the first time."""
 
     failures: ClassVar[int] = 1
@@ -68,7 +68,7 @@ class Counted(Game):
 class Counts(Hosted):
     spec = EnvironmentSpec("counts-v1", "1.0.0", "It counts")
 
-    def begin(self, luck: int) -> Game:
+    def begin(self, luck: int) -> HostedGame:
         return Counted()
 
     def render(self, mode: str = "text") -> str:
@@ -95,7 +95,7 @@ def test_a_session_of_an_ors_server_whose_task_cannot_be_read_is_deleted(monkeyp
     monkeypatch.setattr(ORSServer, "delete", lambda _, session: deleted.append(session))
     request = HostingRequest.parse("http://127.0.0.1:1/sums", ())
     with pytest.raises(ORSError, match="broke off"):
-        ORSGame(GameFactory(request, ORSServer("http://127.0.0.1:1"), "sums", "train", 1, {}, None), 0)
+        ORSGame(ORSFactory(request, ORSServer("http://127.0.0.1:1"), "sums", "train", 1, {}, None), 0)
     assert deleted == ["session"]
 
 

@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
-from starpod.env_server.operation.config import HTTP, TLS, ServerConfig
+from starpod.env_server.operation.config import HTTP, ServerConfig, ServerTLS
 from starpod.env_server.registry import Registry
 from starpod.env_server.server.logs import JSONFormatter, TextFormatter
 from starpod.env_server.server.server import EnvironmentServer, ServerError
@@ -106,9 +106,9 @@ async def test_tls_and_mtls_and_a_health_port_that_needs_no_certificate(serve: S
     both, authority = tmp_path / "both", tmp_path / "ca"
     ca.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(both))
     ca.cert_pem.write_to_path(str(authority))
-    tls = await serve(tls=TLS(both, both))
+    tls = await serve(tls=ServerTLS(both, both))
     with held_port() as port:
-        mtls = await serve(tls=TLS(both, both, client_ca=authority), health_port=port)
+        mtls = await serve(tls=ServerTLS(both, both, client_ca=authority), health_port=port)
 
     async def describe(client: Client, issuer: trustme.CA | None) -> str:
         key = chain = None
@@ -146,7 +146,7 @@ async def test_a_port_in_use_stops_the_start(client: Client, option: str) -> Non
 
 
 async def test_missing_tls_files_stop_the_start(tmp_path: Path) -> None:
-    tls = TLS(tmp_path / "no", tmp_path / "none")
+    tls = ServerTLS(tmp_path / "no", tmp_path / "none")
     for problem in (r"cannot read the TLS file .*/none: No such file", "must be PEM"):
         with pytest.raises(ServerError, match=problem):
             await EnvironmentServer(Registry(ALL), ServerConfig(port=0, tls=tls)).start()

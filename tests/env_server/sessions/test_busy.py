@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from starpod.env_server import Busy, Limits
-from starpod.env_server.episodes.live_episode import Episode, TooLate, Want
+from starpod.env_server.episodes.live_episode import LiveEpisode, TooLate, Want
 from starpod.env_server.processes.threads import THREAD_NAME
 from starpod.v1 import environment_pb2 as pb
 from tests.env_server.conftest import Client, Failure, Serve, Stream, text_of
@@ -136,7 +136,7 @@ def test_an_environment_that_is_busy_when_it_has_been_counted_is_wrong() -> None
         def observe(self) -> str:
             raise Busy("nobody looks", retry_after=0.1)
 
-    episode = Episode(BusyLooking(), Limits())
+    episode = LiveEpisode(BusyLooking(), Limits())
     episode.reset(0, 0)
     with pytest.raises(TooLate, match="nobody looks"):
         episode.turn(["no such action"], Want())

@@ -16,7 +16,7 @@ import jsonschema
 import pytest
 import trustme
 
-from starpod.env_server.operation.config import HTTP, TLS, ServerLimits
+from starpod.env_server.operation.config import HTTP, ServerLimits, ServerTLS
 from starpod.env_server.server.server import ServerError
 from starpod.env_server.transports.encoding import write_json
 from starpod.v1 import environment_pb2 as pb
@@ -198,7 +198,7 @@ async def test_client_certificates(serve_http: ServeHttp, tmp_path: Path) -> Non
     ca.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "both"))
     ca.cert_pem.write_to_path(str(tmp_path / "ca"))
     trusting = ssl.create_default_context(cafile=tmp_path / "ca")
-    mtls = await serve_http(tls=TLS(tmp_path / "both", tmp_path / "both", tmp_path / "ca"), verify=trusting)
+    mtls = await serve_http(tls=ServerTLS(tmp_path / "both", tmp_path / "both", tmp_path / "ca"), verify=trusting)
     assert mtls.client.server.http_address.startswith("https://")
     with pytest.raises(httpx.TransportError):
         await mtls.caller.get("/v1/health")

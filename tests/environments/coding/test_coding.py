@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-from starpod.env_server.episodes.live_episode import Episode, Transition, Want
+from starpod.env_server.episodes.live_episode import LiveEpisode, TurnResult, Want
 from starpod.environments.coding import Coding
 from starpod.environments.coding.environment import read_program
 from starpod.environments.coding.tasks import _FAMILIES, draw_task, expected
@@ -17,7 +17,7 @@ from tests.environments import episodes
 start = functools.partial(episodes.start, Coding)
 
 
-def turn(episode: Episode, program: str) -> Transition:
+def turn(episode: LiveEpisode, program: str) -> TurnResult:
     return episode.turn([program], Want(state_key=True))
 
 
@@ -252,7 +252,7 @@ def test_half_a_surrogate_pair_is_a_failed_attempt_and_its_observation_can_be_se
 def test_forks_and_snapshots_go_on_the_same() -> None:
     original = start(5)
     turn(original, "pass")
-    twin, restored = original.fork(None), Episode.load(Coding, original.save())
+    twin, restored = original.fork(None), LiveEpisode.load(Coding, original.save())
     program = original.environment.expert_action()
     assert turn(original, program) == turn(twin, program) == turn(restored, program)
     assert len(original.save()) < 4096

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from starpod.env_server.episodes.live_episode import Transition, Want
+from starpod.env_server.episodes.live_episode import TurnResult, Want
 from starpod.environments.countdown import Countdown
 from starpod.environments.countdown.expression import MAX_LENGTH, Malformed, parse
 from starpod.environments.countdown.puzzles import signs_for, solve
@@ -23,7 +23,7 @@ SEEDS = st.integers(0, 2**64 - 1)
 start = functools.partial(episodes.start, Countdown, limits=Countdown.spec.limits)
 
 
-def answer(text: Any, numbers: list[int], target: int, **options: Any) -> Transition:
+def answer(text: Any, numbers: list[int], target: int, **options: Any) -> TurnResult:
     return start(numbers=numbers, target=target, **options).turn([text], Want())
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.env_server import Tool, ToolCall
-from starpod.env_server.episodes.live_episode import Episode, Transition, Want
+from starpod.env_server.episodes.live_episode import LiveEpisode, TurnResult, Want
 from starpod.environments.desk import Desk
 from starpod.environments.desk.tasks import KINDS
 from starpod.environments.desk.tools import TOOLS, read_call, write_call
@@ -18,11 +18,11 @@ from tests.environments import episodes
 start = functools.partial(episodes.start, Desk)
 
 
-def call(episode: Episode, name: str, /, **arguments: Any) -> Transition:
+def call(episode: LiveEpisode, name: str, /, **arguments: Any) -> TurnResult:
     return episode.turn([ToolCall(name, arguments)], Want())
 
 
-def criteria(transition: Transition) -> dict[str, bool]:
+def criteria(transition: TurnResult) -> dict[str, bool]:
     assert transition.details is not None and transition.details.criteria is not None
     return dict(transition.details.criteria)
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from starpod.env_server.episodes.live_episode import Episode, Want
+from starpod.env_server.episodes.live_episode import LiveEpisode, Want
 from starpod.environments.frozen_lake import ACTIONS, FrozenLake
 from starpod.v1.values import EndReason
 from tests.environments import episodes
@@ -159,7 +159,7 @@ def test_the_expert_knows_the_way_from_afar(success_rate: float) -> None:
 def test_the_goal_pays_as_asked() -> None:
     episode = start(map=["SG"], success_rate=1, goal_reward=10)
     assert "earns 10." in episode.environment.instructions()
-    transition = Episode.load(FrozenLake, episode.save()).turn(["Right"], Want())
+    transition = LiveEpisode.load(FrozenLake, episode.save()).turn(["Right"], Want())
     assert (transition.reward, transition.success) == (10.0, True)
     assert start(map=["SG"], success_rate=1).turn(["Right"], Want()).reward == 1.0
 

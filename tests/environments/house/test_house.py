@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starpod.env_server.episodes.live_episode import Episode, Transition, Want
+from starpod.env_server.episodes.live_episode import LiveEpisode, TurnResult, Want
 from starpod.environments.house import House
 from starpod.environments.house.rooms import CLOSED, TASKS, Task, kind_of, possible_tasks
 from starpod.environments.house.state import Nothing, State
@@ -28,7 +28,7 @@ def act(state: State, *actions: str) -> list[str]:
     return [state.act(action) for action in actions]
 
 
-def turn(episode: Episode, action: Any) -> Transition:
+def turn(episode: LiveEpisode, action: Any) -> TurnResult:
     return episode.turn([action], Want())
 
 

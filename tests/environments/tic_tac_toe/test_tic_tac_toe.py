@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.client import Fleet
-from starpod.env_server.episodes.live_episode import Episode, Transition, Want
+from starpod.env_server.episodes.live_episode import LiveEpisode, TurnResult, Want
 from starpod.env_server.operation.config import ServerConfig
 from starpod.env_server.registry import Registry
 from starpod.env_server.server.server import EnvironmentServer
@@ -28,12 +28,12 @@ EXTRAS = Want(valid_actions=True, expert_action=True, score=True)
 SEEDS = st.integers(0, 2**64 - 1)
 
 
-def play(episode: Episode, *cells: str) -> Transition:
+def play(episode: LiveEpisode, *cells: str) -> TurnResult:
     """The last of these moves' transitions."""
     return [episode.turn([cell], EXTRAS) for cell in cells][-1]
 
 
-def whose_turn(transition: Transition) -> str:
+def whose_turn(transition: TurnResult) -> str:
     assert transition.extras is not None
     return transition.extras.agent_id
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from starpod.env_server.authoring.environment import INVALID, Limits, OptionsError, Outcome
-from starpod.env_server.episodes.live_episode import Episode, Want
+from starpod.env_server.episodes.live_episode import LiveEpisode, Want
 from starpod.env_server.episodes.state import StateError
 from starpod.environments.webshop.environment import OPEN_SCORE, WebShop
 from starpod.environments.webshop.shop import pages, starts
@@ -202,7 +202,7 @@ def test_state_keys_are_of_the_state_alone() -> None:
 def test_forks_and_snapshots_go_on_the_same(seed: int, choices: int, turns: int, past: int) -> None:
     rng = random.Random(choices)
 
-    def play(episode: Episode, count: int, rng: random.Random) -> list[Any]:
+    def play(episode: LiveEpisode, count: int, rng: random.Random) -> list[Any]:
         seen: list[Any] = []
         for _ in range(count):
             if not episode.end_reason:
@@ -212,11 +212,11 @@ def test_forks_and_snapshots_go_on_the_same(seed: int, choices: int, turns: int,
 
     environment = WebShop()
     environment.options = WebShopOptions(num_prev_obs=past, num_prev_actions=past)
-    original = Episode(environment, Limits())
+    original = LiveEpisode(environment, Limits())
     original.reset(seed, seed + 1)
     play(original, turns, rng)
     twin, saved = original.fork(None), original.save()
-    restored = Episode.load(WebShop, saved)
+    restored = LiveEpisode.load(WebShop, saved)
     lucky = original.fork(seed + 2)
     expected = play(original, 6, random.Random(choices))
     assert twin.save() == saved
@@ -238,12 +238,12 @@ def test_random_products_are_drawn_from_the_dynamics_seed_alone() -> None:
 
 def test_a_snapshot_of_another_catalogue_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     environment = opened()
-    episode = Episode(environment, Limits())
+    episode = LiveEpisode(environment, Limits())
     episode.reset(1, 1)
     saved = episode.save()
     monkeypatch.setattr(environment._cached_store, "digest", "4567")
     with pytest.raises(StateError, match="digest 0123"):
-        Episode.load(WebShop, saved)
+        LiveEpisode.load(WebShop, saved)
 
 
 def test_catalogues_are_named() -> None:

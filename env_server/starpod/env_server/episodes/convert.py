@@ -13,7 +13,7 @@ from google.protobuf import struct_pb2
 
 from starpod.env_server.authoring.environment import BadResult, Concurrency, Environment, Limits, Outcome, TensorSpec
 from starpod.env_server.episodes.errors import bad_argument
-from starpod.env_server.episodes.live_episode import UNKNOWN_NAME, Observation, Transition, Want, expect_text
+from starpod.env_server.episodes.live_episode import UNKNOWN_NAME, ObservedState, TurnResult, Want, expect_text
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.values import JSON, Action, Image, Part, ToolCall, action_to_proto, tensor_to_proto
 
@@ -182,7 +182,7 @@ def part_to(part: Part) -> pb.Part:
     raise TypeError(f"a part of an observation is str, Image, JSON or a NumPy array, not {type(part).__name__}")
 
 
-def fill_observation(message: pb.Observation, observation: Observation) -> None:
+def fill_observation(message: pb.Observation, observation: ObservedState) -> None:
     """Write an observation into an empty message. Creating a message and copying it would take three times as long."""
     parts, state_key, extras = observation
     method: str = "observe"
@@ -211,15 +211,15 @@ def fill_observation(message: pb.Observation, observation: Observation) -> None:
         raise BadResult.unsendable(method, result, error) from error
 
 
-def copy_observation(message: pb.Observation, observation: pb.Observation | Observation) -> None:
+def copy_observation(message: pb.Observation, observation: pb.Observation | ObservedState) -> None:
     """Write an observation, which may be a message already, into an empty message."""
-    if isinstance(observation, Observation):
+    if isinstance(observation, ObservedState):
         fill_observation(message, observation)
     else:
         message.CopyFrom(observation)
 
 
-def observation_to(observation: Observation) -> pb.Observation:
+def observation_to(observation: ObservedState) -> pb.Observation:
     message = pb.Observation()
     fill_observation(message, observation)
     return message
@@ -242,9 +242,9 @@ def outcome_flags(outcome: Outcome | None) -> int:
     return (outcome is not UNKNOWN_NAME) + 2 * outcome.valid + 4 * outcome.effective
 
 
-def fill_transition(message: pb.Transition, transition: Transition | pb.Transition) -> None:
+def fill_transition(message: pb.Transition, transition: TurnResult | pb.Transition) -> None:
     """Write a transition into an empty message. A transition from another process is already a message; copy it."""
-    if not isinstance(transition, Transition):
+    if not isinstance(transition, TurnResult):
         message.CopyFrom(transition)
         return
     fill_observation(message.observation, transition.observation)
@@ -255,7 +255,7 @@ def fill_transition(message: pb.Transition, transition: Transition | pb.Transiti
         raise BadResult.unsendable("step", transition.details or transition.outcomes, error) from error
 
 
-def _fill_result(message: pb.Transition, transition: Transition) -> None:
+def _fill_result(message: pb.Transition, transition: TurnResult) -> None:
     """Write what `step` returned."""
     for outcome in transition.outcomes:
         _fill_outcome(message.outcomes.add(), outcome)
@@ -273,7 +273,7 @@ def _fill_result(message: pb.Transition, transition: Transition) -> None:
             message.info.CopyFrom(struct_to(info))
 
 
-def transition_to(transition: Transition) -> pb.Transition:
+def transition_to(transition: TurnResult) -> pb.Transition:
     message = pb.Transition()
     fill_transition(message, transition)
     return message

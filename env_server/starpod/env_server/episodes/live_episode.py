@@ -42,7 +42,7 @@ Pictures = dict[bytes, bytes]
 """PNG images keyed by state key plus observation digest. Members of a group with equal states share one image."""
 
 
-class Details(NamedTuple):
+class TurnDetails(NamedTuple):
     """Optional fields of a transition, which an environment may set."""
 
     reward_parts: Mapping[str, float] | None = None
@@ -53,7 +53,7 @@ class Details(NamedTuple):
     """Diagnostic data, as JSON values."""
 
 
-class Observation(NamedTuple):
+class ObservedState(NamedTuple):
     """Observation of the agent. `parts` is a plain str in the common case of one text."""
 
     parts: str | Sequence[Part]
@@ -61,7 +61,7 @@ class Observation(NamedTuple):
     extras: Extras | None = None
 
 
-class Transition(NamedTuple):
+class TurnResult(NamedTuple):
     """The result of one turn, with the observation's fields inlined.
 
     It is a tuple, with rare fields in `extras` and `details`, because one is created per step.
@@ -80,7 +80,7 @@ class Transition(NamedTuple):
     """Why the episode ended; NONE if it continues."""
     success: bool | None = None
     """Whether the episode succeeded; None if it continues or success is unknown."""
-    details: Details | None = None
+    details: TurnDetails | None = None
 
     @property
     def is_immutable(self) -> bool:
@@ -88,8 +88,8 @@ class Transition(NamedTuple):
         return type(self.parts) is str and self.extras is None and self.details is None
 
     @property
-    def observation(self) -> Observation:
-        return Observation(self.parts, self.state_key, self.extras)
+    def observation(self) -> ObservedState:
+        return ObservedState(self.parts, self.state_key, self.extras)
 
     @property
     def terminated(self) -> bool:
@@ -100,7 +100,7 @@ class Transition(NamedTuple):
         return self.end_reason > EndReason.TERMINAL
 
 
-class EpisodeOver(Exception):
+class EpisodeEnded(Exception):
     """The episode is over: reset first."""
 
 
@@ -120,7 +120,7 @@ _NONE = EndReason.NONE  # looking up an enum's member is slower than all other w
 _new_tuple = tuple.__new__
 
 
-class Episode:
+class LiveEpisode:
     """An episode of an environment instance, with its limits.
 
     Every method leaves the episode unchanged if its arguments are wrong. An exception from the environment's code may
@@ -150,16 +150,16 @@ class Episode:
         self.end_reason = EndReason.NONE
         environment.reset(random.Random(derive_seed(seed, "start")))
 
-    def turn(self, actions: Sequence[Any], want: Want) -> Transition:
+    def turn(self, actions: Sequence[Any], want: Want) -> TurnResult:
         """Execute the sub-actions in order, until one ends the episode or a limit is reached.
 
         Raises:
-            EpisodeOver: the episode has ended.
+            EpisodeEnded: the episode has ended.
             Busy: the environment raised it before anything changed.
             Unavailable: the environment raised it before anything changed.
         """
         if self.end_reason:
-            raise EpisodeOver
+            raise EpisodeEnded
         environment, limits, names = self.environment, self.limits, self.names
         step = environment.step
         action_count = before = self.actions
@@ -171,7 +171,7 @@ class Episode:
         outcomes: list[Outcome | None] = []
         success: bool | None = None
         end = _NONE
-        details: Details | None = None
+        details: TurnDetails | None = None
         try:
             for action in actions:
                 if action_count >= max_count or end:
@@ -218,8 +218,8 @@ class Episode:
                 parts, extras = environment.observe(), None
             else:
                 parts, extras = self._extras(want)
-            # Half the cost of calling Transition, which matters once per step.
-            return _new_tuple(Transition, (parts, state_key, extras, reward, outcomes, end, success, details))
+            # Half the cost of calling TurnResult, which matters once per step.
+            return _new_tuple(TurnResult, (parts, state_key, extras, reward, outcomes, end, success, details))
         except (Busy, Unavailable) as error:
             if action_count == before and turns == self.turns:
                 raise
@@ -231,7 +231,7 @@ class Episode:
                 _expect_number("step", "a reward of", result.reward, MAX_REWARD)
             raise
 
-    def undoable_turn(self, actions: Sequence[Any], want: Want) -> Transition:
+    def undoable_turn(self, actions: Sequence[Any], want: Want) -> TurnResult:
         """Execute a turn of an environment with `slow_render`. Busy or Unavailable leave the episode unchanged.
 
         The state is copied first. A copy takes little time compared with drawing or waiting.
@@ -245,7 +245,7 @@ class Episode:
             self._go_back(before)
             raise error.error from None
 
-    def recorded_turn(self, actions: Sequence[Any], want: Want, journal: Journal) -> Transition:
+    def recorded_turn(self, actions: Sequence[Any], want: Want, journal: Journal) -> TurnResult:
         """Execute a turn of an environment with `effects`. A call that fails leaves the episode unchanged."""
         before = self.fork(None)
         try:
@@ -255,7 +255,7 @@ class Episode:
             self._go_back(before)
             raise
 
-    def observe(self, want: Want, pictures: Pictures | None = None) -> Observation:
+    def observe(self, want: Want, pictures: Pictures | None = None) -> ObservedState:
         """Return the current observation with the wanted optional fields.
 
         `pictures` holds pictures of other members of the group. Matching ones are reused, and new ones are added.
@@ -263,9 +263,9 @@ class Episode:
         environment = self.environment
         state_key = environment.state_key() if want.state_key else b""
         if want.text_only and not self.several:
-            return Observation(environment.observe(), state_key)
+            return ObservedState(environment.observe(), state_key)
         parts, extras = self._extras(want, pictures)
-        return Observation(parts, state_key, extras)
+        return ObservedState(parts, state_key, extras)
 
     def render(self, mode: str) -> str | bytes:
         """Return one frame. Raises BadResult if it is not what the mode asks for."""
@@ -275,7 +275,7 @@ class Episode:
             raise BadResult("render", f"{type(picture).__name__}, not {expected.__name__}")
         return picture if isinstance(picture, bytes) else expect_text("render", picture)
 
-    def _go_back(self, before: Episode) -> None:
+    def _go_back(self, before: LiveEpisode) -> None:
         self.environment, self.turns, self.actions = before.environment, before.turns, before.actions
         self.end_reason = before.end_reason
 
@@ -309,13 +309,13 @@ class Episode:
             environment.agent_id(),
         )
 
-    def fork(self, dynamics_seed: int | None) -> Episode:
+    def fork(self, dynamics_seed: int | None) -> LiveEpisode:
         """Return an independent copy. `dynamics_seed`, if not None, reseeds the random transitions of the copy."""
         environment = self.environment.copy()
         if dynamics_seed is not None:
             environment.dynamics_seed = dynamics_seed
             environment._dynamics = None
-        episode = Episode(environment, self.limits)
+        episode = LiveEpisode(environment, self.limits)
         episode.seed, episode.turns, episode.actions = self.seed, self.turns, self.actions
         episode.end_reason = self.end_reason
         return episode
@@ -339,7 +339,7 @@ class Episode:
         )
 
     @classmethod
-    def load(cls, environment: type[Environment], data: bytes) -> Episode:
+    def load(cls, environment: type[Environment], data: bytes) -> LiveEpisode:
         """Return the episode that `save` wrote. Raises StateError if the bytes are not an episode of this class."""
         saved = SavedEpisode.read(environment, data)
         instance = environment()
@@ -443,9 +443,9 @@ def _expect_json(info: Mapping[str, Any]) -> None:
     raise BadResult("step", f"info that is nested more than {DEEPEST_INFO} deep")
 
 
-def _merge(details: Details | None, outcome: Outcome) -> Details:
+def _merge(details: TurnDetails | None, outcome: Outcome) -> TurnDetails:
     """Add an outcome to the turn's details. Reward parts are added up; later criteria and info replace earlier ones."""
-    parts, criteria, info = details or Details()
+    parts, criteria, info = details or TurnDetails()
     if outcome.reward_parts is not None:
         parts = dict(parts or {})
         for name, value in outcome.reward_parts.items():
@@ -458,4 +458,4 @@ def _merge(details: Details | None, outcome: Outcome) -> Details:
     if outcome.info is not None:
         _expect_json(outcome.info)
         info = {**(info or {}), **outcome.info}
-    return Details(parts, criteria, info)
+    return TurnDetails(parts, criteria, info)

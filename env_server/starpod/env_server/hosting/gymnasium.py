@@ -21,7 +21,7 @@ from starpod.env_server.authoring.environment import (
     OptionsError,
     digest_observation,
 )
-from starpod.env_server.hosting.gymnasium_game import GameFactory, GymnasiumGame, Plan, make
+from starpod.env_server.hosting.gymnasium_game import GymnasiumFactory, GymnasiumGame, SpaceConversion, make
 from starpod.env_server.hosting.hosted import Hosted, ProbeResult, package_version, publish, starpod_id
 from starpod.env_server.hosting.request import (
     HostingError,
@@ -67,7 +67,7 @@ def host(text: str, probed: str = "") -> type[Hosted]:
         environment.close()
     options = options_model(request, signature, {**gym_spec.kwargs, **request.arguments}, ("render_mode",))
 
-    factory = GameFactory(request, gym_spec, render_arguments, plan)
+    factory = GymnasiumFactory(request, gym_spec, render_arguments, plan)
     module = getattr(creator, "__module__", "") or ""
     probe_result = ProbeResult(**json.loads(probed)) if probed else _probe(factory, module)
     name, number = gym_spec.id.rpartition(":")[2], gym_spec.version or 0
@@ -127,7 +127,7 @@ def installed(pattern: str) -> list[str]:
 class GymnasiumEnvironment(Hosted):
     """Environment with one Gymnasium environment per session."""
 
-    factory: ClassVar[GameFactory]
+    factory: ClassVar[GymnasiumFactory]
     options: EnvironmentOptions
 
     def begin(self, luck: int) -> GymnasiumGame:
@@ -204,7 +204,7 @@ def _render_mode(request: HostingRequest, creator: Callable[..., Any]) -> dict[s
     return {"render_mode": mode}
 
 
-def _plan(request: HostingRequest, gym_spec: EnvSpec, first: gymnasium.Env[Any, Any]) -> Plan:
+def _plan(request: HostingRequest, gym_spec: EnvSpec, first: gymnasium.Env[Any, Any]) -> SpaceConversion:
     space = first.action_space
     read = reader(space)
     names: tuple[str, ...] = ()
@@ -219,7 +219,7 @@ def _plan(request: HostingRequest, gym_spec: EnvSpec, first: gymnasium.Env[Any, 
         raise request.fail(f"its actions cannot be named: they are {words(space)}")
     elements = [read(number) for number in numbers] if names else []
     success_at = request.number("success_at")
-    return Plan(
+    return SpaceConversion(
         space,
         first.observation_space,
         names,
@@ -232,7 +232,9 @@ def _plan(request: HostingRequest, gym_spec: EnvSpec, first: gymnasium.Env[Any, 
     )
 
 
-def _instructions(request: HostingRequest, gym_spec: EnvSpec, first: gymnasium.Env[Any, Any], plan: Plan) -> str:
+def _instructions(
+    request: HostingRequest, gym_spec: EnvSpec, first: gymnasium.Env[Any, Any], plan: SpaceConversion
+) -> str:
     """Return the package's description of the environment, followed by the forms of observations and actions."""
     description = ""
     if request.choice("instructions", "full", "brief") == "full":
@@ -262,7 +264,7 @@ def _description(doc: str) -> str:
     return "\n".join(paragraph for paragraph in paragraphs if paragraph)[:_LONGEST_DESCRIPTION]
 
 
-def _probe(factory: GameFactory, module: str) -> ProbeResult:
+def _probe(factory: GymnasiumFactory, module: str) -> ProbeResult:
     """Find out by playing random turns whether the environment is deterministic and whether deep copies of it work."""
     request = factory.request
     try:

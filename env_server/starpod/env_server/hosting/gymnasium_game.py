@@ -18,7 +18,7 @@ from PIL import Image as Pillow
 from starpod.env_server.authoring.drawing import encode_png
 from starpod.env_server.authoring.environment import INVALID, Outcome
 from starpod.env_server.authoring.untrusted import read_untrusted_json
-from starpod.env_server.hosting.hosted import Game, own_luck
+from starpod.env_server.hosting.hosted import HostedGame, own_luck
 from starpod.env_server.hosting.request import HostingRequest
 from starpod.env_server.hosting.spaces import (
     Reader,
@@ -34,7 +34,7 @@ from starpod.v1.values import JSON, Action, Image, Part
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SpaceConversion:
     """Conversion of an environment's actions and observations."""
 
     action_space: gymnasium.Space[Any]
@@ -53,13 +53,13 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class GameFactory:
+class GymnasiumFactory:
     """Factory of games with the operator's arguments. `drawn` holds the constructor's render_mode, if any."""
 
     request: HostingRequest
     gym_spec: EnvSpec
     drawn: Mapping[str, str]
-    plan: Plan
+    plan: SpaceConversion
 
     def begin(self, options: Mapping[str, Any], seed: int, luck: int) -> GymnasiumGame:
         """Start a new game with the caller's arguments. Raises HostingError or UnsupportedSpace."""
@@ -77,10 +77,10 @@ def make(request: HostingRequest, gym_spec: EnvSpec, arguments: Mapping[str, Any
         raise request.fail(f"its constructor raised {type(error).__name__}: {error}") from error
 
 
-class GymnasiumGame(Game):
+class GymnasiumGame(HostedGame):
     """A live environment and its latest observation, which is converted when it is read."""
 
-    def __init__(self, environment: gymnasium.Env[Any, Any], plan: Plan, seed: int, luck: int) -> None:
+    def __init__(self, environment: gymnasium.Env[Any, Any], plan: SpaceConversion, seed: int, luck: int) -> None:
         super().__init__(plan.success_at)
         self.plan = plan
         self.environment = environment

@@ -112,7 +112,7 @@ def _distributions() -> Mapping[str, list[str]]:
 # --- episodes ----------------------------------------------------------------------------------------------------
 
 
-class Game(ABC):
+class HostedGame(ABC):
     """One live episode of another package's environment.
 
     A finished episode counts as solved if its return is at least `success_at`. If that is None, success is unknown.
@@ -135,7 +135,7 @@ class Game(ABC):
     def reseed(self, seed: int) -> None:  # noqa: B027 - most have no random state that can be set
         """Reseed the random transitions from here on."""
 
-    def copy(self) -> Game:
+    def copy(self) -> HostedGame:
         raise StateError("has no copies")
 
     def outcome(
@@ -170,14 +170,14 @@ class Hosted(Environment):
     def __init__(self) -> None:
         self._past: list[Any] = []
         self._luck = 0
-        self._cached_game: Game | None = None
+        self._cached_game: HostedGame | None = None
 
     @abstractmethod
-    def begin(self, luck: int) -> Game:
+    def begin(self, luck: int) -> HostedGame:
         """Start a new game with `self.options` and `self.seed`. `luck` is the seed of its random transitions."""
 
     @property
-    def game(self) -> Game:
+    def game(self) -> HostedGame:
         """The live game. If there is none yet, it is created and the actions are replayed."""
         if self._cached_game is None:
             game = self.begin(self._luck)
@@ -259,18 +259,18 @@ class Hosted(Environment):
             "past": list(self._past),
         }
 
-    def _keep(self, game: Game) -> Game:
+    def _keep(self, game: HostedGame) -> HostedGame:
         self._cached_game = game
         # Close the game when the session no longer refers to it, but not at interpreter exit.
         waits = self.spec.concurrency is Concurrency.THREAD
-        weakref.finalize(self, _close_aside if waits else Game.close, game).atexit = False
+        weakref.finalize(self, _close_aside if waits else HostedGame.close, game).atexit = False
         return game
 
 
-_ended: SimpleQueue[Game] = SimpleQueue()
+_ended: SimpleQueue[HostedGame] = SimpleQueue()
 
 
-def _close_aside(game: Game) -> None:
+def _close_aside(game: HostedGame) -> None:
     """Close a game on a separate thread, because closing may wait and this function runs in the event loop."""
     _start_closing()
     _ended.put(game)

@@ -22,8 +22,8 @@ from starpod.env_server.authoring.environment import (
     derive_seed,
 )
 from starpod.env_server.hosting.hosted import (
-    Game,
     Hosted,
+    HostedGame,
     ProbeResult,
     dependents,
     jsonable,
@@ -71,7 +71,7 @@ def host(text: str, probed: str = "") -> type[Hosted]:
         concurrency=Concurrency.PROCESS,
     )
     options = options_model(request, signature, request.arguments)
-    factory = GameFactory(request, env_class, actions)
+    factory = OpenEnvFactory(request, env_class, actions)
     return publish(OpenEnvEnvironment, request, spec, result, env_class.__module__, Options=options, factory=factory)
 
 
@@ -88,7 +88,7 @@ def installed(pattern: str) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class GameFactory:
+class OpenEnvFactory:
     """Factory of environments with the operator's arguments, and the conversion of their actions."""
 
     request: HostingRequest
@@ -99,7 +99,7 @@ class GameFactory:
 class OpenEnvEnvironment(Hosted):
     """Environment with one OpenEnv environment per session. `render` shows its state."""
 
-    factory: ClassVar[GameFactory]
+    factory: ClassVar[OpenEnvFactory]
 
     def begin(self, luck: int) -> OpenEnvGame:
         options = self.options.model_dump()
@@ -117,10 +117,12 @@ class OpenEnvEnvironment(Hosted):
         return json.dumps(jsonable(game.environment.state), indent=2, ensure_ascii=False)
 
 
-class OpenEnvGame(Game):
+class OpenEnvGame(HostedGame):
     """A live environment and its latest observation."""
 
-    def __init__(self, environment: OpenEnvironment[Any, Any, Any], factory: GameFactory, seed: int, luck: int) -> None:
+    def __init__(
+        self, environment: OpenEnvironment[Any, Any, Any], factory: OpenEnvFactory, seed: int, luck: int
+    ) -> None:
         super().__init__(factory.request.number("success_at"))
         self.environment = environment
         self.factory = factory

@@ -20,7 +20,7 @@ from starpod.env_server.authoring.environment import (
     Tool,
 )
 from starpod.env_server.authoring.untrusted import read_untrusted_json
-from starpod.env_server.hosting.hosted import Game, Hosted, ProbeResult, publish, starpod_id
+from starpod.env_server.hosting.hosted import Hosted, HostedGame, ProbeResult, publish, starpod_id
 from starpod.env_server.hosting.ors_server import (
     Block,
     CallFailed,
@@ -65,7 +65,7 @@ def host(text: str, probed: str = "") -> type[Hosted]:
 
 
 @dataclass(frozen=True, slots=True)
-class GameFactory:
+class ORSFactory:
     """Factory of sessions, and the conversion of their actions."""
 
     request: HostingRequest
@@ -109,7 +109,7 @@ class GameFactory:
 class ORSEnvironment(Hosted):
     """Environment with one session of the ORS server per session. The seed selects the task."""
 
-    factory: ClassVar[GameFactory]
+    factory: ClassVar[ORSFactory]
 
     def begin(self, luck: int) -> ORSGame:
         return ORSGame(self.factory, self.seed)
@@ -118,10 +118,10 @@ class ORSEnvironment(Hosted):
         return "\n".join(part for part in self.game.observe() if isinstance(part, str))
 
 
-class ORSGame(Game):
+class ORSGame(HostedGame):
     """A live session and the blocks of the latest reply. The tools return the rewards."""
 
-    def __init__(self, factory: GameFactory, seed: int) -> None:
+    def __init__(self, factory: ORSFactory, seed: int) -> None:
         super().__init__(factory.request.number("success_at"))
         self.factory = factory
         self.session = factory.server.create(factory.name, factory.split, seed % factory.tasks)
@@ -159,7 +159,7 @@ class ORSGame(Game):
 # --- finding it --------------------------------------------------------------------------------------------------
 
 
-def _find(request: HostingRequest) -> tuple[GameFactory, str]:
+def _find(request: HostingRequest) -> tuple[ORSFactory, str]:
     """Return the factory of the environment's sessions, and the server's version.
 
     Raises:
@@ -186,7 +186,7 @@ def _find(request: HostingRequest) -> tuple[GameFactory, str]:
     listing = server.ask(ToolList, f"/{name}/tools")
     tools = {tool.name: Tool(tool.name, tool.description or "", tool.input_schema or {}) for tool in listing.tools}
     answer = _answer(listing.terminal_tool, tools)
-    return GameFactory(request, server, name, split, tasks, tools, answer), _version(server)
+    return ORSFactory(request, server, name, split, tasks, tools, answer), _version(server)
 
 
 def _answer(terminal: TerminalTool | None, tools: Mapping[str, Tool]) -> tuple[str, str | None] | None:

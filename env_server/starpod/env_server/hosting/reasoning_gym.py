@@ -20,7 +20,15 @@ from starpod.env_server.authoring.environment import (
     Outcome,
     digest,
 )
-from starpod.env_server.hosting.hosted import Game, Hosted, ProbeResult, jsonable, package_version, publish, starpod_id
+from starpod.env_server.hosting.hosted import (
+    Hosted,
+    HostedGame,
+    ProbeResult,
+    jsonable,
+    package_version,
+    publish,
+    starpod_id,
+)
 from starpod.env_server.hosting.request import (
     HostingRequest,
     check_arguments,
@@ -79,12 +87,14 @@ class QuestionFactory:
 
     request: HostingRequest
 
-    def begin(self, options: Mapping[str, Any], seed: int) -> Question:
+    def begin(self, options: Mapping[str, Any], seed: int) -> ReasoningQuestion:
         """Create a dataset of size 1 with this seed and return its question. Raises OptionsError or HostingError."""
         arguments = {**self.request.arguments, **options}
         try:
             dataset = reasoning_gym.create_dataset(self.request.name, seed=seed % _SEEDS, size=1, **arguments)
-            return Question(dataset, dataset[0], 1.0 if (goal := self.request.number("success_at")) is None else goal)
+            return ReasoningQuestion(
+                dataset, dataset[0], 1.0 if (goal := self.request.number("success_at")) is None else goal
+            )
         except (AssertionError, ValueError) as error:
             message = f"these arguments make no dataset: {str(error) or type(error).__name__}"
             raise (OptionsError(message) if options else self.request.fail(message)) from error
@@ -95,13 +105,13 @@ class ReasoningEnvironment(Hosted):
 
     factory: ClassVar[QuestionFactory]
 
-    def begin(self, luck: int) -> Question:
+    def begin(self, luck: int) -> ReasoningQuestion:
         return self.factory.begin(self.options.model_dump(), self.seed)
 
     @property
-    def question(self) -> Question:
+    def question(self) -> ReasoningQuestion:
         game = self.game
-        assert isinstance(game, Question)
+        assert isinstance(game, ReasoningQuestion)
         return game
 
     def render(self, mode: str = "text") -> str:
@@ -125,7 +135,7 @@ class AnsweredEnvironment(ReasoningEnvironment):
         return None if question.answered is not None or answer is None else str(answer)
 
 
-class Question(Game):
+class ReasoningQuestion(HostedGame):
     """A question with its answer. `entry` holds question, answer and metadata of the dataset."""
 
     def __init__(self, dataset: ProceduralDataset, entry: Mapping[str, Any], success_at: float) -> None:

@@ -17,7 +17,15 @@ from omegaconf.errors import OmegaConfBaseException
 from skyrl_gym.envs.registration import load_env_creator, registry
 
 from starpod.env_server.authoring.environment import INVALID, Concurrency, EnvironmentOptions, EnvironmentSpec, Outcome
-from starpod.env_server.hosting.hosted import Game, Hosted, ProbeResult, jsonable, package_version, publish, starpod_id
+from starpod.env_server.hosting.hosted import (
+    Hosted,
+    HostedGame,
+    ProbeResult,
+    jsonable,
+    package_version,
+    publish,
+    starpod_id,
+)
 from starpod.env_server.hosting.request import HostingRequest, constructor, import_named, nearest
 from starpod.v1.values import JSON, Action, Part
 
@@ -35,7 +43,7 @@ def host(text: str, probed: str = "") -> type[Hosted]:
     creator = load_env_creator(point) if isinstance(point, str) else point
     parameters = constructor(creator).parameters
     rows = _rows(request, name)
-    factory = GameFactory(request, name, rows, frozenset(parameters), _configuration(request, parameters))
+    factory = SkyRLFactory(request, name, rows, frozenset(parameters), _configuration(request, parameters))
     if not probed:
         factory.begin(0).close()
     module = str(getattr(creator, "__module__", "skyrl_gym"))
@@ -53,7 +61,7 @@ def host(text: str, probed: str = "") -> type[Hosted]:
 
 
 @dataclass(frozen=True, slots=True)
-class GameFactory:
+class SkyRLFactory:
     """Factory of games from the operator's rows."""
 
     request: HostingRequest
@@ -84,7 +92,7 @@ class GameFactory:
 class SkyRLEnvironment(Hosted):
     """Environment with one SkyRL-gym environment per session, on the row with index seed modulo the number of rows."""
 
-    factory: ClassVar[GameFactory]
+    factory: ClassVar[SkyRLFactory]
 
     def begin(self, luck: int) -> SkyRLGame:
         return self.factory.begin(self.seed)
@@ -100,7 +108,7 @@ class SkyRLEnvironment(Hosted):
         return blake2b(key_text.encode(), digest_size=16).digest()
 
 
-class SkyRLGame(Game):
+class SkyRLGame(HostedGame):
     """A live conversation. `said` holds all its messages. `new` holds the messages after the agent's latest message."""
 
     def __init__(self, environment: Any, prompt: list[dict[str, str]], success_at: float | None) -> None:

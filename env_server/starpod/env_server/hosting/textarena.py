@@ -17,8 +17,8 @@ from textarena.wrappers import ActionFormattingWrapper
 
 from starpod.env_server.authoring.environment import INVALID, Concurrency, EnvironmentSpec, OptionsError, Outcome
 from starpod.env_server.hosting.hosted import (
-    Game,
     Hosted,
+    HostedGame,
     ProbeResult,
     jsonable,
     own_luck,
@@ -61,7 +61,7 @@ def host(text: str, probed: str = "") -> type[Hosted]:
     # Games use the process's global random state, which sessions must not share.
     request.choice("concurrency", Concurrency.PROCESS.value)
     players = int(request.choice("players", "1", "2"))
-    factory = GameFactory(request, players)
+    factory = TextArenaFactory(request, players)
     probe_result = ProbeResult(**json.loads(probed)) if probed else _probe(factory, env_class.__module__)
     number = _VERSION.search(request.name)
     spec = EnvironmentSpec(
@@ -83,7 +83,7 @@ def installed(pattern: str) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class GameFactory:
+class TextArenaFactory:
     """Factory of games with the operator's arguments, for a number of players."""
 
     request: HostingRequest
@@ -103,7 +103,7 @@ class GameFactory:
 class TextArenaEnvironment(Hosted):
     """Environment with one game per session. An observation is what the game has said since the last move."""
 
-    factory: ClassVar[GameFactory]
+    factory: ClassVar[TextArenaFactory]
 
     def begin(self, luck: int) -> TextArenaGame:
         return self.factory.begin(self.options.model_dump(), self.seed, luck)
@@ -131,7 +131,7 @@ class TwoPlayerEnvironment(TextArenaEnvironment):
         return f"Player {game.player}"
 
 
-class TextArenaGame(Game):
+class TextArenaGame(HostedGame):
     """A live game. `said` holds all its texts. `new` holds the current player's texts since the last move."""
 
     def __init__(self, environment: textarena.Env, seed: int, luck: int, *, players: int, success_at: float) -> None:
@@ -208,7 +208,7 @@ def _find(request: HostingRequest) -> type[textarena.Env]:
     return env_class
 
 
-def _probe(factory: GameFactory, module: str) -> ProbeResult:
+def _probe(factory: TextArenaFactory, module: str) -> ProbeResult:
     """Play some moves twice to find out whether the game is deterministic. Restore this process's random states."""
     streams = random.getstate(), np.random.get_state()
     try:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import textworld
 
 from starpod.env_server.authoring.environment import INVALID, Concurrency, EnvironmentOptions, EnvironmentSpec, Outcome
-from starpod.env_server.hosting.hosted import Game, Hosted, ProbeResult, package_version, publish, starpod_id
+from starpod.env_server.hosting.hosted import Hosted, HostedGame, ProbeResult, package_version, publish, starpod_id
 from starpod.env_server.hosting.request import HostingRequest, fitting
 from starpod.v1.values import Action
 
@@ -32,7 +32,7 @@ def host(text: str, probed: str = "") -> type[Hosted]:
     if request.arguments:
         raise request.fail("a finished game takes no arguments; give them to tw-make")
     games = _games(request)
-    factory = GameFactory(request, games)
+    factory = TextWorldFactory(request, games)
     probe_result = ProbeResult(**json.loads(probed)) if probed else _probe(factory)
     spec = EnvironmentSpec(
         id=starpod_id(request, "textworld", Path(request.name).stem, 1),
@@ -53,7 +53,7 @@ def installed(pattern: str) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class GameFactory:
+class TextWorldFactory:
     """Factory of games. `games` are the files, sorted by name."""
 
     request: HostingRequest
@@ -71,7 +71,7 @@ class GameFactory:
 class TextWorldEnvironment(Hosted):
     """Environment with one game per session. The reward of a command is the points that it scores."""
 
-    factory: ClassVar[GameFactory]
+    factory: ClassVar[TextWorldFactory]
 
     def begin(self, luck: int) -> TextWorldGame:
         return self.factory.begin(self.seed)
@@ -106,7 +106,7 @@ class TextWorldEnvironment(Hosted):
         return min(0.99, max(0.0, (state.score or 0) / state.max_score)) if state.max_score else 0.0
 
 
-class TextWorldGame(Game):
+class TextWorldGame(HostedGame):
     """A live game. `state` is its latest state, and `said` holds all its texts."""
 
     def __init__(self, path: Path) -> None:
@@ -149,7 +149,7 @@ def _game_files(game_path: Path) -> list[Path]:
     return sorted(path for path in paths if path.suffix in _GAMES)
 
 
-def _probe(factory: GameFactory) -> ProbeResult:
+def _probe(factory: TextWorldFactory) -> ProbeResult:
     """Play some commands twice to find out whether the game is deterministic."""
     first, second = (_play_record(factory.begin(0)) for _ in range(2))
     return ProbeResult(package_version("textworld"), deterministic=first == second).overridden(factory.request)

@@ -30,8 +30,8 @@ from starpod.env_server.authoring.environment import (
 )
 from starpod.env_server.authoring.untrusted import read_untrusted_json
 from starpod.env_server.hosting.hosted import (
-    Game,
     Hosted,
+    HostedGame,
     ProbeResult,
     dependents,
     jsonable,
@@ -88,7 +88,7 @@ def installed(pattern: str) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class GameFactory:
+class VerifiersFactory:
     """Factory of episodes. A seed selects one of `tasks`."""
 
     request: HostingRequest
@@ -104,7 +104,7 @@ class GameFactory:
 class VerifiersEnvironment(Hosted):
     """Environment with one episode per session."""
 
-    factory: ClassVar[GameFactory]
+    factory: ClassVar[VerifiersFactory]
 
     def begin(self, luck: int) -> VerifiersGame:
         return self.factory.begin(self.seed)
@@ -120,7 +120,7 @@ class VerifiersEnvironment(Hosted):
         return blake2b(key_text.encode(), digest_size=16).digest()
 
 
-class VerifiersGame(Game):
+class VerifiersGame(HostedGame):
     """A live episode. The reward at its end is the sum of the task's rewards."""
 
     def __init__(self, episode: LiveEpisode, success_at: float | None) -> None:
@@ -194,7 +194,7 @@ def _pictures(content: Any) -> list[Image]:
 # --- finding it --------------------------------------------------------------------------------------------------
 
 
-def _load(request: HostingRequest) -> GameFactory:
+def _load(request: HostingRequest) -> VerifiersFactory:
     """Return the factory of the taskset's episodes. Raises HostingError."""
     taskset = {"id": request.name, **request.arguments}
     try:
@@ -220,10 +220,10 @@ def _load(request: HostingRequest) -> GameFactory:
         raise request.fail(f"{type(error).__name__}: {error}") from error
     if not tasks:
         raise request.fail("it has no task")
-    return GameFactory(request, EpisodePlayer(env), tasks)
+    return VerifiersFactory(request, EpisodePlayer(env), tasks)
 
 
-def _probe(factory: GameFactory) -> tuple[Tool, ...]:
+def _probe(factory: VerifiersFactory) -> tuple[Tool, ...]:
     """Return the tools of the first task, after starting it to check that it runs here. Raises HostingError."""
     try:
         game = factory.begin(0)

@@ -103,7 +103,7 @@ class ServerLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class TLS:
+class ServerTLS:
     """Files for TLS. If `client_ca` is set, clients must present a certificate that it signed (mTLS)."""
 
     certificate: Path
@@ -183,6 +183,6 @@ class ServerConfig:
         "servers of a fleet share it. By default, the replies are lost with the process, and such environments are not "
         "deterministic.",
     )
-    tls: TLS | None = None
+    tls: ServerTLS | None = None
     http: HTTP | None = None
     otlp_endpoint: str = setting("", str, "Send OpenTelemetry spans to this collector, host:port.")

@@ -1,4 +1,4 @@
-"""Places where an episode runs: the event loop, a thread or a separate process. Each session has one Host."""
+"""Places where an episode runs: the event loop, a thread or a separate process. Each session has one EpisodeHost."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from starpod.env_server.episodes import convert
 from starpod.env_server.episodes.effects import Journal, UselessReply
 from starpod.env_server.episodes.errors import EnvironmentRaised
 from starpod.env_server.episodes.live_episode import (
-    Episode,
-    EpisodeOver,
-    Observation,
+    EpisodeEnded,
+    LiveEpisode,
+    ObservedState,
     Pictures,
-    Transition,
+    TurnResult,
     Want,
     expect_text,
 )
@@ -68,7 +68,7 @@ class ResetPlan(NamedTuple):
 class Started(NamedTuple):
     """The beginning of a new episode: its first observation, and instructions for its options."""
 
-    observation: pb.Observation | Observation
+    observation: pb.Observation | ObservedState
     """A message, unless the observation is only a text, perhaps with a state key."""
     instructions: str
 
@@ -94,33 +94,33 @@ class Pools(NamedTuple):
             pool.shut_down()
 
 
-class Host(Protocol):
+class EpisodeHost(Protocol):
     """Runner of one episode. Calls come one at a time, and any of them may raise HostDied or EnvironmentRaised."""
 
-    episode: Episode | None
+    episode: LiveEpisode | None
     """The episode if it may be stepped in the event loop, else None."""
 
     async def reset(self, plan: ResetPlan) -> Started: ...
-    async def turn(self, actions: list[Action], want: Want) -> Transition | pb.Transition: ...
+    async def turn(self, actions: list[Action], want: Want) -> TurnResult | pb.Transition: ...
     async def observe(self, want: Want, pictures: Pictures | None = None) -> pb.Observation: ...
     async def render(self, mode: str) -> str | bytes: ...
     async def instructions(self) -> str: ...
     async def save(self) -> bytes: ...
     async def load(self, data: bytes, *, rehearse: bool = False) -> None: ...
-    async def fork(self, dynamics_seed: int | None) -> Host: ...
+    async def fork(self, dynamics_seed: int | None) -> EpisodeHost: ...
     def close(self) -> None: ...
 
 
 def start_episode(
     environment: type[Environment], plan: ResetPlan, journal: Journal | None = None
-) -> tuple[Episode, Started]:
+) -> tuple[LiveEpisode, Started]:
     """Start a new episode in a fresh instance, so that no state of an old episode remains.
 
     `journal` records the effects of an environment with `effects`.
     """
     instance = environment()
     instance.options = plan.options
-    episode = Episode(instance, plan.limits)
+    episode = LiveEpisode(instance, plan.limits)
     if journal and environment.spec.effects:
         with journal.recording(instance, None):
             episode.reset(plan.seed, plan.dynamics_seed)
@@ -133,12 +133,12 @@ def start_episode(
     return episode, Started(observation, instructions_of(episode))
 
 
-def instructions_of(episode: Episode) -> str:
+def instructions_of(episode: LiveEpisode) -> str:
     """Return the instructions. Raises BadResult if they are not text that can be sent."""
     return expect_text("instructions", episode.environment.instructions())
 
 
-def expect_playable(episode: Episode) -> None:
+def expect_playable(episode: LiveEpisode) -> None:
     """Raise StateError if the environment fails on this state but works on a new episode."""
     try:
         _rehearse(episode)
@@ -155,7 +155,7 @@ def expect_playable(episode: Episode) -> None:
         raise StateError(f"not a saved episode of {environment.spec.id}: {error!r}") from error
 
 
-def _rehearse(episode: Episode) -> None:
+def _rehearse(episode: LiveEpisode) -> None:
     """Render and play on a copy of the episode: all text modes, then named actions and valid actions.
 
     Experts and scores are not tried, because they may search, and a search in a forged state may not end.
@@ -186,14 +186,14 @@ class LocalHost:
         pools: Pools,
         journal: Journal,
         want: Want,
-        episode: Episode | None = None,
+        episode: LiveEpisode | None = None,
     ) -> None:
         self._environment = environment
         self._pools = pools
         self._journal = journal
         self._threaded = environment.spec.concurrency is not Concurrency.INLINE
-        self.episode: Episode | None
-        self._episode: Episode | None
+        self.episode: LiveEpisode | None
+        self._episode: LiveEpisode | None
         self._take(episode, want)
 
     async def reset(self, plan: ResetPlan) -> Started:
@@ -215,7 +215,7 @@ class LocalHost:
         self._take(episode, plan.want)
         return started
 
-    async def turn(self, actions: list[Action], want: Want) -> Transition:
+    async def turn(self, actions: list[Action], want: Want) -> TurnResult:
         episode = self._live()
         spec = self._environment.spec
         turn = episode.undoable_turn if spec.slow_render else episode.turn
@@ -252,8 +252,8 @@ class LocalHost:
             rehearse: whether the data is untrusted. A copy is then tried first, which takes milliseconds.
         """
 
-        def work() -> Episode:
-            episode = Episode.load(self._environment, data)
+        def work() -> LiveEpisode:
+            episode = LiveEpisode.load(self._environment, data)
             if rehearse and not self._threaded and self._environment.copy is Environment.copy:
                 expect_playable(episode)
             return episode
@@ -269,11 +269,11 @@ class LocalHost:
     def close(self) -> None:
         self._episode = self.episode = None
 
-    def _live(self) -> Episode:
+    def _live(self) -> LiveEpisode:
         assert self._episode is not None, "reset comes first"
         return self._episode
 
-    def _take(self, episode: Episode | None, want: Want) -> None:
+    def _take(self, episode: LiveEpisode | None, want: Want) -> None:
         """Continue with another episode. Its steps may run in the event loop only if no part of a step is slow."""
         self._want = want
         self._episode = episode
@@ -289,7 +289,7 @@ class LocalHost:
         """Return the function's result. Exceptions beyond the contract become EnvironmentRaised."""
         try:
             return function()
-        except (Busy, EpisodeOver, OptionsError, StateError, Unavailable):
+        except (Busy, EpisodeEnded, OptionsError, StateError, Unavailable):
             raise
         except BaseException as error:
             if is_ctrl_c(error):

@@ -24,7 +24,7 @@ from google.protobuf.message import DecodeError
 from starpod.env_server.authoring.environment import Busy, Environment, Limits, OptionsError, Unavailable
 from starpod.env_server.episodes import convert
 from starpod.env_server.episodes.errors import EnvironmentRaised
-from starpod.env_server.episodes.live_episode import Episode, EpisodeOver, Pictures, Want
+from starpod.env_server.episodes.live_episode import EpisodeEnded, LiveEpisode, Pictures, Want
 from starpod.env_server.episodes.state import StateError, decode, encode
 from starpod.env_server.episodes.timing import environment_works
 from starpod.env_server.processes.forking import fork_context, leave_fork_server
@@ -38,8 +38,8 @@ from starpod.env_server.processes.hosts import (
 )
 from starpod.env_server.processes.wire import (
     LENGTH,
-    BadReply,
-    TooLarge,
+    BadProcessReply,
+    ResultTooLarge,
     frame,
     pack_error,
     pack_result,
@@ -47,7 +47,7 @@ from starpod.env_server.processes.wire import (
     unpack,
 )
 from starpod.env_server.registry import Reference, load_class, reference_to
-from starpod.env_server.sandbox.sandbox import Report, Sandbox, close_inherited, confine, end_with_parent
+from starpod.env_server.sandbox.sandbox import Sandbox, SandboxReport, close_inherited, confine, end_with_parent
 from starpod.serving.user_code import end_forked_copy
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.values import MAX_REWARD, Action
@@ -72,9 +72,9 @@ class ProcessHost:
     that concurrent opens cannot exceed the limit on processes.
     """
 
-    episode: Episode | None = None
+    episode: LiveEpisode | None = None
     alive = 0
-    confinements: ClassVar[dict[type[Environment], Report]] = {}
+    confinements: ClassVar[dict[type[Environment], SandboxReport]] = {}
     """Report on the confinement of each environment's latest process."""
 
     def __init__(self, environment: type[Environment], sandbox: Sandbox) -> None:
@@ -195,7 +195,7 @@ class ProcessHost:
             raise HostDied(f"hung: no answer to {verb} within {self._timeout:g} s, so it was killed")
         try:
             kind, value, detail = unpack(exchange.result())
-        except BadReply as error:
+        except BadProcessReply as error:
             raise self._distrust(f"a bad reply: {error}") from error
         except (OSError, asyncio.IncompleteReadError) as error:
             raise HostDied(await self._exit_reason()) from error
@@ -203,7 +203,7 @@ class ProcessHost:
             case "ok":
                 return value
             case "over":
-                raise EpisodeOver
+                raise EpisodeEnded
             case "state":
                 raise StateError(value)
             case "options":
@@ -239,9 +239,9 @@ class ProcessHost:
             self.close()
             raise HostDied(f"cannot be confined as --sandbox require asks: {text}")
         if kind == "confined":
-            self._note(Report(**json.loads(text)))
+            self._note(SandboxReport(**json.loads(text)))
 
-    def _note(self, report: Report) -> None:
+    def _note(self, report: SandboxReport) -> None:
         """Store the confinement of an environment's processes, and log it if it changed."""
         if self.confinements.get(self._environment) != report:
             self.confinements[self._environment] = report
@@ -297,14 +297,14 @@ def _child_main(connection: socket.socket, reference: Reference, sandbox: Sandbo
     environment = load_class(reference)
     environment.prepare()
     _send(stream, _confine(sandbox, environment))
-    episode: Episode | None = None
+    episode: LiveEpisode | None = None
     while header := stream.read(LENGTH.size):
         verb, *arguments = decode(stream.read(LENGTH.unpack(header)[0]))
         process_id = os.getpid()
         try:
             episode, result = _answer(environment, episode, verb, arguments)
             reply = pack_result(result)
-        except EpisodeOver:
+        except EpisodeEnded:
             reply = pack_error("over", "")
         except StateError as error:
             reply = pack_error("state", str(error))
@@ -314,7 +314,7 @@ def _child_main(connection: socket.socket, reference: Reference, sandbox: Sandbo
             reply = pack_error("busy", busy.message, busy.retry_after)
         except Unavailable as missing:
             reply = pack_error("unavailable", str(missing))
-        except TooLarge as error:
+        except ResultTooLarge as error:
             reply = pack_error("large", str(error), type(error).__name__)
         except BaseException as error:
             bug = EnvironmentRaised.from_exception(environment, error, intact=False)
@@ -343,8 +343,8 @@ def _send(stream: Any, reply: bytes) -> None:
 
 
 def _answer(
-    environment: type[Environment], episode: Episode | None, verb: str, arguments: list[Any]
-) -> tuple[Episode | None, Any]:
+    environment: type[Environment], episode: LiveEpisode | None, verb: str, arguments: list[Any]
+) -> tuple[LiveEpisode | None, Any]:
     """Execute a call, and return the episode after it and its result."""
     match verb, arguments:
         case "reset", [options, limits, seed, dynamics_seed, want]:
@@ -355,7 +355,7 @@ def _answer(
             convert.copy_observation(response.session.observation, started.observation)
             return new_episode, response.SerializeToString()
         case "load", [data]:
-            return Episode.load(environment, data), None
+            return LiveEpisode.load(environment, data), None
     assert episode is not None
     match verb, arguments:
         case "turn", [request, want]:

@@ -18,11 +18,11 @@ _MAX_ERROR = 2**16
 _MAX_TEXT = 2_000
 
 
-class BadReply(ValueError):
+class BadProcessReply(ValueError):
     """Bytes that are not a valid reply."""
 
 
-class TooLarge(ValueError):
+class ResultTooLarge(ValueError):
     """A result that is too large for a reply."""
 
 
@@ -32,7 +32,7 @@ def frame(body: bytes) -> bytes:
 
 
 def pack_result(value: str | bytes | None) -> bytes:
-    """Encode the result of a call. Raises TooLarge."""
+    """Encode the result of a call. Raises ResultTooLarge."""
     match value:
         case None:
             return b"n"
@@ -43,7 +43,7 @@ def pack_result(value: str | bytes | None) -> bytes:
         case _:
             raise TypeError(f"{type(value).__name__} cannot be sent; str, bytes and None can")
     if len(reply) > MAX_REPLY:
-        raise TooLarge(f"{len(reply) - 1} bytes; at most {MAX_REPLY - 1} leave an environment's process")
+        raise ResultTooLarge(f"{len(reply) - 1} bytes; at most {MAX_REPLY - 1} leave an environment's process")
     return reply
 
 
@@ -53,7 +53,7 @@ def pack_error(kind: str, message: str, detail: Any = None) -> bytes:
 
 
 def unpack(body: bytes) -> tuple[str, Any, Any]:
-    """Return ("ok", result, None), or a failure's kind, message and detail. Raises BadReply."""
+    """Return ("ok", result, None), or a failure's kind, message and detail. Raises BadProcessReply."""
     letter, payload = body[:1], body[1:]
     try:
         match letter:
@@ -68,13 +68,13 @@ def unpack(body: bytes) -> tuple[str, Any, Any]:
                 if isinstance(kind, str) and isinstance(message, str) and isinstance(detail, str | int | float | None):
                     return kind, message[:_MAX_TEXT], detail[:_MAX_TEXT] if isinstance(detail, str) else detail
     except (ValueError, TypeError, RecursionError) as error:
-        raise BadReply(f"its bytes cannot be read: {error}") from error
-    raise BadReply("its bytes are not a reply")
+        raise BadProcessReply(f"its bytes cannot be read: {error}") from error
+    raise BadProcessReply("its bytes are not a reply")
 
 
 async def read_frame(reader: asyncio.StreamReader) -> bytes:
-    """Return the next body. Raises BadReply if its length exceeds MAX_REPLY."""
+    """Return the next body. Raises BadProcessReply if its length exceeds MAX_REPLY."""
     (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
     if length > MAX_REPLY:
-        raise BadReply(f"it says to have {length} bytes; at most {MAX_REPLY} are read")
+        raise BadProcessReply(f"it says to have {length} bytes; at most {MAX_REPLY} are read")
     return await reader.readexactly(length)

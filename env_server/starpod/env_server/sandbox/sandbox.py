@@ -64,7 +64,7 @@ OPTIONAL = frozenset({"names of files"})
 
 
 @dataclass(slots=True)
-class Report:
+class SandboxReport:
     """The applied and the missing measures of a confined process."""
 
     applied: list[str] = field(default_factory=list)
@@ -106,9 +106,9 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
 
 
-def confine(sandbox: Sandbox, module_file: str | None) -> Report:
+def confine(sandbox: Sandbox, module_file: str | None) -> SandboxReport:
     """Apply the sandbox to this process permanently. `module_file` is the environment's file."""
-    report = Report()
+    report = SandboxReport()
     _scrub()
     report.note(["environment variables"], "")
     if sys.platform != "linux":
@@ -140,7 +140,7 @@ def confine(sandbox: Sandbox, module_file: str | None) -> Report:
     return report
 
 
-def _own_namespaces(report: Report, paths: list[str], began: str) -> str:
+def _own_namespaces(report: SandboxReport, paths: list[str], began: str) -> str:
     """Give the process its own root. Users other than root first need a user namespace, which also limits threads.
 
     Returns:
@@ -169,7 +169,7 @@ def _scrub() -> None:
             ctypes.memset(start, 0, end - start)
 
 
-def _leave_root(report: Report) -> bool:
+def _leave_root(report: SandboxReport) -> bool:
     """Drop all capabilities, and change to another user if this one is root and others can read Python's files.
 
     Returns:

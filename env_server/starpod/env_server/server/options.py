@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import click
 
-from starpod.env_server.operation.config import HTTP, TLS, Quota, ServerConfig, ServerLimits
+from starpod.env_server.operation.config import HTTP, Quota, ServerConfig, ServerLimits, ServerTLS
 from starpod.env_server.sandbox.sandbox import MEBIBYTE, MODES, UNTRUSTING, Sandbox
 from starpod.env_server.sessions.requests import OTHER_BYTES
 
@@ -38,7 +38,7 @@ def _settings(owner: type[ServerConfig | ServerLimits | Quota]) -> tuple[click.O
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class OptionGroup:
     """Options that configure one thing.
 
     `build` takes their values, checks their combination and returns fields of ServerConfig. It raises UsageError.
@@ -173,7 +173,7 @@ _TOKENS = (
 def _tls(tls_certificate: Path | None, tls_key: Path | None, tls_client_ca: Path | None) -> Fields:
     if bool(tls_certificate) != bool(tls_key) or (tls_client_ca and not tls_certificate):
         raise click.UsageError("--tls-certificate and --tls-key go together; --tls-client-ca needs both")
-    return {"tls": TLS(tls_certificate, tls_key, tls_client_ca) if tls_certificate and tls_key else None}
+    return {"tls": ServerTLS(tls_certificate, tls_key, tls_client_ca) if tls_certificate and tls_key else None}
 
 
 _TLS = (
@@ -225,12 +225,12 @@ _SANDBOX = (
 
 
 GROUPS = (
-    Group(_HOSTING, _hosting),
-    Group(_settings(ServerConfig), dict),
-    Group(_HTTP, _http),
-    Group(_settings(ServerLimits), _limits),
-    Group(_TOKENS, _tokens),
-    Group(_TLS, _tls),
-    Group(_SANDBOX, _sandbox),
+    OptionGroup(_HOSTING, _hosting),
+    OptionGroup(_settings(ServerConfig), dict),
+    OptionGroup(_HTTP, _http),
+    OptionGroup(_settings(ServerLimits), _limits),
+    OptionGroup(_TOKENS, _tokens),
+    OptionGroup(_TLS, _tls),
+    OptionGroup(_SANDBOX, _sandbox),
 )
 OPTIONS = [option for group in GROUPS for option in group.options]

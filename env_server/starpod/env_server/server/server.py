@@ -18,7 +18,7 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from starpod.env_server.authoring.environment import Concurrency
 from starpod.env_server.episodes.effects import Journal
-from starpod.env_server.operation.config import HTTP, TLS, UNLIMITED, ServerConfig
+from starpod.env_server.operation.config import HTTP, UNLIMITED, ServerConfig, ServerTLS
 from starpod.env_server.operation.metrics import Metrics
 from starpod.env_server.operation.tracing import OpenTelemetryTracer, Tracer
 from starpod.env_server.processes.hosts import HostDied
@@ -364,7 +364,7 @@ def _allow_descriptors(count: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 
 
-def _credentials(tls: TLS) -> grpc.ServerCredentials:
+def _credentials(tls: ServerTLS) -> grpc.ServerCredentials:
     try:
         key, certificate = tls.key.read_bytes(), tls.certificate.read_bytes()
         client_ca = tls.client_ca.read_bytes() if tls.client_ca else None

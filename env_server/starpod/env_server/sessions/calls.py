@@ -13,22 +13,22 @@ from google.protobuf import struct_pb2
 from starpod.env_server.authoring.environment import Busy, Environment, EnvironmentOptions, Limits, derive_seed
 from starpod.env_server.episodes import convert
 from starpod.env_server.episodes.errors import CallError, EnvironmentRaised, bad_argument, overloaded, unsupported
-from starpod.env_server.episodes.live_episode import Observation, Pictures, SavedEpisode, Transition, Want
+from starpod.env_server.episodes.live_episode import ObservedState, Pictures, SavedEpisode, TurnResult, Want
 from starpod.env_server.episodes.state import StateError
 from starpod.env_server.episodes.timing import clock
 from starpod.env_server.operation.tenants import SLICE_SECONDS
-from starpod.env_server.processes.hosts import Host, HostDied, LocalHost, ResetPlan
+from starpod.env_server.processes.hosts import EpisodeHost, HostDied, LocalHost, ResetPlan
 from starpod.env_server.processes.threads import Hung
 from starpod.env_server.sessions.requests import check_actions, check_options, parse_options, snapshot_too_large
 from starpod.env_server.sessions.responses import ENVELOPE_BYTES, too_large
 from starpod.env_server.sessions.seal import digest_snapshot
-from starpod.env_server.sessions.session import Session, digest_reset
+from starpod.env_server.sessions.session import ServedSession, digest_reset
 from starpod.env_server.sessions.table import Created, SessionTable
 from starpod.env_server.sessions.worker import Worker
 from starpod.v1 import environment_pb2 as pb
 
 R = TypeVar("R")
-Make = Callable[[int, list[Session]], Awaitable[pb.Observation | Observation]]
+Make = Callable[[int, list[ServedSession]], Awaitable[pb.Observation | ObservedState]]
 """Function that creates a member's session, appends it to the list and returns its first observation."""
 
 
@@ -58,13 +58,13 @@ class Calls:
         pictures: Pictures = {}
         first_host: LocalHost | None = None
 
-        async def make(member: int, sessions: list[Session]) -> pb.Observation | Observation:
+        async def make(member: int, sessions: list[ServedSession]) -> pb.Observation | ObservedState:
             nonlocal first_host
             plan = group_plan
             if not request.HasField("dynamics_seed"):
                 plan = group_plan._replace(dynamics_seed=derive_seed(seed, "member", member))
             host = self.worker.host(environment, want)
-            session = Session(environment, host, plan, lease, member)
+            session = ServedSession(environment, host, plan, lease, member)
             sessions.append(session)
             if first_host is not None and environment.spec.slow_reset and isinstance(host, LocalHost):
                 # The start depends only on the seed, so the other members copy the first one instead of repeating a
@@ -96,7 +96,7 @@ class Calls:
         if seeds and len(seeds) != len(members):
             raise bad_argument("dynamics_seeds", f"has {len(seeds)} entries for {len(members)} copies")
 
-        async def make(member: int, sessions: list[Session]) -> pb.Observation:
+        async def make(member: int, sessions: list[ServedSession]) -> pb.Observation:
             plan = parent.plan
             if seeds:
                 plan = plan._replace(dynamics_seed=seeds[len(sessions)])
@@ -105,7 +105,7 @@ class Calls:
             self.worker.make_room(parent.environment)
             host = await self._guard(parent, parent.host.fork(plan.dynamics_seed if reseed else None), "Fork")
             turns, is_over = parent.next_index, parent.over
-            sessions.append(Session(parent.environment, host, plan, parent.lease, member, turns, is_over))
+            sessions.append(ServedSession(parent.environment, host, plan, parent.lease, member, turns, is_over))
             return await self._guard(parent, _observe_copy(host, plan.want, pictures), "Fork")
 
         async with parent.turn_taking():
@@ -141,9 +141,9 @@ class Calls:
         response = pb.RestoreResponse()
         pictures: Pictures = {}
 
-        async def make(member: int, sessions: list[Session]) -> pb.Observation:
+        async def make(member: int, sessions: list[ServedSession]) -> pb.Observation:
             host = self.worker.host(environment, want)
-            session = Session(environment, host, plan, lease, member, episode.turns, bool(episode.end_reason))
+            session = ServedSession(environment, host, plan, lease, member, episode.turns, bool(episode.end_reason))
             load = _load(host, state, rehearse=not (self.worker.seal.keyed or sessions))
             sessions.append(session)
             await self._guard(session, self._of_snapshot(load), "Restore")
@@ -165,7 +165,7 @@ class Calls:
                 because nobody could use or close the sessions without their ids.
         """
         self.worker.admit(table, len(members))
-        sessions: list[Session] = []
+        sessions: list[ServedSession] = []
         start = clock()
         try:
             for member in members:
@@ -251,7 +251,7 @@ class Calls:
         return response
 
     def write_transition(
-        self, message: pb.Transition, session: Session, transition: Transition | pb.Transition
+        self, message: pb.Transition, session: ServedSession, transition: TurnResult | pb.Transition
     ) -> None:
         """Write a transition into an empty message. If this fails, the session is lost and ENVIRONMENT_BUG raised."""
         try:
@@ -261,12 +261,12 @@ class Calls:
 
     async def turn(
         self,
-        session: Session,
+        session: ServedSession,
         epoch: int,
         index: int,
         actions: Sequence[pb.Action | str],
         want: Want | None,
-    ) -> Transition | pb.Transition:
+    ) -> TurnResult | pb.Transition:
         """Execute a turn exactly once. A repeated call with the same index and actions gets the same reply.
 
         Args:
@@ -284,11 +284,11 @@ class Calls:
                 return last_reply
             action_list = convert.actions_from(actions)
             start = time.perf_counter()
-            transition: Transition | pb.Transition = await self._guard(
+            transition: TurnResult | pb.Transition = await self._guard(
                 session, session.host.turn(action_list, want or session.want), "Step"
             )
             self.worker.metrics.step(session.environment.spec.id, time.perf_counter() - start)
-            if isinstance(transition, Transition) and not transition.is_immutable:
+            if isinstance(transition, TurnResult) and not transition.is_immutable:
                 message = pb.Transition()
                 self.write_transition(message, session, transition)
                 transition = message
@@ -393,14 +393,14 @@ class Calls:
         return want
 
 
-async def _load(host: Host, state: bytes, rehearse: bool) -> None:
+async def _load(host: EpisodeHost, state: bytes, rehearse: bool) -> None:
     try:
         await host.load(state, rehearse=rehearse)
     except StateError as error:
         raise bad_argument("snapshot.state", str(error)) from error
 
 
-async def _observe_copy(copy: Host, want: Want, pictures: Pictures) -> pb.Observation:
+async def _observe_copy(copy: EpisodeHost, want: Want, pictures: Pictures) -> pb.Observation:
     try:
         return await copy.observe(want, pictures)
     except HostDied as death:

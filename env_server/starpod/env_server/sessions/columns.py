@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from starpod.env_server.authoring.environment import Busy, Environment
 from starpod.env_server.episodes.convert import fill_transition, outcome_flags
 from starpod.env_server.episodes.errors import bad_argument
-from starpod.env_server.episodes.live_episode import Observation, Transition
+from starpod.env_server.episodes.live_episode import ObservedState, TurnResult
 from starpod.env_server.operation.metrics import Metrics
 from starpod.env_server.operation.tenants import SLICE_SECONDS
 from starpod.env_server.processes.hosts import LocalHost
-from starpod.env_server.sessions.session import SHORT_TEXT, Session, digest_actions
+from starpod.env_server.sessions.session import SHORT_TEXT, ServedSession, digest_actions
 from starpod.env_server.sessions.table import SessionTable
 from starpod.env_server.sessions.worker import Worker
 from starpod.serving.user_code import end_forked_copy, is_ctrl_c
@@ -173,8 +173,8 @@ class Answers:
         self,
         call_ids: list[int],
         indices: list[int],
-        transitions: list[Transition],
-        session_at: Callable[[int], Session],
+        transitions: list[TurnResult],
+        session_at: Callable[[int], ServedSession],
     ) -> dict[int, Exception]:
         """Add the transitions of a batch, one per call. `session_at` returns the session of the call at a position.
 
@@ -206,8 +206,8 @@ class Answers:
         self,
         call_ids: list[int],
         indices: list[int],
-        transitions: list[Transition],
-        session_at: Callable[[int], Session],
+        transitions: list[TurnResult],
+        session_at: Callable[[int], ServedSession],
     ) -> None:
         if not transitions:
             return
@@ -252,11 +252,11 @@ class Answers:
 _SUCCESSES = {None: 0, False: 1, True: 2}
 
 
-class Broken(NamedTuple):
+class BrokenRow(NamedTuple):
     """A row whose environment raised, or returned values that cannot be sent. Its session is lost."""
 
     row: int
-    session: Session
+    session: ServedSession
     error: BaseException
 
 
@@ -299,7 +299,7 @@ def reset_rows(
         session.begin_episode(plan)
         session.last_request, session.last_reply, session.last_call = seeds, started, now
         observation, instructions = started
-        if isinstance(observation, Observation):
+        if isinstance(observation, ObservedState):
             text, key, _ = observation
             assert isinstance(text, str)
             starts.append((rows.call_ids[row], text, key, plan.seed, plan.dynamics_seed, instructions))
@@ -320,7 +320,7 @@ def step_rows(
     max_actions: int,
     metrics: Metrics,
     answers: Answers,
-) -> tuple[list[int], list[Broken], int]:
+) -> tuple[list[int], list[BrokenRow], int]:
     """Step the rows from `start` to `stop` whose sessions can be stepped inline, until SLICE_SECONDS have passed.
 
     No session may occur twice among them.
@@ -330,9 +330,9 @@ def step_rows(
         the rows that broke their session, and the row at which to continue.
     """
     other_rows: list[int] = []
-    broken_rows: list[Broken] = []
+    broken_rows: list[BrokenRow] = []
     get, clock, now = table.get, time.perf_counter, time.monotonic()
-    results: list[Transition] = []
+    results: list[TurnResult] = []
     deadline, has_long, process_id = clock() + SLICE_SECONDS, rows.long, os.getpid()
     environment: type[Environment] | None = None
     step_count = 0
@@ -372,7 +372,7 @@ def step_rows(
                 if is_ctrl_c(error):
                     raise
                 session.host.close()  # no later row may step the state that the exception left
-                broken_rows.append(Broken(start + len(results) + len(other_rows) + len(broken_rows), session, error))
+                broken_rows.append(BrokenRow(start + len(results) + len(other_rows) + len(broken_rows), session, error))
                 continue
             else:
                 step_count += 1
@@ -398,15 +398,15 @@ def step_rows(
         call_ids, indices = list(compress(call_ids, is_stepped)), list(compress(indices, is_stepped))
         stepped_rows = list(compress(stepped_rows, is_stepped))
 
-    def session_at(place: int) -> Session:
+    def session_at(place: int) -> ServedSession:
         return table[rows.session_ids[stepped_rows[place]]]
 
     for position, problem in answers.take(call_ids, indices, results, session_at).items():
-        broken_rows.append(Broken(stepped_rows[position], session_at(position), problem))
+        broken_rows.append(BrokenRow(stepped_rows[position], session_at(position), problem))
     return other_rows, broken_rows, stop
 
 
-def _fill_reply(reply: pb.Reply, call_id: int, transition: Transition, next_index: int, session: Session) -> None:
+def _fill_reply(reply: pb.Reply, call_id: int, transition: TurnResult, next_index: int, session: ServedSession) -> None:
     """Write the reply to a turn into an empty message, and keep it in the session."""
     reply.call_id = call_id
     fill_transition(reply.step.transition, transition)

@@ -14,8 +14,8 @@ from google.protobuf.message import Message
 from starpod.env_server.authoring.environment import Environment, derive_seed
 from starpod.env_server.episodes.convert import copy_observation, fill_limits
 from starpod.env_server.episodes.errors import CallError
-from starpod.env_server.episodes.live_episode import Observation, Transition
-from starpod.env_server.processes.hosts import Host, ResetPlan, Started
+from starpod.env_server.episodes.live_episode import ObservedState, TurnResult
+from starpod.env_server.processes.hosts import EpisodeHost, ResetPlan, Started
 from starpod.v1 import environment_pb2 as pb
 
 SHORT_TEXT = 1_024
@@ -23,7 +23,7 @@ SHORT_TEXT = 1_024
 _SHORT_BYTES = 64
 
 
-class Session:
+class ServedSession:
     """One live session.
 
     Attributes:
@@ -67,7 +67,7 @@ class Session:
     def __init__(
         self,
         environment: type[Environment],
-        host: Host,
+        host: EpisodeHost,
         plan: ResetPlan,
         lease: float,
         member: int,
@@ -85,7 +85,7 @@ class Session:
         self.next_index = turns
         self.over = over
         self.last_request: tuple[str, ...] | tuple[int | None, int | None] | bytes | None = None
-        self.last_reply: Transition | Started | bytes | None = None
+        self.last_reply: TurnResult | Started | bytes | None = None
         self.lost = ""
         self.closed = False
         self.last_call = time.monotonic()
@@ -93,7 +93,7 @@ class Session:
         self._taken = False
         self._waiting: deque[asyncio.Future[None]] | None = None
 
-    def turn_taking(self) -> Session:
+    def turn_taking(self) -> ServedSession:
         """Return a context manager in which calls on this session run one at a time, in the order of arrival."""
         return self
 
@@ -142,7 +142,7 @@ class Session:
 
     def earlier_reply(
         self, epoch: int, index: int, actions: Sequence[pb.Action | str]
-    ) -> Transition | pb.Transition | None:
+    ) -> TurnResult | pb.Transition | None:
         """Return the last reply if this repeats the last turn, or None if this is the next turn.
 
         Raises:
@@ -155,7 +155,7 @@ class Session:
             reply = self.last_reply
             if index == self.next_index - 1 and reply is not None and digest_actions(actions) == self.last_request:
                 assert not isinstance(reply, Started)  # a turn followed
-                return reply if isinstance(reply, Transition) else pb.Transition.FromString(reply)
+                return reply if isinstance(reply, TurnResult) else pb.Transition.FromString(reply)
         raise self.out_of_order(epoch, index)
 
     def earlier_reset(self, request: pb.ResetRequest) -> pb.ResetResponse | None:
@@ -195,12 +195,12 @@ class Session:
         fill_limits(response.limits, self.plan.limits)
         return response
 
-    def keep_turn(self, actions: Sequence[pb.Action | str], transition: Transition | pb.Transition) -> None:
+    def keep_turn(self, actions: Sequence[pb.Action | str], transition: TurnResult | pb.Transition) -> None:
         """Update the session for a turn that was executed, and keep the reply for a repeated call."""
         self.next_index += 1
         self.over = bool(transition.end_reason)
         self.last_request = digest_actions(actions)
-        self.last_reply = transition if isinstance(transition, Transition) else transition.SerializeToString()
+        self.last_reply = transition if isinstance(transition, TurnResult) else transition.SerializeToString()
 
     def out_of_order(self, epoch: int, index: int) -> CallError:
         """Return EPISODE_OVER if the numbers are those of the next turn, else OUT_OF_ORDER with the expected ones."""
@@ -213,7 +213,7 @@ class Session:
             problem = f"got epoch {epoch}, step {index}"
         return CallError("OUT_OF_ORDER", f"{problem}; expected epoch {self.epoch}, step {self.next_index}", numbers)
 
-    def describe(self, message: pb.Session, observation: pb.Observation | Observation) -> None:
+    def describe(self, message: pb.Session, observation: pb.Observation | ObservedState) -> None:
         """Write the session into an empty message."""
         message.session_id = self.id
         message.epoch = self.epoch

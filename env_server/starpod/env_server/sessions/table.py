@@ -12,7 +12,7 @@ from google.protobuf.message import Message
 
 from starpod.env_server.episodes.errors import CallError, bad_argument, overloaded
 from starpod.env_server.operation.tenants import Tenant
-from starpod.env_server.sessions.session import Session, digest_request, unknown_session
+from starpod.env_server.sessions.session import ServedSession, digest_request, unknown_session
 from starpod.v1 import environment_pb2 as pb
 
 Created = TypeVar("Created", pb.OpenResponse, pb.ForkResponse, pb.RestoreResponse)
@@ -43,7 +43,7 @@ class Reservation:
     """Monotonic time at which a session of the key was last seen, in seconds."""
 
 
-class SessionTable(dict[str, Session]):
+class SessionTable(dict[str, ServedSession]):
     """The sessions of one tenant by id, and the keys under which they were created."""
 
     def __init__(self, tenant: Tenant | None = None) -> None:
@@ -54,7 +54,7 @@ class SessionTable(dict[str, Session]):
         self._sweep_time = time.monotonic()
         self._ended: dict[str, float] = {}
 
-    def find(self, session_id: str) -> Session:
+    def find(self, session_id: str) -> ServedSession:
         """Return a session. Raises UNKNOWN_SESSION or SESSION_LOST."""
         session = self.get(session_id)
         if session is None:
@@ -62,7 +62,7 @@ class SessionTable(dict[str, Session]):
         session.check()
         return session
 
-    def expired(self, now: float) -> list[Session]:
+    def expired(self, now: float) -> list[ServedSession]:
         """Return the sessions that look expired in this sweep and the previous one.
 
         One sweep is not enough: after a stall of this process, a renewal may still be unread in the socket.

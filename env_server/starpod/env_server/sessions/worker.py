@@ -12,13 +12,13 @@ from typing import Any, TypeVar
 from starpod.env_server.authoring.environment import Busy, Concurrency, Environment, OptionsError, Unavailable
 from starpod.env_server.episodes.effects import Journal
 from starpod.env_server.episodes.errors import CallError, EnvironmentRaised, bad_argument, overloaded, unsupported
-from starpod.env_server.episodes.live_episode import EpisodeOver, Want
+from starpod.env_server.episodes.live_episode import EpisodeEnded, Want
 from starpod.env_server.episodes.state import StateError
 from starpod.env_server.operation.config import ServerLimits
 from starpod.env_server.operation.metrics import Metrics
 from starpod.env_server.operation.tenants import RECEIVED_SECONDS, LoopShare, Tenant
 from starpod.env_server.processes.hosts import (
-    Host,
+    EpisodeHost,
     HostDied,
     LocalHost,
     Pools,
@@ -29,7 +29,7 @@ from starpod.env_server.registry import Registry
 from starpod.env_server.sandbox.sandbox import UNTRUSTING, Sandbox
 from starpod.env_server.sessions.requests import LARGE_BYTES
 from starpod.env_server.sessions.seal import SnapshotSeal
-from starpod.env_server.sessions.session import Session
+from starpod.env_server.sessions.session import ServedSession
 from starpod.env_server.sessions.table import SessionTable
 
 logger = logging.getLogger(__name__)
@@ -99,7 +99,7 @@ class Worker:
         if self.metrics.calls_in_flight >= limit:
             raise overloaded("max_calls_in_flight", f"{limit} calls are in progress; try again later", 0.1)
 
-    def host(self, environment: type[Environment], want: Want) -> Host:
+    def host(self, environment: type[Environment], want: Want) -> EpisodeHost:
         self.make_room(environment)
         if environment.spec.concurrency is Concurrency.PROCESS:
             return ProcessHost(environment, self.sandbox)
@@ -129,7 +129,7 @@ class Worker:
 
     # --- the end of sessions ---------------------------------------------------------------------------------------
 
-    def drop(self, table: SessionTable, session: Session) -> None:
+    def drop(self, table: SessionTable, session: ServedSession) -> None:
         """Remove a session from the table, and free its resources after its earlier calls, without waiting for them."""
         if table.pop(session.id, None) is not None:
             self.discount(table, 1)
@@ -169,7 +169,7 @@ class Worker:
 
     # --- failures --------------------------------------------------------------------------------------------------
 
-    async def guard(self, session: Session, work: Awaitable[R], verb: str) -> R:
+    async def guard(self, session: ServedSession, work: Awaitable[R], verb: str) -> R:
         """Await an environment's work and convert its exceptions to the contract's errors."""
         try:
             return await work
@@ -179,10 +179,10 @@ class Worker:
                 raise
             raise failure from error
 
-    def failure(self, session: Session, error: Exception, verb: str) -> Exception:
+    def failure(self, session: ServedSession, error: Exception, verb: str) -> Exception:
         """Return the contract's error for an exception of an environment's work. Other exceptions are returned."""
         match error:
-            case EpisodeOver():
+            case EpisodeEnded():
                 return session.out_of_order(session.epoch, session.next_index)
             case OptionsError():
                 return bad_argument("options", str(error))
@@ -204,13 +204,13 @@ class Worker:
                 return self._bug(session, error, verb)
         return error
 
-    def break_off(self, session: Session, error: BaseException) -> CallError:
+    def break_off(self, session: ServedSession, error: BaseException) -> CallError:
         """Return ENVIRONMENT_BUG for a Step that failed or whose transition cannot be sent. The session is lost."""
         bug = EnvironmentRaised.from_exception(session.environment, error, intact=False)
         bug.__cause__ = error
         return self._bug(session, bug, "Step")
 
-    def _bug(self, session: Session, bug: EnvironmentRaised, verb: str) -> CallError:
+    def _bug(self, session: ServedSession, bug: EnvironmentRaised, verb: str) -> CallError:
         """Log a bug of an environment and return ENVIRONMENT_BUG. The session is lost if its state may be corrupt."""
         logger.error("environment bug: %s", bug, extra={"session": session.id, "verb": verb}, exc_info=bug.__cause__)
         if not bug.intact and not session.lost:
@@ -230,6 +230,6 @@ class Worker:
         return CallError("SERVER_BUG", f"the server has a bug: {type(error).__name__}; see its log")
 
 
-async def _close_in_turn(session: Session) -> None:
+async def _close_in_turn(session: ServedSession) -> None:
     async with session.turn_taking():
         session.close()

@@ -29,7 +29,7 @@ from starpod.env_server.transports.connections import address_of
 
 if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]
-    Details = grpc.HandlerCallDetails
+    TurnDetails = grpc.HandlerCallDetails
     Context = grpc.aio.ServicerContext[Any, Any]
 
 R = TypeVar("R")
@@ -129,7 +129,7 @@ class ContractAdmission(grpc.GenericRpcHandler):
         self._metrics = metrics
         self._share = share
 
-    def service(self, handler_call_details: Details) -> Handler | None:
+    def service(self, handler_call_details: TurnDetails) -> Handler | None:
         self._share.note_accepted_call()  # counts calls of any service, because gRPC asks this handler first
         handler = self._contract.service(handler_call_details)
         if handler is None:
@@ -187,7 +187,7 @@ class OpenAdmission(grpc.GenericRpcHandler):
             for method in service.methods:
                 self._handlers[f"/{service.full_name}/{method.name}"] = self._handler(method, servicer)
 
-    def service(self, handler_call_details: Details) -> Handler | None:
+    def service(self, handler_call_details: TurnDetails) -> Handler | None:
         return self._handlers.get(handler_call_details.method)
 
     @asynccontextmanager

@@ -40,7 +40,7 @@ _STATUS = {
 """HTTP status of each code, as in google/rpc/code.proto; other codes are 500."""
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that is refused with a specific HTTP status."""
 
     def __init__(self, status: HTTPStatus, error: CallError) -> None:
@@ -49,7 +49,7 @@ class Refused(Exception):
         self.error = error
 
 
-class Exchange(Request):
+class HTTPExchange(Request):
     """One request and its response.
 
     Attributes:
@@ -79,16 +79,16 @@ class Exchange(Request):
         media_type = self.header("content-type").partition(";")[0].strip().lower()
         if media_type != JSON:
             error = bad_argument("content-type", f"is {media_type[:80]!r}; send JSON, with content-type: {JSON}")
-            raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, error)
+            raise RequestRefused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, error)
         if problem := refuse_encoding(self.scope["headers"]):
-            raise Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, CallError("BAD_ARGUMENT", problem))
+            raise RequestRefused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, CallError("BAD_ARGUMENT", problem))
         length = self.header("content-length")
         if self.header("transfer-encoding") or not length.isdecimal():
             error = bad_argument("content-length", "is missing; send the body whole, with its length")
-            raise Refused(HTTPStatus.LENGTH_REQUIRED, error)
+            raise RequestRefused(HTTPStatus.LENGTH_REQUIRED, error)
         if len(length) > _LENGTH_DIGITS:
             problem = f"has {len(length)} digits; write the number of bytes without leading zeros"
-            raise Refused(HTTPStatus.BAD_REQUEST, bad_argument("content-length", problem))
+            raise RequestRefused(HTTPStatus.BAD_REQUEST, bad_argument("content-length", problem))
         if max_bytes and int(length) > max_bytes:
             raise body_too_large(int(length), max_bytes)
 
@@ -141,13 +141,13 @@ class Carried(ABC):
     """Paths of the protocol's POST requests, in Starlette's syntax. If empty, it gets all paths that no other route
     matches."""
 
-    def admit(self, exchange: Exchange) -> None:  # noqa: B027 - most protocols have nothing to do
+    def admit(self, exchange: HTTPExchange) -> None:  # noqa: B027 - most protocols have nothing to do
         """Prepare a request before its caller is identified."""
 
-    def has_body(self, exchange: Exchange) -> bool:
+    def has_body(self, exchange: HTTPExchange) -> bool:
         """Return whether a POST has a body, which is then received within the limits."""
         return True
 
     @abstractmethod
-    async def answer(self, exchange: Exchange, body: bytes, tenant: Tenant) -> None:
-        """Answer a request. Raises CallError, or Refused for errors that have a specific HTTP status."""
+    async def answer(self, exchange: HTTPExchange, body: bytes, tenant: Tenant) -> None:
+        """Answer a request. Raises CallError, or RequestRefused for errors that have a specific HTTP status."""

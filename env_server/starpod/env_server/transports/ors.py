@@ -21,7 +21,7 @@ from starpod.env_server.episodes.errors import CallError, bad_argument
 from starpod.env_server.operation.tenants import Tenant
 from starpod.env_server.sessions.worker import Worker
 from starpod.env_server.transports.encoding import check_values, read_json, write_json
-from starpod.env_server.transports.exchange import Carried, Exchange, Refused
+from starpod.env_server.transports.exchange import Carried, HTTPExchange, RequestRefused
 from starpod.env_server.transports.service import EnvironmentService, server_version
 from starpod.env_server.transports.tools import actions_of, turn_tools, whole_number
 from starpod.v1 import environment_pb2 as pb
@@ -42,7 +42,7 @@ Json = dict[str, Any]
 
 
 @dataclass(eq=False)
-class _Played:
+class _ORSSession:
     """A session that a caller named by an id. `prompt` is its first observation; `turn` admits one call at a time."""
 
     environment: str
@@ -61,18 +61,18 @@ class ORSService(Carried):
     def __init__(self, service: EnvironmentService, worker: Worker) -> None:
         self._service = service
         self._worker = worker
-        self._played: dict[tuple[str, str], _Played] = {}
+        self._played: dict[tuple[str, str], _ORSSession] = {}
 
-    def admit(self, exchange: Exchange) -> None:
+    def admit(self, exchange: HTTPExchange) -> None:
         if (key := exchange.header("x-api-key")) and not exchange.header("authorization"):
             exchange.metadata.append(("authorization", f"Bearer {key}"))
 
-    def has_body(self, exchange: Exchange) -> bool:
+    def has_body(self, exchange: HTTPExchange) -> bool:
         """Return whether a POST has a body. If not, it must have the session header, which no other site can send."""
         return not (exchange.header("content-length") in ("", "0") and exchange.header(_SESSION))
 
-    async def answer(self, exchange: Exchange, body: bytes, tenant: Tenant) -> None:
-        """Answer a request. Raises CallError, or Refused for a path outside the standard."""
+    async def answer(self, exchange: HTTPExchange, body: bytes, tenant: Tenant) -> None:
+        """Answer a request. Raises CallError, or RequestRefused for a path outside the standard."""
         self._worker.count_received(tenant, len(body))
         tenant.take_calls(1, len(body))
         check_values(body.decode(errors="replace"))
@@ -90,7 +90,7 @@ class ORSService(Carried):
                 return
         await exchange.respond(json.dumps(await self._read(exchange, tenant, environment, last, fields)).encode())
 
-    async def _read(self, exchange: Exchange, tenant: Tenant, environment: str, last: str, values: Json) -> Any:
+    async def _read(self, exchange: HTTPExchange, tenant: Tenant, environment: str, last: str, values: Json) -> Any:
         """Return the reply to a request other than `call` and `create_session`."""
         match exchange.method, last:
             case "GET", "list_environments":
@@ -127,7 +127,7 @@ class ORSService(Carried):
                     await self._service.ask(tenant, pb.CloseRequest(session_ids=[old_session.session_id]))
                 return {"sid": id}
         problem = f"there is no {exchange.method} {exchange.path[:80]} here"
-        raise Refused(HTTPStatus.NOT_FOUND, bad_argument("path", problem))
+        raise RequestRefused(HTTPStatus.NOT_FOUND, bad_argument("path", problem))
 
     # --- tasks and tools ---------------------------------------------------------------------------------------------
 
@@ -151,13 +151,13 @@ class ORSService(Carried):
 
     # --- sessions ----------------------------------------------------------------------------------------------------
 
-    def _session(self, exchange: Exchange, tenant: Tenant) -> _Played:
+    def _session(self, exchange: HTTPExchange, tenant: Tenant) -> _ORSSession:
         played = self._played.get((tenant.id, _session_id(exchange)))
         if played is None:
             raise CallError("UNKNOWN_SESSION", "there is no session with this id: create it first")
         return played
 
-    async def _create(self, exchange: Exchange, tenant: Tenant, values: Json) -> Json:
+    async def _create(self, exchange: HTTPExchange, tenant: Tenant, values: Json) -> Json:
         id = _session_id(exchange)
         if values.get("toolset_name"):
             raise bad_argument("toolset_name", "names the caller's tools; only the environment's are supported")
@@ -184,7 +184,7 @@ class ORSService(Carried):
             self._forget()
             texts = filter(None, [reply.instructions])
             prompt = [*({"type": "text", "text": text} for text in texts), *_blocks(session.observation)]
-            played = _Played(environment, session.session_id, session.epoch, session.step_index, prompt)
+            played = _ORSSession(environment, session.session_id, session.epoch, session.step_index, prompt)
             self._played[tenant.id, id] = played
         return {"sid": id}
 
@@ -197,7 +197,7 @@ class ORSService(Carried):
 
     # --- turns -------------------------------------------------------------------------------------------------------
 
-    async def _call(self, exchange: Exchange, tenant: Tenant, values: Json) -> None:
+    async def _call(self, exchange: HTTPExchange, tenant: Tenant, values: Json) -> None:
         played = self._session(exchange, tenant)
         name, arguments, call_index = values.get("name"), values.get("input"), _index(values)
         if not isinstance(name, str) or not isinstance(arguments, dict):
@@ -221,7 +221,7 @@ class ORSService(Carried):
         await exchange.end_events()
 
     async def _play(
-        self, tenant: Tenant, session: _Played, index: int, name: str, arguments: Mapping[str, Any]
+        self, tenant: Tenant, session: _ORSSession, index: int, name: str, arguments: Mapping[str, Any]
     ) -> Json:
         """Return a call's result, including errors of the policy. Raises CallError for other errors."""
         try:
@@ -261,7 +261,7 @@ def _block(part: pb.Part) -> Json:
     return {"type": "text", "text": part.text}
 
 
-def _session_id(exchange: Exchange) -> str:
+def _session_id(exchange: HTTPExchange) -> str:
     id = exchange.header(_SESSION).strip()
     if not 0 < len(id.encode()) <= _NAME_BYTES:
         raise bad_argument(_SESSION, f"is not an id of 1 to {_NAME_BYTES} bytes")

@@ -27,7 +27,7 @@ from starpod.env_server.sessions.requests import check_size, extra_members, is_l
 from starpod.env_server.sessions.table import SessionTable
 from starpod.env_server.transports.auth import Authenticator
 from starpod.env_server.transports.eager import run_eagerly
-from starpod.env_server.transports.stream import StreamConnection, StreamServer
+from starpod.env_server.transports.stream import ClientStream, StreamServer
 from starpod.v1 import environment_pb2 as pb
 
 PROTOCOL_VERSION = "1.0"
@@ -139,7 +139,7 @@ class EnvironmentService:
                 failure = self.failure("Stream", error)
             await _abort(context, failure)
 
-    async def stream(self, connection: StreamConnection, metadata: Metadata, peer: str) -> None:
+    async def stream(self, connection: ClientStream, metadata: Metadata, peer: str) -> None:
         """Serve a Stream until it ends. `peer` is gRPC's peer name. Raises as StreamServer.run does."""
         grant = self._authenticator.identify(metadata)
         if self._worker.metrics.streams >= (limit := self._worker.limits.max_streams):

@@ -50,7 +50,7 @@ because the errors would be larger than the rows."""
 _RETRY_SECONDS = 0.1
 
 
-class StreamConnection(Protocol):
+class ClientStream(Protocol):
     """Transport of a Stream. Both methods may wait. `read` returns grpc.aio.EOF when the caller has half-closed."""
 
     async def read(self) -> Any: ...
@@ -61,7 +61,7 @@ class StreamConnection(Protocol):
 class StreamServer:
     """One connected stream. Calls that have begun finish, and their replies are cached, even if the connection ends."""
 
-    def __init__(self, calls: Calls, table: SessionTable, connection: StreamConnection, grant: Grant) -> None:
+    def __init__(self, calls: Calls, table: SessionTable, connection: ClientStream, grant: Grant) -> None:
         self._calls = calls
         self._worker = calls.worker
         self._table = table

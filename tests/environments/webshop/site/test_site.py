@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from starpod.env_server.authoring.environment import Busy, Environment, Outcome
-from starpod.env_server.operation.config import TLS, ServerConfig, ServerLimits
+from starpod.env_server.operation.config import ServerConfig, ServerLimits, ServerTLS
 from starpod.env_server.registry import Registry
 from starpod.env_server.server.server import EnvironmentServer
 from starpod.environments.webshop.site.app import create_app
@@ -426,7 +426,7 @@ async def test_a_server_without_the_shop_is_a_page(visit: Visit) -> None:
 
 async def test_token_and_certificate_are_shown_to_the_server(visit: Visit, tmp_path: Path) -> None:
     files = credentials(tmp_path)
-    config = {"token_file": files["token"], "tls": TLS(files["certificate"], files["key"])}
+    config = {"token_file": files["token"], "tls": ServerTLS(files["certificate"], files["key"])}
     visitor = await visit(security=Security(files["token"], files["ca"]), **config)
     await visitor.start()
     assert "Instruction:" in visitor.text

@@ -27,7 +27,7 @@ curl {url}/v1/sessions/SESSION:step -H 'content-type: application/json' \\
 curl {url}/v1/sessions:close -H 'content-type: application/json' -d '{{"session_ids": ["SESSION"]}}'"""
 
 
-class Page:
+class EnvironmentsPage:
     """The /docs page of a server. It is prepared once, because it is public and may be requested often."""
 
     def __init__(self, environments: Sequence[type[Environment]]) -> None:

@@ -20,17 +20,17 @@ from starpod.env_server.sessions.responses import too_large
 from starpod.env_server.sessions.worker import Worker
 from starpod.env_server.transports.admission import CallsInFlight, OpenAdmission, receive_in_time
 from starpod.env_server.transports.encoding import max_bytes, read_json, write_json
-from starpod.env_server.transports.exchange import Carried, Exchange, Headers, Refused
+from starpod.env_server.transports.exchange import Carried, Headers, HTTPExchange, RequestRefused
 from starpod.env_server.transports.http.openapi import openapi
-from starpod.env_server.transports.http.page import Page
+from starpod.env_server.transports.http.page import EnvironmentsPage
 from starpod.env_server.transports.http.routes import ROUTES, Route
 from starpod.env_server.transports.service import Body, EnvironmentService
 from starpod.serving.http import KnownHosts
 from starpod.v1 import environment_pb2 as pb
 
 HEALTH, OPENAPI, PAGE = "/v1/health", "/openapi.json", "/docs"
-Answer = Callable[[Exchange], Awaitable[None]]
-Work = Callable[[Exchange, Tenant], Awaitable[bytes | None]]
+Answer = Callable[[HTTPExchange], Awaitable[None]]
+Work = Callable[[HTTPExchange, Tenant], Awaitable[bytes | None]]
 _SERVICE = pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
 
 
@@ -82,7 +82,7 @@ class HTTPService:
     def _route(self, path: str, verb: str, answer: Answer) -> routing.Route:
         return routing.Route(path, _Endpoint(self._expect, verb, answer))
 
-    async def _expect(self, verb: str, answer: Answer, exchange: Exchange) -> None:
+    async def _expect(self, verb: str, answer: Answer, exchange: HTTPExchange) -> None:
         """Answer a request with this HTTP method, and refuse others."""
         if exchange.method == verb:
             await answer(exchange)
@@ -90,7 +90,7 @@ class HTTPService:
             error = _no_such("method", exchange.method)
             await self._refuse(exchange, error, HTTPStatus.METHOD_NOT_ALLOWED, (("allow", verb),))
 
-    async def _answer_anyone(self, answer: Answer, exchange: Exchange) -> None:
+    async def _answer_anyone(self, answer: Answer, exchange: HTTPExchange) -> None:
         """Answer a request that needs no token, within the limits on such requests."""
         try:
             async with self._open_admission.take_turn(exchange.peer):
@@ -99,31 +99,31 @@ class HTTPService:
             await exchange.fail(error)
 
     def _refuse(
-        self, exchange: Exchange, error: CallError, status: HTTPStatus | None = None, headers: Headers = ()
+        self, exchange: HTTPExchange, error: CallError, status: HTTPStatus | None = None, headers: Headers = ()
     ) -> Awaitable[None]:
         """Refuse a request that needs no token."""
         return self._answer_anyone(lambda exchange: exchange.fail(error, status, headers), exchange)
 
-    async def _refuse_host(self, exchange: Exchange) -> None:
+    async def _refuse_host(self, exchange: HTTPExchange) -> None:
         host = exchange.header("host")
         problem = f"{host[:80]!r} is not a name of this server; start it with --http-host NAME, or call its address"
         await self._refuse(exchange, bad_argument("host", problem), HTTPStatus.MISDIRECTED_REQUEST)
 
-    async def _refuse_path(self, exchange: Exchange) -> None:
+    async def _refuse_path(self, exchange: HTTPExchange) -> None:
         await self._refuse(exchange, _no_such("path", exchange.path), HTTPStatus.NOT_FOUND)
 
     @functools.cached_property
-    def _page(self) -> Page:
-        return Page(list(self._worker.registry))
+    def _page(self) -> EnvironmentsPage:
+        return EnvironmentsPage(list(self._worker.registry))
 
-    async def _show(self, exchange: Exchange) -> None:
+    async def _show(self, exchange: HTTPExchange) -> None:
         body = self._page.at(f"{exchange.scope['scheme']}://{exchange.header('host')}")
         await exchange.respond(body, content_type="text/html; charset=utf-8")
 
-    async def _describe(self, exchange: Exchange) -> None:
+    async def _describe(self, exchange: HTTPExchange) -> None:
         await exchange.respond(openapi())
 
-    async def _call(self, name: str, work: Work, exchange: Exchange) -> None:
+    async def _call(self, name: str, work: Work, exchange: HTTPExchange) -> None:
         """Run a call for its tenant, and respond with its result, if any, or its error."""
         timing = begin(clock())
         status: HTTPStatus | None = None
@@ -136,7 +136,7 @@ class HTTPService:
                 return
             except ClientDisconnect:
                 return
-            except Refused as refusal:
+            except RequestRefused as refusal:
                 failure, status = refusal.error, refusal.status
                 self._worker.metrics.error(name, failure.reason)
             except Exception as error:
@@ -149,7 +149,7 @@ class HTTPService:
             else:
                 await exchange.fail(failure, status, timing.trailer())
 
-    async def _unary(self, route: Route, exchange: Exchange, tenant: Tenant) -> bytes:
+    async def _unary(self, route: Route, exchange: HTTPExchange, tenant: Tenant) -> bytes:
         body = await self._receive(exchange, route, tenant)
 
         async def read(tenant: Tenant) -> Message:
@@ -162,7 +162,7 @@ class HTTPService:
         with tenant.working:
             return self._write(reply)
 
-    async def _stream(self, exchange: Exchange, tenant: Tenant) -> None:
+    async def _stream(self, exchange: HTTPExchange, tenant: Tenant) -> None:
         """Serve a Stream of one message, and send its replies as events when they finish."""
         body = await self._receive(exchange, None, tenant)
         await self._worker.share.wait(tenant)
@@ -174,15 +174,15 @@ class HTTPService:
         await exchange.start_events()
         await exchange.end_events()
 
-    async def _call_carried(self, protocol: Carried, exchange: Exchange) -> None:
+    async def _call_carried(self, protocol: Carried, exchange: HTTPExchange) -> None:
         protocol.admit(exchange)
         await self._call(protocol.name, functools.partial(self._serve_protocol, protocol), exchange)
 
-    async def _serve_protocol(self, protocol: Carried, exchange: Exchange, tenant: Tenant) -> None:
+    async def _serve_protocol(self, protocol: Carried, exchange: HTTPExchange, tenant: Tenant) -> None:
         body = await self._receive(exchange, None, tenant) if protocol.has_body(exchange) else Body(b"")
         await protocol.answer(exchange, body.take(), tenant)
 
-    async def _receive(self, exchange: Exchange, route: Route | None, tenant: Tenant) -> Body:
+    async def _receive(self, exchange: HTTPExchange, route: Route | None, tenant: Tenant) -> Body:
         if exchange.method != "POST":
             return Body(b"")
         exchange.check_body(max_bytes(route.request if route else pb.StreamRequest, self._worker.limits))
@@ -200,7 +200,7 @@ class HTTPService:
             raise too_large(size, limit)
         return write_json(reply)
 
-    async def _health(self, exchange: Exchange) -> None:
+    async def _health(self, exchange: HTTPExchange) -> None:
         """Respond with the health of a service, or of all, like grpc.health.v1."""
         service = exchange.query_params.get("service", "")
         if service not in ("", _SERVICE, *self._worker.registry.ids):
@@ -215,7 +215,7 @@ class HTTPService:
 class _Events:
     """A Stream's connection over HTTP: one message in, server-sent events out."""
 
-    def __init__(self, exchange: Exchange, request: bytes) -> None:
+    def __init__(self, exchange: HTTPExchange, request: bytes) -> None:
         self._exchange = exchange
         self._request = request
 
@@ -240,4 +240,4 @@ class _Endpoint:
         self._answer = functools.partial(function, *arguments)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._answer(Exchange(scope, receive, send))
+        await self._answer(HTTPExchange(scope, receive, send))

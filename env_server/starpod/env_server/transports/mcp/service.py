@@ -31,7 +31,7 @@ from starpod.env_server.episodes.errors import CallError, bad_argument
 from starpod.env_server.operation.tenants import Tenant
 from starpod.env_server.sessions.worker import Worker
 from starpod.env_server.transports.encoding import check_values, read_json
-from starpod.env_server.transports.exchange import Carried, Exchange
+from starpod.env_server.transports.exchange import Carried, HTTPExchange
 from starpod.env_server.transports.mcp.tools import failure_of, list_tools, meta_of, picture_of, result_of
 from starpod.env_server.transports.service import EnvironmentService, server_version
 from starpod.env_server.transports.tools import actions_of, whole_number
@@ -58,7 +58,7 @@ def _method(body: bytes) -> object:
 
 
 @dataclass(eq=False)
-class _Played:
+class _MCPSession:
     """A named session and its last result."""
 
     session_id: str = ""
@@ -99,7 +99,7 @@ class MCPService(Carried):
     def __init__(self, service: EnvironmentService, worker: Worker) -> None:
         self._service = service
         self._worker = worker
-        self._played: dict[tuple[str, str, str], _Played] = {}
+        self._played: dict[tuple[str, str, str], _MCPSession] = {}
         # The SDK logs each request of the older protocol as the end of a session.
         logging.getLogger("mcp.server.streamable_http").setLevel(logging.WARNING)
         server: Server[Any] = Server(
@@ -117,7 +117,7 @@ class MCPService(Carried):
             ready.set()
             await asyncio.Event().wait()
 
-    async def answer(self, exchange: Exchange, body: bytes, tenant: Tenant) -> None:
+    async def answer(self, exchange: HTTPExchange, body: bytes, tenant: Tenant) -> None:
         """Answer a request whose body has been received. Raises OVERLOADED, UNKNOWN_ENVIRONMENT or BAD_ARGUMENT."""
         scope, send = exchange.scope, exchange.send
         if _TOOL_CALL not in body:  # tool calls are counted as the contract's calls that they become
@@ -190,7 +190,7 @@ class MCPService(Carried):
     # --- calls -------------------------------------------------------------------------------------------------------
 
     async def _call(
-        self, caller: _Caller, played: _Played, tool: str, arguments: Fields, request_fields: Fields
+        self, caller: _Caller, played: _MCPSession, tool: str, arguments: Fields, request_fields: Fields
     ) -> tuple[Message, CallToolResult]:
         """Execute a tool call, and return the contract's reply and the tool's result.
 
@@ -219,12 +219,12 @@ class MCPService(Carried):
         facts = {"next_step_index": reply.next_step_index}
         return reply, result_of(reply.transition.observation, facts, reply.transition)
 
-    def _read(self, kind: type[M], played: _Played, fields: Fields) -> M:
+    def _read(self, kind: type[M], played: _MCPSession, fields: Fields) -> M:
         """Return a request for the session with the given fields. Raises BAD_ARGUMENT if a field is wrong."""
         return read_json(kind, json.dumps({**fields, "session_id": played.session_id}).encode(), self._worker.limits)
 
     async def _reset(
-        self, caller: _Caller, played: _Played, arguments: Fields, request_fields: Fields
+        self, caller: _Caller, played: _MCPSession, arguments: Fields, request_fields: Fields
     ) -> tuple[Message, CallToolResult]:
         fields = dict(request_fields)
         want = request_fields.get("want") or {}
@@ -252,7 +252,7 @@ class MCPService(Carried):
         return reply, result_of(session.observation, facts, text=reply.instructions)
 
     async def _fork(
-        self, caller: _Caller, played: _Played, arguments: Fields, request_fields: Fields
+        self, caller: _Caller, played: _MCPSession, arguments: Fields, request_fields: Fields
     ) -> tuple[Message, CallToolResult]:
         name = arguments.get("name")
         if not isinstance(name, str) or not name or "/" in name or len(name) > _NAME_CHARACTERS:
@@ -279,7 +279,7 @@ class MCPService(Carried):
             None, {"url": f"{PATH}/{caller.environment}/{name}", "next_step_index": copy.step_index}
         )
 
-    async def _alive(self, caller: _Caller, played: _Played) -> bool:
+    async def _alive(self, caller: _Caller, played: _MCPSession) -> bool:
         session_ids = [played.session_id]
         return (
             bool(played.session_id) and not (await self._ask(caller, pb.RenewRequest(session_ids=session_ids))).missing
@@ -295,13 +295,13 @@ class MCPService(Carried):
     def _spec(self, caller: _Caller) -> pb.EnvironmentSpec:
         return convert.spec_to(self._worker.registry.find(caller.environment, ""))
 
-    def _find(self, tenant: Tenant, environment: str, name: str) -> _Played:
+    def _find(self, tenant: Tenant, environment: str, name: str) -> _MCPSession:
         key = (tenant.id, environment, name)
         played = self._played.get(key)
         if played is None:
             if len(self._played) >= self._worker.limits.max_sessions:
                 self._forget()
-            played = self._played[key] = _Played()
+            played = self._played[key] = _MCPSession()
         return played
 
     def _forget(self) -> None:
@@ -314,7 +314,7 @@ class MCPService(Carried):
             raise CallError("OVERLOADED", "all sessions are in use", {"limit": "max_sessions"}, retry_after=0.5)
 
     @staticmethod
-    def _take(played: _Played, session: pb.Session) -> None:
+    def _take(played: _MCPSession, session: pb.Session) -> None:
         played.session_id, played.epoch, played.step_index = session.session_id, session.epoch, session.step_index
 
 
