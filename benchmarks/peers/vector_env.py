@@ -18,14 +18,14 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from benchmarks.peers.driver import Pipes, serve_runs
 from benchmarks.serving.lake import TASK, new_episode, next_seed
 from starpod.env_server.episodes.live_episode import Want
-from starpod.environments.frozen_lake import ACTIONS, Symbols
+from starpod.environments.frozen_lake import ACTIONS, LakeSymbols
 
 
 class Lake(gymnasium.Env[str, int]):
     """The lake with Gymnasium's interface."""
 
     action_space = spaces.Discrete(len(ACTIONS))
-    observation_space = spaces.Text(64, charset="".join(vars(Symbols()).values()) + "\n")
+    observation_space = spaces.Text(64, charset="".join(vars(LakeSymbols()).values()) + "\n")
 
     def __init__(self) -> None:
         self._episode = new_episode()

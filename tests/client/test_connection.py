@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from starpod.client import BadArgument, Fleet, ServerBug, ToolCall, Transition
-from starpod.client.connection.calls import OPEN, Step
+from starpod.client.connection.calls import OPEN, SessionStep
 from starpod.client.connection.queue import CallQueue
 from starpod.v1 import environment_pb2 as pb
 from tests.client.fake_server import FakeServer, every_way
@@ -190,7 +190,7 @@ def test_ready_steps_wait_for_an_acknowledgement_and_share_messages_equally() ->
     """However long that takes: a timer would send them in ever smaller messages to a server that is slow."""
     queue = CallQueue("here", Mock(), messages_in_flight=2, bytes_allowed=2**20)
     queue.columns = queue.acknowledgements = True
-    steps = [Step(f"session {number}", 1, 0) for number in range(260)]
+    steps = [SessionStep(f"session {number}", 1, 0) for number in range(260)]
     for step in steps:
         step.actions = ("left",)
     queue.ready_steps += steps[:250]

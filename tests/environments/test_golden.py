@@ -13,7 +13,7 @@ from starpod.env_server.authoring.environment import UNKNOWN_NAME, Environment, 
 from starpod.env_server.episodes.live_episode import EpisodeEnded, LiveEpisode, TurnResult, Want
 from starpod.environments.bandit import Bandit
 from starpod.environments.countdown import Countdown
-from starpod.environments.countdown.expression import Malformed, parse
+from starpod.environments.countdown.expression import MalformedExpression, parse
 from starpod.environments.countdown.puzzles import signs_for
 from starpod.environments.frozen_lake import FrozenLake
 from starpod.environments.game_2048 import Game2048
@@ -201,7 +201,7 @@ def replay_countdown(record: Any, parity: Parity) -> None:
         if isinstance(action, str):
             try:
                 name = "right-hand-side" if parse(action).claim is not None else ""
-            except Malformed:
+            except MalformedExpression:
                 name = "no-comments" if "#" in action else "listing-earns-nothing"
         malformed = name in ("no-comments", "listing-earns-nothing") or not isinstance(action, str)
         assert transition.outcomes[0] is not None

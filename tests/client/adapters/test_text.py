@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starpod.client.adapters.text import MOST_ACTIONS, Episode, Reader, Setting, converse
+from starpod.client.adapters.text import MOST_ACTIONS, Reader, Setting, TextEpisode, converse
 from starpod.client.errors import EnvironmentBug, StarpodError
 from tests.client.adapters.sessions import live_sessions
 from tests.client.fake_server import FakeServer
@@ -83,7 +83,7 @@ def test_converse() -> None:
     assert user["content"] == "Play.", "the data set's own message is left as it is"
 
 
-async def play(setting: Setting, row: dict[str, Any], *replies: str) -> tuple[Episode, list[str]]:
+async def play(setting: Setting, row: dict[str, Any], *replies: str) -> tuple[TextEpisode, list[str]]:
     episode = await setting.open(row)
     shown = [await setting.play(episode, reply) for reply in replies]
     await setting.close(episode)

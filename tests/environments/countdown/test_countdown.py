@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from starpod.env_server.episodes.live_episode import TurnResult, Want
 from starpod.environments.countdown import Countdown
-from starpod.environments.countdown.expression import MAX_LENGTH, Malformed, parse
+from starpod.environments.countdown.expression import MAX_LENGTH, MalformedExpression, parse
 from starpod.environments.countdown.puzzles import signs_for, solve
 from tests.environments import episodes
 
@@ -74,7 +74,7 @@ def test_answers_are_read_as_python_reads_them(text: str) -> None:
         except (SyntaxError, TypeError):
             value = ()
     if value == ():
-        with pytest.raises(Malformed):
+        with pytest.raises(MalformedExpression):
             parse(text)
     else:
         assert parse(text).value == value
@@ -82,7 +82,7 @@ def test_answers_are_read_as_python_reads_them(text: str) -> None:
 
 @given(st.text(alphabet="0123456789+-*/()= .#\n\u0663x", max_size=40) | st.text(max_size=40))
 def test_any_text_is_read_or_refused(text: str) -> None:
-    with contextlib.suppress(Malformed):
+    with contextlib.suppress(MalformedExpression):
         assert parse(text).numbers
 
 
@@ -121,7 +121,7 @@ def test_the_largest_values_are_worked_out_and_told_in_short() -> None:
     ],
 )
 def test_no_expression(text: str) -> None:
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedExpression):
         parse(text)
     transition = answer(text, [3, 5], 8)
     assert (transition.reward, transition.success, transition.terminated) == (0.0, False, True)

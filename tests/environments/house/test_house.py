@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from starpod.env_server.episodes.live_episode import LiveEpisode, TurnResult, Want
 from starpod.environments.house import House
-from starpod.environments.house.rooms import CLOSED, TASKS, Task, kind_of, possible_tasks
+from starpod.environments.house.rooms import CLOSED, TASKS, HouseTask, kind_of, possible_tasks
 from starpod.environments.house.state import Nothing, State
 from starpod.v1.values import EndReason
 from tests.environments import episodes
@@ -19,7 +19,7 @@ start = functools.partial(episodes.start, House)
 SEEDS = st.integers(0, 2**64 - 1)
 
 
-def small(task: Task, things: dict[str, str]) -> State:
+def small(task: HouseTask, things: dict[str, str]) -> State:
     places = ("cabinet 1", "desk 1", "fridge 1", "microwave 1", "shelf 1", "sinkbasin 1")
     return State(task, places, things)
 
@@ -69,7 +69,7 @@ def test_no_task_is_done_at_the_start_and_all_kinds_come() -> None:
 
 
 def test_heating_needs_the_thing_in_the_hand_and_the_microwave() -> None:
-    state = small(Task("heat", "apple", "shelf"), {"apple 1": "fridge 1", "apple 2": "shelf 1"})
+    state = small(HouseTask("heat", "apple", "shelf"), {"apple 1": "fridge 1", "apple 2": "shelf 1"})
     for early in ("take apple 1 from fridge 1", "heat apple 1 with microwave 1", "open fridge 1", "go to attic 1"):
         with pytest.raises(Nothing):
             state.act(early)
@@ -83,14 +83,14 @@ def test_heating_needs_the_thing_in_the_hand_and_the_microwave() -> None:
 
 
 def test_cooling_undoes_heating() -> None:
-    state = small(Task("heat", "apple", "shelf"), {"apple 1": "desk 1"})
+    state = small(HouseTask("heat", "apple", "shelf"), {"apple 1": "desk 1"})
     act(state, "go to desk 1", "take apple 1 from desk 1", "go to microwave 1", "heat apple 1 with microwave 1")
     act(state, "go to fridge 1", "cool apple 1 with fridge 1", "go to shelf 1", "put apple 1 on shelf 1")
     assert not state.done() and not state.stages()["heated"]
 
 
 def test_the_lamp_shines_on_what_is_held() -> None:
-    state = small(Task("look", "book", ""), {"book 1": "shelf 1"})
+    state = small(HouseTask("look", "book", ""), {"book 1": "shelf 1"})
     act(state, "go to desk 1", "use desklamp 1", "go to shelf 1", "take book 1 from shelf 1")
     assert not state.done()
     act(state, "go to desk 1", "use desklamp 1")
@@ -98,7 +98,7 @@ def test_the_lamp_shines_on_what_is_held() -> None:
 
 
 def test_two_things_have_to_lie_there_at_once() -> None:
-    state = small(Task("place_two", "pen", "shelf"), {"pen 1": "desk 1", "pen 2": "desk 1"})
+    state = small(HouseTask("place_two", "pen", "shelf"), {"pen 1": "desk 1", "pen 2": "desk 1"})
     act(state, "go to desk 1", "take pen 1 from desk 1", "go to shelf 1", "put pen 1 in/on shelf 1")
     act(state, "take pen 1 from shelf 1", "put pen 1 in shelf 1")
     assert [*state.stages().values()] == [True, True, False, False]

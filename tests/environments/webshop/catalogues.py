@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from starpod.environments.webshop.catalogue.product import HumanInstruction, Product
-from starpod.environments.webshop.catalogue.records import Malformed, read_products
+from starpod.environments.webshop.catalogue.records import MalformedRecord, read_products
 from tests.environments.webshop.in_memory import ListCatalogue
 from tests.golden import ROOT
 
@@ -55,7 +55,7 @@ def asked(text: str, attributes: tuple[str, ...] = ("soft",), options: tuple[str
     return HumanInstruction(text, attributes, options)
 
 
-def _refuse(malformed: Malformed) -> None:
+def _refuse(malformed: MalformedRecord) -> None:
     raise AssertionError(str(malformed))
 
 

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from starpod.environments.webshop.catalogue.goals import Goals, Kind
-from starpod.environments.webshop.catalogue.records import Malformed, read_products
+from starpod.environments.webshop.catalogue.records import MalformedRecord, read_products
 from starpod.environments.webshop.catalogue.synthetic import write_files
-from starpod.environments.webshop.search.index import Index
+from starpod.environments.webshop.search.index import SearchIndex
 from starpod.environments.webshop.search.nouns import Tagger
 from starpod.environments.webshop.shop.items import Searcher
 from tests.environments.webshop.catalogues import real, recorded
@@ -59,10 +59,10 @@ def build(
 
 
 @cache
-def _index_of(catalogue: ListCatalogue, first: int | None = None) -> Index:
+def _index_of(catalogue: ListCatalogue, first: int | None = None) -> SearchIndex:
     """The index of a catalogue's first products."""
     products = itertools.islice((catalogue[position] for position in range(len(catalogue))), first)
-    return Index.build((product.asin, product.index_text()) for product in products)
+    return SearchIndex.build((product.asin, product.index_text()) for product in products)
 
 
 @cache
@@ -114,7 +114,7 @@ def synthetic_store(kind: Kind) -> MemoryStore:
 
 @cache
 def _generated() -> ListCatalogue:
-    def refuse(malformed: Malformed) -> None:
+    def refuse(malformed: MalformedRecord) -> None:
         raise AssertionError(malformed)
 
     with tempfile.TemporaryDirectory() as name:

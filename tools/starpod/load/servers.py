@@ -7,7 +7,16 @@ from collections import Counter
 from collections.abc import Container
 from typing import Any, Protocol
 
-from starpod.client.connection import METHODS, Call, Connection, Method, Reset, Start, Step, StepBatch
+from starpod.client.connection import (
+    METHODS,
+    Method,
+    Reset,
+    ServerCall,
+    ServerConnection,
+    SessionStep,
+    StartRow,
+    StepBatch,
+)
 from starpod.client.errors import StarpodError
 from starpod.client.transport import Backoff
 from starpod.load.measurements import ServerTime
@@ -21,7 +30,7 @@ clock = time.monotonic
 """Clock that all generators of a machine share, and that the event loop uses too."""
 
 
-class LoadSession(Step):
+class LoadSession(SessionStep):
     """A session, the policy that plays it, and at most one call in flight.
 
     Attributes:
@@ -94,7 +103,7 @@ class Receiver(Protocol):
         """Handle that a server was connected, for the first time or again."""
 
 
-class LoadServer(Connection):
+class LoadServer(ServerConnection):
     """A connection to a server: one Stream for all sessions, or a unary call for each of their calls.
 
     It extends the connection of the client's fleet, but does not recover from failures. They are counted instead.
@@ -149,7 +158,7 @@ class LoadServer(Connection):
         self.paths["columns"] += len(batch.steps)
         self._session_receiver.stepped(self, batch.steps, batch.ends, clock())  # type: ignore[arg-type]
 
-    def answered(self, step: Step, response: pb.StepResponse) -> None:
+    def answered(self, step: SessionStep, response: pb.StepResponse) -> None:
         assert isinstance(step, LoadSession)
         self.paths[self._single_path] += 1
         if self._session_receiver.sees:
@@ -157,12 +166,12 @@ class LoadServer(Connection):
         ended_rows = (0,) if response.transition.end_reason else ()
         self._session_receiver.stepped(self, [step], ended_rows, clock())
 
-    def refused(self, step: Step, error: StarpodError) -> None:
+    def refused(self, step: SessionStep, error: StarpodError) -> None:
         assert isinstance(step, LoadSession)
         self._session_receiver.failed(step, error, clock())
 
 
-class _SessionCall(Call[Any, Any]):
+class _SessionCall(ServerCall[Any, Any]):
     """A call other than a step or reset."""
 
     __slots__ = ("_receiver", "_session")
@@ -193,7 +202,7 @@ class _SessionReset(Reset):
         super().__init__(session, *session.seeds)
         self._receiver = receiver
 
-    def started(self, start: Start) -> None:
+    def started(self, start: StartRow) -> None:
         session = pb.Session(
             session_id=self.session.session_id,
             epoch=self.session.epoch + 1,

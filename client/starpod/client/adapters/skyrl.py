@@ -12,7 +12,7 @@ from typing import Any
 
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput, ConversationType
 
-from starpod.client.adapters.text import Episode, Setting, converse
+from starpod.client.adapters.text import Setting, TextEpisode, converse
 
 
 class StarpodEnv(BaseTextEnv):  # type: ignore[misc] # untyped where SkyRL is not installed
@@ -30,7 +30,7 @@ class StarpodEnv(BaseTextEnv):  # type: ignore[misc] # untyped where SkyRL is no
         self.setting = setting
         self.extras = extras or {}
         self.max_turns = int(self.extras.get("max_turns", 0))
-        self.episode: Episode | None = None
+        self.episode: TextEpisode | None = None
 
     def init(self, prompt: ConversationType) -> tuple[ConversationType, dict[str, Any]]:
         """Open the episode. Returns the prompt, with instructions and first observation added, and the seeds."""

@@ -119,27 +119,27 @@ class Setting:
             arguments["dynamics_seed"] = int(row["dynamics_seed"])
         return arguments
 
-    async def open(self, row: Mapping[str, Any]) -> Episode:
+    async def open(self, row: Mapping[str, Any]) -> TextEpisode:
         """Open the episode of a row. A missing `dynamics_seed` is drawn from `random`. Any event loop may call this."""
         # A derived dynamics_seed would be equal for all members, because each is opened as the first of its own group.
         arguments = {"dynamics_seed": random.getrandbits(63), **self.opening(row)}
         (session,) = await self.on_fleet(self.shared_fleet().fleet.open(**arguments))
-        return Episode(session, self.reader)
+        return TextEpisode(session, self.reader)
 
     async def on_fleet(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the fleet's event loop, and await its result on the caller's event loop."""
         loop = self.shared_fleet().fleet.loop
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, loop))
 
-    async def play(self, episode: Episode, reply: str) -> str:
+    async def play(self, episode: TextEpisode, reply: str) -> str:
         """Play a reply as one turn and return the text that the model sees next. Infrastructure errors are raised."""
         return episode.take(await self.on_fleet(episode.session.step(episode.reader.read(reply))))
 
-    async def close(self, episode: Episode) -> None:
+    async def close(self, episode: TextEpisode) -> None:
         await self.on_fleet(episode.session.close())
 
 
-class Episode:
+class TextEpisode:
     """An episode that a language model plays.
 
     Attributes:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from starpod.client.adapters.text import Episode, Reader, Setting, converse
+from starpod.client.adapters.text import Reader, Setting, TextEpisode, converse
 from starpod.client.errors import StarpodError
 
 # --- environment_factory: the model calls a tool -------------------------------------------------------------------
@@ -40,7 +40,7 @@ class StarpodEnvironment:
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
-        self.episode: Episode | None = None
+        self.episode: TextEpisode | None = None
         self.failure: Exception | None = None
         # TRL runs the tool calls of one message concurrently, and the first of them may end the episode.
         self._turn = asyncio.Lock()
@@ -129,7 +129,7 @@ class Rollouts:
         finally:
             fleet.run(fleet.fleet.close_sessions([episode.session for episode in episodes]))
 
-    async def _open(self, prompts: list[list[dict[str, Any]]]) -> list[Episode]:
+    async def _open(self, prompts: list[list[dict[str, Any]]]) -> list[TextEpisode]:
         groups: dict[str, tuple[dict[str, Any], list[int]]] = {}
         for slot, prompt in enumerate(prompts):
             arguments = self.setting.opening(prompt[-1])
@@ -143,9 +143,9 @@ class Rollouts:
             for sessions, (_, slots) in zip(group_sessions, groups.values(), strict=True)
             for slot, session in zip(slots, sessions, strict=True)
         }
-        return [Episode(by_slot[slot], self.setting.reader) for slot in range(len(prompts))]
+        return [TextEpisode(by_slot[slot], self.setting.reader) for slot in range(len(prompts))]
 
-    def _play(self, prompts: list[list[dict[str, Any]]], trainer: Any, episodes: list[Episode]) -> dict[str, Any]:
+    def _play(self, prompts: list[list[dict[str, Any]]], trainer: Any, episodes: list[TextEpisode]) -> dict[str, Any]:
         fleet = self.setting.shared_fleet()
         streams = []
         for prompt, episode in zip(prompts, episodes, strict=True):

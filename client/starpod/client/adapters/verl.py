@@ -16,7 +16,7 @@ from uuid import uuid4
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 from verl.utils.profiler import simple_timer
 
-from starpod.client.adapters.text import Episode, Setting, converse
+from starpod.client.adapters.text import Setting, TextEpisode, converse
 
 
 class StarpodAgentLoop(AgentLoopBase):  # type: ignore[misc] # untyped where verl is not installed
@@ -35,7 +35,7 @@ class StarpodAgentLoop(AgentLoopBase):  # type: ignore[misc] # untyped where ver
             await self.setting.close(episode)
 
     async def _play(
-        self, episode: Episode, sampling_params: dict[str, Any], prompt: list[dict[str, Any]]
+        self, episode: TextEpisode, sampling_params: dict[str, Any], prompt: list[dict[str, Any]]
     ) -> AgentLoopOutput:
         max_length = self.rollout_config.response_length
         max_turns = self.rollout_config.multi_turn.max_assistant_turns

@@ -1,7 +1,7 @@
 """Connection to one server: one channel and one Stream. It batches calls and matches replies, without recovery.
 
-A program that needs no recovery, such as a load generator, can use it directly. It subclasses `Step` for its sessions,
-passes the steps to `Connection.submit_steps`, and receives their replies in batches, as a `StepReceiver`.
+A program that needs no recovery, such as a load generator, can use it directly. It subclasses `SessionStep` for its
+sessions, passes the steps to `submit_steps`, and receives their replies in batches, as a `StepReceiver`.
 """
 
 from starpod.client.connection.calls import (
@@ -14,15 +14,15 @@ from starpod.client.connection.calls import (
     RESET,
     RESTORE,
     SNAPSHOT,
-    Call,
     Method,
     Reset,
-    Start,
-    Step,
+    ServerCall,
+    SessionStep,
+    StartRow,
     step_request,
 )
 from starpod.client.connection.columns import StepBatch
-from starpod.client.connection.connection import Connection
+from starpod.client.connection.connection import ServerConnection
 from starpod.client.connection.queue import StepReceiver
 
 __all__ = [
@@ -35,12 +35,12 @@ __all__ = [
     "RESET",
     "RESTORE",
     "SNAPSHOT",
-    "Call",
-    "Connection",
     "Method",
     "Reset",
-    "Start",
-    "Step",
+    "ServerCall",
+    "ServerConnection",
+    "SessionStep",
+    "StartRow",
     "StepBatch",
     "StepReceiver",
     "step_request",

@@ -41,8 +41,8 @@ CLOSE: Method[pb.CloseRequest, pb.CloseResponse] = Method("close", "Close")
 METHODS = {method.field: method.rpc for method in (OPEN, RESET, STEP, RENDER, FORK, SNAPSHOT, RESTORE, RENEW, CLOSE)}
 
 
-class Step:
-    """A request to play one turn in a session. A session has at most one turn in flight, so its Step is reused.
+class SessionStep:
+    """A request to play one turn in a session. A session has at most one turn in flight, so its object is reused.
 
     Attributes:
         session_id, epoch, step_index: what the server expects; the owner keeps them up to date.
@@ -62,7 +62,7 @@ class Step:
         self.plain = True
 
 
-class Call(ABC, Generic[Request, Response]):
+class ServerCall(ABC, Generic[Request, Response]):
     """A call other than a step. Subclasses handle its reply (`answered`) or its error (`refused`)."""
 
     __slots__ = ("method",)
@@ -86,7 +86,7 @@ class Call(ABC, Generic[Request, Response]):
     def refused(self, error: StarpodError) -> None: ...
 
 
-class Start(NamedTuple):
+class StartRow(NamedTuple):
     """A new episode that came as a row of columns. Its first observation is one text."""
 
     text: str
@@ -97,7 +97,7 @@ class Start(NamedTuple):
     instructions: str
 
 
-class Reset(Call[pb.ResetRequest, pb.ResetResponse]):
+class Reset(ServerCall[pb.ResetRequest, pb.ResetResponse]):
     """A reset, which travels as a row of columns if it is plain. Subclasses handle a reply in a row (`started`) too.
 
     Attributes:
@@ -108,7 +108,9 @@ class Reset(Call[pb.ResetRequest, pb.ResetResponse]):
 
     __slots__ = ("dynamics_seed", "plain", "seed", "session")
 
-    def __init__(self, session: Step, seed: int | None, dynamics_seed: int | None, *, plain: bool = True) -> None:
+    def __init__(
+        self, session: SessionStep, seed: int | None, dynamics_seed: int | None, *, plain: bool = True
+    ) -> None:
         super().__init__(RESET)
         self.session = session
         self.seed = seed
@@ -122,10 +124,10 @@ class Reset(Call[pb.ResetRequest, pb.ResetResponse]):
         )
 
     @abstractmethod
-    def started(self, start: Start) -> None: ...
+    def started(self, start: StartRow) -> None: ...
 
 
-class AwaitedCall(Call[Request, Response]):
+class AwaitedCall(ServerCall[Request, Response]):
     """A call whose reply a coroutine awaits. If the coroutine has been cancelled, the reply is dropped."""
 
     __slots__ = ("future", "message")
@@ -151,7 +153,7 @@ class AwaitedCall(Call[Request, Response]):
             self.future.set_exception(error)
 
 
-def step_request(step: Step) -> pb.StepRequest:
+def step_request(step: SessionStep) -> pb.StepRequest:
     """Return the turn as a message, for servers and actions that columns do not support."""
     return pb.StepRequest(
         session_id=step.session_id,

@@ -10,8 +10,8 @@ from itertools import accumulate, compress, repeat
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from starpod.client.connection.calls import Call, Reset, Start, Step
-from starpod.client.connection.replies import BadReply, check_rewards
+from starpod.client.connection.calls import Reset, ServerCall, SessionStep, StartRow
+from starpod.client.connection.replies import BrokenReply, check_rewards
 from starpod.client.observation import Flags, Shares
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.values import EndReason
@@ -27,7 +27,7 @@ _ENDS = tuple(EndReason)
 class StepBatch(NamedTuple):
     """Replies that came in one message. Row i of every list belongs to steps[i]."""
 
-    steps: list[Step]
+    steps: list[SessionStep]
     texts: list[str]
     """Texts of the observations."""
     rewards: list[float]
@@ -41,7 +41,7 @@ class StepBatch(NamedTuple):
 
 
 def write_steps(
-    columns: pb.StepColumns, steps: Sequence[Step], actions: Sequence[str], counts: Sequence[int], first: int
+    columns: pb.StepColumns, steps: Sequence[SessionStep], actions: Sequence[str], counts: Sequence[int], first: int
 ) -> None:
     """Append steps to the columns.
 
@@ -64,8 +64,8 @@ def write_steps(
 
 
 def read_transitions(
-    columns: pb.TransitionColumns, pending: dict[int, Step | Call[Any, Any]]
-) -> tuple[StepBatch, list[tuple[Step, BadReply]]]:
+    columns: pb.TransitionColumns, pending: dict[int, SessionStep | ServerCall[Any, Any]]
+) -> tuple[StepBatch, list[tuple[SessionStep, BrokenReply]]]:
     """Decode replies and remove their steps from `pending`. Skip rows with an unknown id, which are late duplicates.
 
     Returns:
@@ -95,11 +95,11 @@ def read_transitions(
     steps = list(map(pending.pop, call_ids, repeat(None)))
     batch = StepBatch(steps, texts, rewards, keys, flags, shares, ends)  # type: ignore[arg-type]
     kinds = set(map(type, steps))
-    if len(kinds) != 1 or not issubclass(kinds.pop(), Step):
+    if len(kinds) != 1 or not issubclass(kinds.pop(), SessionStep):
         for call_id, call in zip(call_ids, steps, strict=True):
-            if isinstance(call, Call):
+            if isinstance(call, ServerCall):
                 pending[call_id] = call  # a row can only answer a step
-        batch = _keep_rows(batch, [isinstance(step, Step) for step in steps])
+        batch = _keep_rows(batch, [isinstance(step, SessionStep) for step in steps])
     errors = _broken_rows(batch, single=not columns.outcome_counts)
     refusals = [(batch.steps[row], reason) for row, reason in errors.items()]
     return (_keep_rows(batch, [row not in errors for row in range(len(batch.steps))]) if errors else batch), refusals
@@ -122,8 +122,8 @@ def write_resets(columns: pb.ResetColumns, resets: Sequence[Reset], first: int) 
 
 
 def read_starts(
-    columns: pb.StartColumns, pending: dict[int, Step | Call[Any, Any]]
-) -> list[tuple[Reset, Start | BadReply]]:
+    columns: pb.StartColumns, pending: dict[int, SessionStep | ServerCall[Any, Any]]
+) -> list[tuple[Reset, StartRow | BrokenReply]]:
     """Decode replies and remove their resets from `pending`. Skip rows with an unknown id, which are late duplicates.
 
     Returns:
@@ -137,23 +137,23 @@ def read_starts(
     places = columns.instruction_places[:] or [0] * len(call_ids)
     instructions = [texts[place] for place in places]
     rows = zip(columns.texts, keys, columns.seeds, columns.dynamics_seeds, instructions, strict=True)
-    starts = list(map(Start._make, rows))
-    results: list[tuple[Reset, Start | BadReply]] = []
+    starts = list(map(StartRow._make, rows))
+    results: list[tuple[Reset, StartRow | BrokenReply]] = []
     for call_id, start in list(zip(call_ids, starts, strict=True)):
         reset = pending.get(call_id)
         if not isinstance(reset, Reset):
             continue  # a row can only answer a reset
         del pending[call_id]
         if not reset.plain:
-            results.append((reset, BadReply("a row of columns for a reset of more than seeds")))
+            results.append((reset, BrokenReply("a row of columns for a reset of more than seeds")))
         elif reset.seed is not None and start.seed != reset.seed:
-            results.append((reset, BadReply(f"asked for seed {reset.seed}, it began {start.seed}")))
+            results.append((reset, BrokenReply(f"asked for seed {reset.seed}, it began {start.seed}")))
         else:
             results.append((reset, start))
     return results
 
 
-def _broken_rows(batch: StepBatch, *, single: bool) -> dict[int, BadReply]:
+def _broken_rows(batch: StepBatch, *, single: bool) -> dict[int, BrokenReply]:
     """Return the error of each invalid row.
 
     `single` says that each row has one outcome. A valid batch is then checked by a few calls of built-in functions,
@@ -166,9 +166,9 @@ def _broken_rows(batch: StepBatch, *, single: bool) -> dict[int, BadReply]:
                 check_rewards(batch.shares)  # type: ignore[arg-type]
             if set(map(len, map(_actions, batch.steps))) <= {1}:
                 return {}
-    except BadReply:
+    except BrokenReply:
         pass
-    errors: dict[int, BadReply] = {}
+    errors: dict[int, BrokenReply] = {}
     for row, (step, reward, flags, shares) in enumerate(
         zip(batch.steps, batch.rewards, batch.flags, batch.shares, strict=True)
     ):
@@ -176,8 +176,8 @@ def _broken_rows(batch: StepBatch, *, single: bool) -> dict[int, BadReply]:
         try:
             check_rewards([reward, *(shares if isinstance(shares, tuple) else (shares,))])
             if outcome_count != len(step.actions):
-                raise BadReply(f"{outcome_count} outcomes for {len(step.actions)} sub-actions")
-        except BadReply as error:
+                raise BrokenReply(f"{outcome_count} outcomes for {len(step.actions)} sub-actions")
+        except BrokenReply as error:
             errors[row] = error
     return errors
 

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from starpod.client.connection.calls import METHODS, AwaitedCall, Call, Method, Request, Response, Step
+from starpod.client.connection.calls import METHODS, AwaitedCall, Method, Request, Response, ServerCall, SessionStep
 from starpod.client.connection.queue import HOLD_SECONDS, CallQueue, StepReceiver
 from starpod.client.errors import ServerBug, StarpodError, TooLarge, Unreachable, Unsupported
 from starpod.client.server_timing import parse_server_timing
@@ -25,7 +25,7 @@ DESCRIBE_SECONDS = 5.0
 logger = logging.getLogger("starpod.client")
 
 
-class Connection:
+class ServerConnection:
     """A connection to one server.
 
     Args:
@@ -108,7 +108,7 @@ class Connection:
 
     # --- calls -----------------------------------------------------------------------------------------------------
 
-    def submit(self, call: Step | Call[Any, Any]) -> None:
+    def submit(self, call: SessionStep | ServerCall[Any, Any]) -> None:
         """Send a call with the next message. Its reply or error goes to the receiver (steps) or to the call itself."""
         if self.lost:
             self.loop.call_soon(self._refuse_as_lost, call)
@@ -118,7 +118,7 @@ class Connection:
             self.queue.add(call)
             self.wake()
 
-    def submit_steps(self, steps: Sequence[Step]) -> None:
+    def submit_steps(self, steps: Sequence[SessionStep]) -> None:
         """Send many plain steps with the next messages."""
         if self.queue.columns:
             self.queue.ready_steps.extend(steps)
@@ -160,8 +160,8 @@ class Connection:
         """Return whether `call` retries on this server after the error."""
         return error.advice == "retry"
 
-    def _refuse_as_lost(self, call: Step | Call[Any, Any]) -> None:
-        if isinstance(call, Step):
+    def _refuse_as_lost(self, call: SessionStep | ServerCall[Any, Any]) -> None:
+        if isinstance(call, SessionStep):
             self._receiver.refused(call, self._lost_error())
         else:
             call.refused(self._lost_error())
@@ -302,7 +302,7 @@ class Connection:
 
     # --- unary -----------------------------------------------------------------------------------------------------
 
-    async def _call_unary(self, call: Step | Call[Any, Any]) -> None:
+    async def _call_unary(self, call: SessionStep | ServerCall[Any, Any]) -> None:
         request = self.queue.register(call)
         if request is None:
             return

@@ -1,6 +1,6 @@
 """The queue of one connection's calls. It holds the calls to send and the calls in flight, and matches their replies.
 
-It does no I/O: `Connection` sends the messages that `collect` returns and passes received messages to `take`.
+It does no I/O: `ServerConnection` sends the messages that `collect` returns and passes received messages to `take`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, Protocol
 
 from google.protobuf.message import Message
 
-from starpod.client.connection.calls import STEP, Call, Reset, Step, step_request, unsendable
+from starpod.client.connection.calls import STEP, Reset, ServerCall, SessionStep, step_request, unsendable
 from starpod.client.connection.columns import StepBatch, read_starts, read_transitions, write_resets, write_steps
-from starpod.client.connection.replies import BadReply, check_reply, check_transition
+from starpod.client.connection.replies import BrokenReply, check_reply, check_transition
 from starpod.client.errors import DeadlineExceeded, ServerBug, StarpodError, TooLarge, from_status
 from starpod.v1 import environment_pb2 as pb
 
@@ -37,10 +37,10 @@ class StepReceiver(Protocol):
     def stepped(self, batch: StepBatch) -> None:
         """Receive the replies of one message, in columns."""
 
-    def answered(self, step: Step, response: pb.StepResponse) -> None:
+    def answered(self, step: SessionStep, response: pb.StepResponse) -> None:
         """Receive a single reply as a message. If this raises, `refused` is called with the error."""
 
-    def refused(self, step: Step, error: StarpodError) -> None:
+    def refused(self, step: SessionStep, error: StarpodError) -> None:
         """Receive the error of a step that will have no reply on this connection."""
 
 
@@ -81,23 +81,23 @@ class CallQueue:
         self.columns = self.reset_columns = self.acknowledgements = False
         self.calls_allowed = 0
         self.bytes_allowed = bytes_allowed
-        self.ready_steps: list[Step] = []
-        self.pending: dict[int, Step | Call[Any, Any]] = {}
+        self.ready_steps: list[SessionStep] = []
+        self.pending: dict[int, SessionStep | ServerCall[Any, Any]] = {}
         self._receiver = receiver
         self._messages_allowed = messages_in_flight
         self._hold = hold
-        self._ready_calls: deque[Step | Call[Any, Any]] = deque()
+        self._ready_calls: deque[SessionStep | ServerCall[Any, Any]] = deque()
         self._ready_resets: list[Reset] = []
         # Calls that were sent again after a timeout, with the approximate loop time at which each was first sent.
-        self._resend_times: dict[Step | Call[Any, Any], float] = {}
+        self._resend_times: dict[SessionStep | ServerCall[Any, Any], float] = {}
         self._messages: deque[SentMessage] = deque()
         self._next_id = 1
 
     # --- ready calls -----------------------------------------------------------------------------------------------
 
-    def add(self, call: Step | Call[Any, Any]) -> None:
+    def add(self, call: SessionStep | ServerCall[Any, Any]) -> None:
         """Add a call to the next message."""
-        if self.columns and isinstance(call, Step) and call.plain:
+        if self.columns and isinstance(call, SessionStep) and call.plain:
             self.ready_steps.append(call)
         elif self.reset_columns and isinstance(call, Reset) and call.plain:
             self._ready_resets.append(call)
@@ -156,7 +156,7 @@ class CallQueue:
 
     # --- unary calls, if the server has no Stream ------------------------------------------------------------------
 
-    def pop_ready(self) -> list[Step | Call[Any, Any]]:
+    def pop_ready(self) -> list[SessionStep | ServerCall[Any, Any]]:
         """Remove and return the ready calls, to be sent as unary calls."""
         calls = [*self.ready_steps, *self._ready_resets, *self._ready_calls]
         self.ready_steps.clear()
@@ -164,7 +164,7 @@ class CallQueue:
         self._ready_calls.clear()
         return calls
 
-    def register(self, call: Step | Call[Any, Any]) -> tuple[int, str, Message] | None:
+    def register(self, call: SessionStep | ServerCall[Any, Any]) -> tuple[int, str, Message] | None:
         """Mark a call as in flight and return its id, field and message, or None if it cannot be sent."""
         field_and_message = self._encode(call) if self._is_awaited(call) else None
         if field_and_message is None:
@@ -178,19 +178,19 @@ class CallQueue:
         call = self._pop(call_id)
         if call is None:
             return
-        method = STEP if isinstance(call, Step) else call.method
+        method = STEP if isinstance(call, SessionStep) else call.method
         if field != method.field:
             self._refuse(call, ServerBug(f"The server answered a {method.field} call with {field or 'nothing'}."))
             return
         try:
-            if isinstance(call, Step):
+            if isinstance(call, SessionStep):
                 assert isinstance(response, pb.StepResponse)
                 check_transition(response.transition, len(call.actions))
                 self._receiver.answered(call, response)
             else:
                 check_reply(call.request(), response)
                 call.answered(response)
-        except BadReply as error:
+        except BrokenReply as error:
             self._refuse(call, self._broken(error))
         except Exception as error:
             self._refuse(call, self._unreadable(error))
@@ -369,7 +369,7 @@ class CallQueue:
         for reset, start in results:
             if self._resend_times:
                 self._resend_times.pop(reset, None)
-            if isinstance(start, BadReply):
+            if isinstance(start, BrokenReply):
                 reset.refused(self._broken(start))
             else:
                 reset.started(start)
@@ -384,29 +384,29 @@ class CallQueue:
 
     # --- small parts -----------------------------------------------------------------------------------------------
 
-    def _pop(self, call_id: int) -> Step | Call[Any, Any] | None:
+    def _pop(self, call_id: int) -> SessionStep | ServerCall[Any, Any] | None:
         call = self.pending.pop(call_id, None)
         if call is not None and self._resend_times:
             self._resend_times.pop(call, None)
         return call
 
-    def _is_awaited(self, call: Step | Call[Any, Any]) -> bool:
+    def _is_awaited(self, call: SessionStep | ServerCall[Any, Any]) -> bool:
         """Return whether a call is to be sent. One that nobody awaits is forgotten."""
-        if isinstance(call, Step) or call.is_awaited:
+        if isinstance(call, SessionStep) or call.is_awaited:
             return True
         self._resend_times.pop(call, None)
         return False
 
-    def _refuse(self, call: Step | Call[Any, Any], error: StarpodError) -> None:
+    def _refuse(self, call: SessionStep | ServerCall[Any, Any], error: StarpodError) -> None:
         self._resend_times.pop(call, None)
-        if isinstance(call, Step):
+        if isinstance(call, SessionStep):
             self._receiver.refused(call, error)
         else:
             call.refused(error)
 
-    def _encode(self, call: Step | Call[Any, Any]) -> tuple[str, Message] | None:
+    def _encode(self, call: SessionStep | ServerCall[Any, Any]) -> tuple[str, Message] | None:
         """Return the field and the message of a call. If the call cannot be encoded, fail it and return None."""
-        if not isinstance(call, Step):  # isinstance(call, Call) is slower, because Call is abstract
+        if not isinstance(call, SessionStep):  # isinstance(call, Call) is slower, because Call is abstract
             return call.method.field, call.request()
         try:
             return STEP.field, step_request(call)

@@ -17,21 +17,21 @@ from starpod.v1 import environment_pb2 as pb
 from starpod.v1.values import DEEPEST_INFO, MAX_REWARD, EndReason
 
 
-class BadReply(ValueError):
+class BrokenReply(ValueError):
     """A reply breaks the protocol; the message says how."""
 
 
 def check_reply(request: Message, response: Message) -> None:
-    """Raise BadReply if a response does not fit its request. For steps there is `check_transition`."""
+    """Raise BrokenReply if a response does not fit its request. For steps there is `check_transition`."""
     match request, response:
         case pb.OpenRequest(), pb.OpenResponse():
             _expect_sessions(response.sessions, request.count or 1)
             if not satisfies(response.environment_version, request.version):
-                raise BadReply(f"asked for version {request.version}, it opened {response.environment_version!r}")
+                raise BrokenReply(f"asked for version {request.version}, it opened {response.environment_version!r}")
             for name in ("seed", "dynamics_seed"):
                 values = {getattr(session, name) for session in response.sessions}
                 if request.HasField(name) and values != {getattr(request, name)}:
-                    raise BadReply(f"asked for {name} {getattr(request, name)}, it opened {sorted(values)}")
+                    raise BrokenReply(f"asked for {name} {getattr(request, name)}, it opened {sorted(values)}")
         case pb.ForkRequest(), pb.ForkResponse():
             _expect_sessions(response.sessions, request.count or 1)
         case pb.RestoreRequest(), pb.RestoreResponse():
@@ -39,43 +39,45 @@ def check_reply(request: Message, response: Message) -> None:
         case pb.ResetRequest(), pb.ResetResponse():
             _expect_sessions([response.session], 1)
             if request.HasField("seed") and response.session.seed != request.seed:
-                raise BadReply(f"asked for seed {request.seed}, it began {response.session.seed}")
+                raise BrokenReply(f"asked for seed {request.seed}, it began {response.session.seed}")
 
 
 def check_transition(transition: pb.Transition, actions: int) -> None:
-    """Raise BadReply if the reply to a step with that number of actions breaks the protocol."""
+    """Raise BrokenReply if the reply to a step with that number of actions breaks the protocol."""
     check_rewards([transition.reward])
     if transition.reward_parts:
         check_rewards(list(transition.reward_parts.values()))
     if len(transition.outcomes) != actions:
-        raise BadReply(f"{len(transition.outcomes)} outcomes for {actions} sub-actions")
+        raise BrokenReply(f"{len(transition.outcomes)} outcomes for {actions} sub-actions")
     check_rewards([outcome.reward for outcome in transition.outcomes])
     reason = int(transition.end_reason)
     if (transition.terminated, transition.truncated) != (reason == EndReason.TERMINAL, reason > EndReason.TERMINAL):
-        raise BadReply(f"terminated {transition.terminated}, truncated {transition.truncated} and end_reason {reason}")
+        raise BrokenReply(
+            f"terminated {transition.terminated}, truncated {transition.truncated} and end_reason {reason}"
+        )
     if transition.HasField("info"):
         _check_struct(transition.info)
     _check_observation(transition.observation)
 
 
 def check_rewards(rewards: Sequence[float]) -> None:
-    """Raise BadReply if a reward is not finite or its magnitude exceeds MAX_REWARD. This takes no Python loop."""
+    """Raise BrokenReply if a reward is not finite or its magnitude exceeds MAX_REWARD. This takes no Python loop."""
     if rewards and not (isfinite(sum(rewards)) and min(rewards) >= -MAX_REWARD and max(rewards) <= MAX_REWARD):
         bad_reward = next(reward for reward in rewards if not abs(reward) <= MAX_REWARD)
-        raise BadReply(f"a reward of {bad_reward}; rewards are finite and at most {MAX_REWARD:g}")
+        raise BrokenReply(f"a reward of {bad_reward}; rewards are finite and at most {MAX_REWARD:g}")
 
 
 def _expect_sessions(sessions: Sequence[pb.Session], count: int) -> None:
     ids = {session.session_id for session in sessions}
     if len(sessions) != count or len(ids) != count or "" in ids:
-        raise BadReply(f"{len(ids)} sessions with different ids, asked for {count}")
+        raise BrokenReply(f"{len(ids)} sessions with different ids, asked for {count}")
     for session in sessions:
         _check_observation(session.observation)
 
 
 def _check_observation(observation: pb.Observation) -> None:
     if observation.HasField("score") and not isfinite(observation.score):
-        raise BadReply(f"a score of {observation.score}")
+        raise BrokenReply(f"a score of {observation.score}")
 
 
 def _check_struct(info: struct_pb2.Struct) -> None:
@@ -87,10 +89,10 @@ def _check_struct(info: struct_pb2.Struct) -> None:
             for item in values:
                 kind = item.WhichOneof("kind")
                 if kind == "number_value" and not isfinite(item.number_value):
-                    raise BadReply(f"info holds {item.number_value}, which is not JSON")
+                    raise BrokenReply(f"info holds {item.number_value}, which is not JSON")
                 if kind in ("struct_value", "list_value"):
                     next_level.append(getattr(item, kind))
         if not next_level:
             return
         level = next_level
-    raise BadReply(f"info is nested more than {DEEPEST_INFO} deep")
+    raise BrokenReply(f"info is nested more than {DEEPEST_INFO} deep")

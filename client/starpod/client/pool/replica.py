@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Iterable
 from typing import Any
 from weakref import WeakSet
 
-from starpod.client.connection import CLOSE, FORK, OPEN, RESTORE, Connection, Method, Step
+from starpod.client.connection import CLOSE, FORK, OPEN, RESTORE, Method, ServerConnection, SessionStep
 from starpod.client.connection.calls import Request, Response
 from starpod.client.errors import Draining, Overloaded, StarpodError
 from starpod.client.transport import Backoff
@@ -28,7 +28,7 @@ _OPENING = (OPEN, FORK, RESTORE)
 logger = logging.getLogger("starpod.client")
 
 
-class Replica(Connection):
+class Replica(ServerConnection):
     """A server of the pool.
 
     Attributes:
@@ -43,7 +43,7 @@ class Replica(Connection):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self.sessions: WeakSet[Step] = WeakSet()
+        self.sessions: WeakSet[SessionStep] = WeakSet()
         self.live: set[str] = set()
         self.unclosed: list[str] = []
         self._openings: set[asyncio.Task[Any]] = set()
@@ -108,7 +108,7 @@ class Replica(Connection):
         self.overload_end = 0.0
 
     async def call(self, method: Method[Request, Response], message: Request, until: float) -> Response:
-        """Send a call, as Connection.call does, and close sessions that were opened for a cancelled caller.
+        """Send a call, as ServerConnection.call does, and close sessions that were opened for a cancelled caller.
 
         After an error with the advice "reopen", or Overloaded on opening, another server may accept the call."""
         calling = super().call(method, message, until)

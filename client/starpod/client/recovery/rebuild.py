@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 
-from starpod.client.connection import FORK, OPEN, RESET, RESTORE, Step, step_request
+from starpod.client.connection import FORK, OPEN, RESET, RESTORE, SessionStep, step_request
 from starpod.client.connection.calls import STEP
 from starpod.client.errors import BadArgument, OutOfOrder
 from starpod.client.history import History, Opened, Origin, first_reply, step_reply
@@ -88,7 +88,7 @@ async def _begin(replica: Replica, origin: Origin, member: int, until: float) ->
 
 async def _replay_step(replica: Replica, session: pb.Session, history: History, number: int, until: float) -> int:
     """Replay a step, compare its reply with the log, and return the index of the next step."""
-    step = Step(session.session_id, session.epoch, session.step_index)
+    step = SessionStep(session.session_id, session.epoch, session.step_index)
     step.actions, step.want = history.actions[number - 1], history.wants.get(number)
     try:
         response = await replica.call(STEP, step_request(step), until)

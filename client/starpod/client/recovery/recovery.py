@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from starpod.client.connection import SNAPSHOT, Method, Step, StepBatch
+from starpod.client.connection import SNAPSHOT, Method, SessionStep, StepBatch
 from starpod.client.connection.calls import Request, Response
 from starpod.client.errors import Overloaded, SessionLost, StarpodError, UnknownSession, Unreachable
 from starpod.client.history import Reply, Restored, step_reply
@@ -64,13 +64,13 @@ class Recovery:
     def stepped(self, batch: StepBatch) -> None:
         deliver(batch, self._settle)
 
-    def answered(self, step: Step, response: pb.StepResponse) -> None:
+    def answered(self, step: SessionStep, response: pb.StepResponse) -> None:
         assert isinstance(step, SessionState)
         message = response.transition
         show_key = step.show_key if step.want is None else step.step_shows_key
         self._settle(step, Transition.from_proto(message, step.actions, show_key=show_key), step_reply(message))
 
-    def refused(self, step: Step, error: StarpodError) -> None:
+    def refused(self, step: SessionStep, error: StarpodError) -> None:
         """Wait or recover the session, then send the step again."""
         assert isinstance(step, SessionState)
         state, retry = step, step.retry

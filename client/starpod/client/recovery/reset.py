@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from starpod.client.connection import Reset, Start
+from starpod.client.connection import Reset, StartRow
 from starpod.client.errors import BadArgument, StarpodError
 from starpod.client.history import History, Opened, Origin, Reply, first_reply, first_row
 from starpod.client.nearest import explain_options
@@ -78,7 +78,7 @@ class PendingReset(Reset):
         request.MergeFrom(self._changes)
         return request
 
-    def started(self, start: Start) -> None:
+    def started(self, start: StartRow) -> None:
         state, history = self.state, self.state.history
         state.retry = None
         state.seed, state.dynamics_seed, state.instructions = start.seed, start.dynamics_seed, start.instructions

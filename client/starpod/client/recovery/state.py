@@ -7,7 +7,7 @@ import contextlib
 from collections import deque
 from typing import Generic, TypeVar
 
-from starpod.client.connection import Step
+from starpod.client.connection import SessionStep
 from starpod.client.history import History
 from starpod.client.observation import Actions, Limits, Observation, Transition, Want, observation_from_proto
 from starpod.client.pool.replica import Replica
@@ -68,7 +68,7 @@ class RetryState:
         self.backoff = Backoff()
 
 
-class SessionState(Step):
+class SessionState(SessionStep):
     """The state of a session: its server, episode, log and step in flight.
 
     Attributes:

@@ -26,7 +26,7 @@ from starpod.env_server import (
 )
 
 from .picture import draw
-from .tasks import Task, draw_task, expected
+from .tasks import CodingTask, draw_task, expected
 
 MAX_LENGTH = 20_000
 """Maximum number of characters of a program."""
@@ -109,7 +109,7 @@ class Coding(Environment):
     passed: list[bool]
     best: float
     told: str
-    _cached_task: Task | None = None
+    _cached_task: CodingTask | None = None
 
     @classmethod
     def prepare(cls) -> None:
@@ -128,7 +128,7 @@ class Coding(Environment):
         self.told = self._describe()
 
     @property
-    def task(self) -> Task:
+    def task(self) -> CodingTask:
         """The task. It is not part of the state, so it is drawn again after a restore or fork."""
         if self._cached_task is None:
             self._cached_task = draw_task(random.Random(self.drawn), self.options.tests)
@@ -280,7 +280,7 @@ def _program_end(text: str, start: int, fence: str, endless: set[str]) -> tuple[
     return (end, True) if end >= 0 else (len(text), False)
 
 
-def _call(task: Task, arguments: list[Any]) -> str:
+def _call(task: CodingTask, arguments: list[Any]) -> str:
     return f"{task.function}({', '.join(map(repr, arguments))})"
 
 

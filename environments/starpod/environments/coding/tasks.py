@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 
-class Task(NamedTuple):
+class CodingTask(NamedTuple):
     """A function to write, with the arguments of its tests."""
 
     function: str
@@ -180,7 +180,7 @@ def _brackets(rng: random.Random) -> str:
     return text if rng.random() < 0.6 else text.replace(rng.choice("()[]"), "", 1)
 
 
-def draw_task(rng: random.Random, tests: int) -> Task:
+def draw_task(rng: random.Random, tests: int) -> CodingTask:
     """Draw a task with different arguments for `tests` tests. At most three quarters of them have equal results."""
     family = rng.choice(_FAMILIES)
     a, b = (rng.randint(*bounds) for bounds in family.ranges)
@@ -195,7 +195,7 @@ def draw_task(rng: random.Random, tests: int) -> Task:
         while len(arguments) < tests:
             if (candidate := family.draw(rng, a, b)) not in arguments:
                 arguments.append(candidate)
-        task = Task(family.function, signature, fill(family.text), program, tuple(arguments))
+        task = CodingTask(family.function, signature, fill(family.text), program, tuple(arguments))
         results = [repr(result) for result in expected(task)]
         if max(map(results.count, results)) <= max(1, tests * 3 // 4):
             return task
@@ -209,6 +209,6 @@ def _function(program: str, name: str) -> Callable[..., Any]:
     return function
 
 
-def expected(task: Task) -> list[Any]:
+def expected(task: CodingTask) -> list[Any]:
     """Return the right results of a task's tests."""
     return [_function(task.program, task.function)(*arguments) for arguments in task.arguments]

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from starpod.env_server import Environment, EnvironmentOptions, EnvironmentSpec, Limits, Outcome, digest
 
-from .expression import MAX_LENGTH, Malformed, describe, parse
+from .expression import MAX_LENGTH, MalformedExpression, describe, parse
 from .picture import draw, draw_text, format_points
 from .puzzles import draw_puzzle, solve
 
@@ -104,7 +104,7 @@ class Countdown(Environment):
         options = self.options
         try:
             expression = parse(action if isinstance(action, str) else "")
-        except Malformed as problem:
+        except MalformedExpression as problem:
             return self._end(action, options.reward_wrong, False, False, {"problem": str(problem)}, valid=False)
         right_numbers = sorted(expression.numbers) == sorted(self.numbers)
         is_near = expression.value is not None and abs(expression.value - self.target) < TOLERANCE

@@ -20,12 +20,12 @@ _STRANGE = re.compile(r"[^-+*/%()0-9 \t\n\r\f]")
 _KNOWN = (ast.Expression, ast.BinOp, ast.UnaryOp, ast.Constant, ast.operator, ast.unaryop)
 
 
-class Malformed(ValueError):
+class MalformedExpression(ValueError):
     """The text is not an expression; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
-class Parsed:
+class ParsedExpression:
     """A parsed answer."""
 
     numbers: tuple[int, ...]
@@ -36,31 +36,33 @@ class Parsed:
     """The number after `=`, if any."""
 
 
-def parse(text: str) -> Parsed:
+def parse(text: str) -> ParsedExpression:
     """Parse `expression` or `expression = integer`. Raises Malformed.
 
     Expressions have Python's syntax, but only with integers, + - * / // % **, signs and parentheses.
     """
     if len(text) > MAX_LENGTH:
-        raise Malformed(f"longer than {MAX_LENGTH} characters")
+        raise MalformedExpression(f"longer than {MAX_LENGTH} characters")
     claim = _CLAIM.search(text)
     written = text[: claim.start()] if claim else text
     if match := _STRANGE.search(written):
-        raise Malformed(f"{match[0]!r} has no meaning here")
+        raise MalformedExpression(f"{match[0]!r} has no meaning here")
     try:
         tree = ast.parse(written.lstrip(" \t"), mode="eval")
     except (SyntaxError, MemoryError, RecursionError):
-        raise Malformed(
+        raise MalformedExpression(
             "it is no expression: a number, an operator or a parenthesis is missing, or a number starts with 0"
         ) from None
     if not all(isinstance(node, _KNOWN) for node in ast.walk(tree)):
-        raise Malformed("a parenthesis follows a number, or is empty: write the operator or the number that is missing")
+        raise MalformedExpression(
+            "a parenthesis follows a number, or is empty: write the operator or the number that is missing"
+        )
     numbers = tuple(int(digits) for digits in re.findall("[0-9]+", written))
     try:
         value = _value(tree.body)
     except ArithmeticError:  # by zero, too large, or a root of a negative number
         value = None
-    return Parsed(numbers, value, int(claim[1]) if claim else None)
+    return ParsedExpression(numbers, value, int(claim[1]) if claim else None)
 
 
 def describe(value: Number | None) -> str:

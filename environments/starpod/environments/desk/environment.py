@@ -20,7 +20,7 @@ from starpod.env_server import (
 
 from .office import DAYS, Event, Mail, Office, draw_office, is_free
 from .picture import draw
-from .tasks import KINDS, Changes, Task, draw_tasks
+from .tasks import KINDS, Changes, DeskTask, draw_tasks
 from .tools import TOOLS, BadCall, read_call, write_call
 
 MOST_THINGS = 50
@@ -83,7 +83,7 @@ class Desk(Environment):
     last: str
     """The result of the latest call."""
     done: bool
-    _cached_start: tuple[Office, list[Task]] | None = None
+    _cached_start: tuple[Office, list[DeskTask]] | None = None
 
     def reset(self, rng: random.Random) -> None:
         self.drawn = rng.getrandbits(63)
@@ -97,7 +97,7 @@ class Desk(Environment):
         self.done = False
 
     @property
-    def start(self) -> tuple[Office, list[Task]]:
+    def start(self) -> tuple[Office, list[DeskTask]]:
         """The initial office and the tasks. They are not part of the state, so a restore or fork draws them again."""
         if self._cached_start is None:
             rng = random.Random(self.drawn)
@@ -253,7 +253,7 @@ class Desk(Environment):
         )
 
 
-def _is_tidy(office: Office, tasks: list[Task], changes: Changes) -> bool:
+def _is_tidy(office: Office, tasks: list[DeskTask], changes: Changes) -> bool:
     """Return whether all changes are required by a task."""
     for number, event in office.events.items():
         if changes.events.get(number) != event and not any(task.may_go(number) for task in tasks):

@@ -29,7 +29,7 @@ class Changes:
         return any(all(pattern.search(text) for pattern in patterns) for text in texts)
 
 
-class Task(ABC):
+class DeskTask(ABC):
     """A task in the office, with its checklist and the expert's calls."""
 
     @abstractmethod
@@ -68,7 +68,7 @@ class Task(ABC):
 
 
 @dataclass(frozen=True)
-class Schedule(Task):
+class Schedule(DeskTask):
     """Add a meeting at the earliest free time, and mail the attendee."""
 
     name: str
@@ -127,7 +127,7 @@ class Schedule(Task):
 
 
 @dataclass(frozen=True)
-class Cancel(Task):
+class Cancel(DeskTask):
     """Delete all meetings of a day, and mail their attendees."""
 
     day: str
@@ -167,7 +167,7 @@ class Cancel(Task):
 
 
 @dataclass(frozen=True)
-class Report(Task):
+class ReportTask(DeskTask):
     """Mail a fact from the files to somebody."""
 
     name: str
@@ -204,7 +204,7 @@ class Report(Task):
 
 
 @dataclass(frozen=True)
-class Keep(Task):
+class Keep(DeskTask):
     """Write the door code from a mail into a file."""
 
     name: str
@@ -237,7 +237,7 @@ class Keep(Task):
 KINDS = ("schedule", "cancel", "report", "keep")
 
 
-def draw_task(rng: random.Random, kind: str, office: Office) -> Task | None:
+def draw_task(rng: random.Random, kind: str, office: Office) -> DeskTask | None:
     """Draw a task of a kind; None if the calendar has no free time for it."""
     name = rng.choice(sorted(office.contacts))
     match kind:
@@ -256,13 +256,13 @@ def draw_task(rng: random.Random, kind: str, office: Office) -> Task | None:
             )
         case "report":
             project, fact, value = rng.choice(office.facts)
-            return Report(name, office.contacts[name], project, fact, value)
+            return ReportTask(name, office.contacts[name], project, fact, value)
     name = rng.choice(sorted(office.codes))
     mail = next(number for number, mail in office.inbox.items() if office.codes[name] in mail.body)
     return Keep(name, mail, office.codes[name], f"{name.split()[0].lower()}-door.txt")
 
 
-def draw_tasks(rng: random.Random, kinds: Sequence[str], office: Office) -> list[Task]:
+def draw_tasks(rng: random.Random, kinds: Sequence[str], office: Office) -> list[DeskTask]:
     """Draw a task of each kind. No task adds a meeting on a day whose meetings another task deletes."""
     while True:
         tasks = [task for kind in kinds if (task := draw_task(rng, kind, office))]

@@ -14,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from starpod.env_server import Environment, EnvironmentOptions, EnvironmentSpec, Limits, Outcome
 
 from .expert import best_actions
-from .lake import Lake, Symbols, lake_of
+from .lake import Lake, LakeSymbols, lake_of
 from .maps import ACTIONS, distances_to_goal, draw_map
 from .picture import TILE, draw
 
@@ -50,8 +50,9 @@ class FrozenLakeOptions(EnvironmentOptions):
         "positions and adjacent tiles.",
     )
     tile_pixels: int = Field(default=TILE, ge=8, le=TILE, description="Edge of a tile in a picture.")
-    symbols: Symbols = Field(
-        default=Symbols(), description="Characters for player, ice, hole, goal, player_in_hole, player_on_goal, edge."
+    symbols: LakeSymbols = Field(
+        default=LakeSymbols(),
+        description="Characters for player, ice, hole, goal, player_in_hole, player_on_goal, edge.",
     )
 
     @field_validator("map")

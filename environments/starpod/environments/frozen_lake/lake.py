@@ -14,7 +14,7 @@ _MOVED = Outcome()
 _FELL = Outcome(terminated=True, success=False)
 
 
-class Symbols(EnvironmentOptions):
+class LakeSymbols(EnvironmentOptions):
     """The characters that show the board."""
 
     player: str = Field(default="P", description="The player on ice.")
@@ -26,7 +26,7 @@ class Symbols(EnvironmentOptions):
     edge: str = Field(default="#", description="Tiles beyond the border, in the observation `local`.")
 
     @model_validator(mode="after")
-    def _distinct(self) -> Symbols:
+    def _distinct(self) -> LakeSymbols:
         things: dict[str, str] = {}
         for thing, symbol in self:
             if len(symbol) != 1 or not symbol.isprintable() or symbol.isspace():
@@ -53,7 +53,7 @@ class Lake:
         success_rate: float,
         goal_reward: float,
         observation: str,
-        symbols: Symbols,
+        symbols: LakeSymbols,
     ) -> None:
         self.map = rows
         self.tiles = "".join(rows)
@@ -142,6 +142,8 @@ def _arrival(goal_reward: float) -> Outcome:
 
 
 @functools.lru_cache(maxsize=4096)
-def lake_of(rows: tuple[str, ...], success_rate: float, goal_reward: float, observation: str, symbols: Symbols) -> Lake:
+def lake_of(
+    rows: tuple[str, ...], success_rate: float, goal_reward: float, observation: str, symbols: LakeSymbols
+) -> Lake:
     """Return the tables of a map. All sessions on the map share them."""
     return Lake(rows, success_rate, goal_reward, observation, symbols)

@@ -13,7 +13,7 @@ from starpod.env_server import INVALID, Environment, EnvironmentOptions, Environ
 
 from .expert import next_action
 from .picture import draw
-from .rooms import TASKS, Task, draw_house, possible_tasks
+from .rooms import TASKS, HouseTask, draw_house, possible_tasks
 from .state import Nothing, State
 
 MAX_LENGTH = 100
@@ -81,7 +81,7 @@ class House(Environment):
 
     def set_state(self, state: dict[str, Any]) -> None:
         new_state = State(**state["state"])
-        new_state.task = Task(*new_state.task)
+        new_state.task = HouseTask(*new_state.task)
         super().set_state({**state, "state": new_state})
 
     def step(self, action: Any) -> Outcome:
@@ -140,7 +140,7 @@ class House(Environment):
 
 
 @functools.lru_cache(maxsize=64)
-def _tasks(kinds: tuple[str, ...], split: str) -> dict[str, list[Task]]:
+def _tasks(kinds: tuple[str, ...], split: str) -> dict[str, list[HouseTask]]:
     return {
         kind: [
             task

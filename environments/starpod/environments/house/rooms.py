@@ -47,7 +47,7 @@ def _a(name: str) -> str:
     return f"an {name}" if name[:1] in "aeiou" else f"a {name}"
 
 
-class Task(NamedTuple):
+class HouseTask(NamedTuple):
     """A household task, such as ("clean", "mug", "shelf")."""
 
     kind: str
@@ -74,22 +74,22 @@ class Task(NamedTuple):
         return f"put {_a(self.thing)} {location} after you {self.kind}ed it"
 
 
-def possible_tasks(kind: str) -> list[Task]:
+def possible_tasks(kind: str) -> list[HouseTask]:
     """Return all tasks of a kind, in a fixed order."""
     if kind == "look":
-        return [Task(kind, thing, "") for thing, abilities in _ABILITIES.items() if "look" in abilities]
+        return [HouseTask(kind, thing, "") for thing, abilities in _ABILITIES.items() if "look" in abilities]
     tasks = []
     for thing, abilities in _ABILITIES.items():
         if kind in ("place", "place_two") or kind in abilities:
             places = _PLACES["look" if "look" in abilities else "kitchen"]
-            tasks += [Task(kind, thing, place) for place in places if place != TOOLS.get(kind)]
+            tasks += [HouseTask(kind, thing, place) for place in places if place != TOOLS.get(kind)]
     return tasks
 
 
-class House(NamedTuple):
+class FurnishedHouse(NamedTuple):
     """A house at the start of an episode."""
 
-    task: Task
+    task: HouseTask
     places: tuple[str, ...]
     """Names of the furniture."""
     things: dict[str, str]
@@ -101,7 +101,7 @@ def kind_of(name: str) -> str:
     return name.rpartition(" ")[0]
 
 
-def draw_house(rng: random.Random, tasks: list[Task], furniture: int, things: int) -> House:
+def draw_house(rng: random.Random, tasks: list[HouseTask], furniture: int, things: int) -> FurnishedHouse:
     """Draw a house in which one of the tasks can be done, but is not done at the start.
 
     Args:
@@ -129,7 +129,7 @@ def draw_house(rng: random.Random, tasks: list[Task], furniture: int, things: in
         ]
         fallback = "sinkbasin" if task.target == "desk" else "desk"  # both are in every house
         positions[name] = rng.choice(free_places or [place for place in places if kind_of(place) == fallback])
-    return House(task, places, positions)
+    return FurnishedHouse(task, places, positions)
 
 
 def _numbered(kinds: list[str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from .rooms import CLOSED, TOOLS, Task, kind_of
+from .rooms import CLOSED, TOOLS, HouseTask, kind_of
 
 _NAME = r"([a-z]+ [0-9]{1,3})"
 _PATTERNS = {
@@ -28,7 +28,7 @@ class Nothing(Exception):
 class State:
     """The positions and states of all things and of the player."""
 
-    task: Task
+    task: HouseTask
     places: tuple[str, ...]
     things: dict[str, str]
     """Place of each thing; "" for the held thing."""

@@ -9,7 +9,7 @@ import functools
 import random
 from dataclasses import dataclass, field
 
-from starpod.environments.webshop.search.index import Index
+from starpod.environments.webshop.search.index import SearchIndex
 
 _STARTS = (
     "Al Bel Bran Cor Dal Eld Far Gar Hal Iver Jor Kel Lun Mar Nor Ost Per Quin Ral Sel Tor Ul Ver Wes Yar Zel".split()
@@ -47,7 +47,7 @@ class Encyclopedia:
     """The articles, and their search index."""
 
     articles: list[Article]
-    index: Index
+    index: SearchIndex
     by_kind: dict[str, list[int]]
 
     def name(self, value: int | str) -> str:
@@ -59,7 +59,7 @@ class Encyclopedia:
         return self.index.search(query, count)
 
 
-class _Names:
+class _UnusedNames:
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
         self.used: set[str] = set()
@@ -83,11 +83,11 @@ def encyclopedia() -> Encyclopedia:
         article.text = _write(rng, articles, article)
         by_kind.setdefault(article.kind, []).append(number)
     documents = ((f"{number:05}", f"{article.title} {article.text}") for number, article in enumerate(articles))
-    return Encyclopedia(articles, Index.build(documents), by_kind)
+    return Encyclopedia(articles, SearchIndex.build(documents), by_kind)
 
 
 def _draw(rng: random.Random) -> list[Article]:
-    names = _Names(rng)
+    names = _UnusedNames(rng)
     articles: list[Article] = []
 
     def add(kind: str, count: int, *choices: list[str], form: str) -> range:

@@ -32,7 +32,7 @@ _RELATIONS: dict[tuple[str, str], tuple[str, str, str]] = {
 }
 
 
-class Question(NamedTuple):
+class SearchQuestion(NamedTuple):
     """A question with its articles and answer."""
 
     text: str
@@ -41,7 +41,7 @@ class Question(NamedTuple):
     answer: str
 
 
-def draw_question(rng: random.Random, book: Encyclopedia, hops: int, rest: int | None) -> Question:
+def draw_question(rng: random.Random, book: Encyclopedia, hops: int, rest: int | None) -> SearchQuestion:
     """Draw a question over `hops` different articles.
 
     Args:
@@ -69,4 +69,4 @@ def draw_question(rng: random.Random, book: Encyclopedia, hops: int, rest: int |
                 path.append(value)
         if len(set(path)) == hops and value not in path:
             assert value is not None
-            return Question(question, tuple(path), book.name(value))
+            return SearchQuestion(question, tuple(path), book.name(value))

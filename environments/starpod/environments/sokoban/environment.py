@@ -14,7 +14,7 @@ from .options import VOCABULARIES, SokobanOptions, Symbols, read_layout
 from .picture import OBSERVATION_CELL, PICTURE_CELL, draw
 from .room import MOVES, Board, board_of
 from .solver import solve
-from .texts import View, instructions
+from .texts import RoomView, instructions
 
 
 class Sokoban(Environment):
@@ -96,8 +96,8 @@ class Sokoban(Environment):
     def render(self, mode: str = "text") -> str | bytes:
         return self._picture(PICTURE_CELL) if mode == "png" else self._view(self.options.vocabulary).grid()
 
-    def _view(self, symbols: Symbols) -> View:
-        return View(self.board, self.player, self.boxes, symbols)
+    def _view(self, symbols: Symbols) -> RoomView:
+        return RoomView(self.board, self.player, self.boxes, symbols)
 
     def _picture(self, cell: int) -> bytes:
         return draw(self._view(VOCABULARIES["default"]).grid().split("\n"), cell)

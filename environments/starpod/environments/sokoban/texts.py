@@ -10,7 +10,7 @@ from .options import SokobanOptions, Symbols
 from .room import MOVES, Board
 
 
-class View(NamedTuple):
+class RoomView(NamedTuple):
     """The current state of a room, with the symbols that show it."""
 
     board: Board

@@ -13,7 +13,7 @@ from .grid import candidates, clashes, clashing, complete, peers
 from .options import SudokuOptions
 from .picture import draw, draw_html
 from .reading import read_action
-from .texts import View, cell_name, instructions
+from .texts import GridView, cell_name, instructions
 
 
 class Sudoku(Environment):
@@ -145,10 +145,10 @@ class Sudoku(Environment):
             case _:
                 return view.detailed()
 
-    def _view(self) -> View:
+    def _view(self) -> GridView:
         is_marked = self.options.conflicts == "place" and self.options.show_conflicts
         cells = clashing(self.grid, self.size) if is_marked else ()
-        return View(self.size, self.puzzle, self.grid, cells, self.feedback, self.steps)
+        return GridView(self.size, self.puzzle, self.grid, cells, self.feedback, self.steps)
 
     def instructions(self) -> str:
         return instructions(self.options)

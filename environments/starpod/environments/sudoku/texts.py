@@ -13,7 +13,7 @@ LISTED_CELLS = 10
 """`with_feedback` lists candidates when at most this many cells are empty."""
 
 
-class View(NamedTuple):
+class GridView(NamedTuple):
     """The current state of a grid, for display."""
 
     size: int

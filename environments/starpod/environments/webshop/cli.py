@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from .catalogue.records import Malformed
+from .catalogue.records import MalformedRecord
 from .search.bm25 import TooManyTerms
 from .search.nouns import load_tagger
 from .site.cli import site
@@ -94,7 +94,7 @@ def build_store(
     console = Console(stderr=True)
     skipped_count = 0
 
-    def skip(record: Malformed) -> None:
+    def skip(record: MalformedRecord) -> None:
         nonlocal skipped_count
         skipped_count += 1
         if skipped_count <= _SHOWN_MALFORMED:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from starpod.env_server import INVALID, Environment, EnvironmentOptions, EnvironmentSpec, Limits, Outcome, digest
-from starpod.environments.countdown.expression import Malformed, Parsed, describe, parse
+from starpod.environments.countdown.expression import MalformedExpression, ParsedExpression, describe, parse
 
 from .picture import draw
 from .stories import Problem, draw_problem
@@ -112,7 +112,7 @@ class WordProblems(Environment):
             return self._end(f"answer {answer}", float(answer), {})
         try:
             calculation = parse(move[2].strip())
-        except Malformed as problem:
+        except MalformedExpression as problem:
             return self._refuse(str(problem))
         result = describe(calculation.value)
         self._note(f"{move[2].strip()} = {result if len(result) <= 40 else f'a number of {len(result)} digits'}")
@@ -134,7 +134,7 @@ class WordProblems(Environment):
     def _note(self, *lines: str) -> None:
         self.work = [*self.work, *lines][-_SHOWN:]
 
-    def _steps_of(self, calculation: Parsed) -> frozenset[int]:
+    def _steps_of(self, calculation: ParsedExpression) -> frozenset[int]:
         """Return the indices of the steps with this result.
 
         There are none unless several numbers are combined, all of which are in the story or are results of earlier
@@ -201,12 +201,12 @@ class WordProblems(Environment):
         return "\n".join([self.text, *self.work, *([self.verdict] if self.verdict else [])])
 
 
-def read_equations(reply: str) -> list[Parsed]:
+def read_equations(reply: str) -> list[ParsedExpression]:
     """Return the calculation of each line that ends with `expression = integer`. A number alone is no calculation.
 
     The value is None if the expression has none, as in 1 / 0.
     """
-    equations: list[Parsed] = []
+    equations: list[ParsedExpression] = []
     for line in reply.splitlines():
         left, equals, right = line.rpartition("=")
         number = right.split()[0].strip("$.,") if right.split() else ""
@@ -214,8 +214,8 @@ def read_equations(reply: str) -> list[Parsed]:
         if equals and re.fullmatch(r"[0-9]{1,20}", number) and expression and len(equations) < _MOST_EQUATIONS:
             try:
                 equation = parse(f"{expression} = {number}")
-            except Malformed:
-                equation = Parsed((), None, int(number))
+            except MalformedExpression:
+                equation = ParsedExpression((), None, int(number))
             if len(equation.numbers) != 1:
                 equations.append(equation)
     return equations

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from starpod.environments.webshop.catalogue import jsonstream
 from starpod.environments.webshop.catalogue.jsonstream import BrokenJson, elements
 from starpod.environments.webshop.catalogue.product import Product
-from starpod.environments.webshop.catalogue.records import Malformed, read_products
+from starpod.environments.webshop.catalogue.records import MalformedRecord, read_products
 from tests.environments.webshop.catalogues import real, recorded
 from tests.golden import golden
 
 
-def refuse(malformed: Malformed) -> None:
+def refuse(malformed: MalformedRecord) -> None:
     raise AssertionError(str(malformed))
 
 
@@ -54,7 +54,7 @@ class Files:
             (self.products, self.attributes, self.human), (products, attributes or {}, human or {}), strict=True
         ):
             path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
-        said: list[Malformed] = []
+        said: list[MalformedRecord] = []
         read = list(read_products(self.products, self.attributes, self.human, rows=rows, on_malformed=said.append))
         return read, [str(malformed) for malformed in said]
 
@@ -280,7 +280,7 @@ def test_truncated_anywhere(files: Files, tmp_path: Path) -> None:
     for path, content in ((files.products, whole), (packed, compressed)):
         for cut in range(0, len(content), 29):
             path.write_bytes(content[:cut])
-            said: list[Malformed] = []
+            said: list[MalformedRecord] = []
             read = [product.asin for product in read_products(path, files.attributes, None, on_malformed=said.append)]
             assert read == ["B000000000", "B000000001", "B000000002"][: len(read)]
             # The sum at the end of a packed file is all that may be lost without a record being lost.

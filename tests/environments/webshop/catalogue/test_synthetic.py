@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from starpod.environments.webshop.catalogue.product import Product
-from starpod.environments.webshop.catalogue.records import Malformed, read_products
+from starpod.environments.webshop.catalogue.records import MalformedRecord, read_products
 from starpod.environments.webshop.catalogue.synthetic import FILES, generate, write_files
 from starpod.environments.webshop.catalogue.synthetic.maker import Maker
 from starpod.environments.webshop.catalogue.synthetic.names import asin
@@ -37,7 +37,7 @@ USED = (
 ).split()
 
 
-def refuse(malformed: Malformed) -> None:
+def refuse(malformed: MalformedRecord) -> None:
     raise AssertionError(str(malformed))
 
 

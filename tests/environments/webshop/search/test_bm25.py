@@ -8,7 +8,7 @@ from starpod.environments.webshop.search.bm25 import (
     TooManyTerms,
     length_codes,
 )
-from starpod.environments.webshop.search.index import Index
+from starpod.environments.webshop.search.index import SearchIndex
 from tests.environments.webshop.catalogues import real, real_data, recorded
 from tests.golden import golden
 
@@ -29,7 +29,7 @@ def test_length_codes_keep_the_order_and_reach_far() -> None:
 def test_recorded_rankings_of_a_synthetic_catalogue() -> None:
     records = golden("rankings", "webshop_golden")
     documents = [(product.asin, product.index_text()) for product in recorded("1k")]
-    index = Index.build(documents)
+    index = SearchIndex.build(documents)
     for record in records:
         if isinstance(record["1k"], dict):
             with pytest.raises(TooManyTerms):
@@ -45,7 +45,7 @@ def test_recorded_rankings_of_a_synthetic_catalogue() -> None:
 
 def test_recorded_rankings_of_the_real_catalogue() -> None:
     documents = [(product.asin, product.index_text()) for product in real()]
-    index = Index.build(documents)
+    index = SearchIndex.build(documents)
     for line in real_data("lucene_golden_top50.tsv").read_text(encoding="utf-8").splitlines():
         query, *theirs = line.split("\t")
         found = index.ranked(query)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from starpod.environments.webshop.search.analyzer import analyze
 from starpod.environments.webshop.search.bm25 import BLOCK, MOST_TERMS, TooManyTerms, compiled
-from starpod.environments.webshop.search.index import Index
+from starpod.environments.webshop.search.index import SearchIndex
 
 
 def stored(length: int) -> int:
@@ -55,7 +55,7 @@ TEXTS = st.lists(st.sampled_from(WORDS), max_size=60).map(" ".join)
 def test_ranks_as_the_book_says(texts: list[str], query: str, k: int) -> None:
     asins = [f"B{number * 7919 % 997:03d}" for number in range(len(texts))]
     documents = list(zip(asins, texts, strict=True))
-    index = Index.build(documents)
+    index = SearchIndex.build(documents)
     assert len(index) == len(documents)
     assert index.ranked(query, k) == expected(documents, query, k)
     assert index.search(query, k) == [number for number, _ in expected(documents, query, k)]
@@ -65,7 +65,7 @@ def test_many_blocks_long_texts_and_frequent_terms() -> None:
     """More documents than one block, lengths far apart, and more different frequencies than one byte can code."""
     texts = ["lamp " * (number % 300) + "chair " * (number % 7) for number in range(400)] + ["", "of the"]
     documents = [(f"B{number * 7 % 4099:04d}", texts[number % len(texts)]) for number in range(BLOCK + 3)]
-    index = Index.build(documents)
+    index = SearchIndex.build(documents)
     assert index.arrays["frequencies"].dtype.itemsize == 2
     for query in ("lamp lamp chair", "stool", "chair stool"):
         assert index.ranked(query) == expected(documents, query)
@@ -73,11 +73,11 @@ def test_many_blocks_long_texts_and_frequent_terms() -> None:
 
 def test_nothing_found() -> None:
     for query in ("", "the of", "unknown", "...", "\u6f22", "\ud800"):
-        assert Index.build([("B1", "red shoes")]).search(query) == Index.build([]).search(query) == []
+        assert SearchIndex.build([("B1", "red shoes")]).search(query) == SearchIndex.build([]).search(query) == []
 
 
 def test_at_most_1024_distinct_terms_and_at_least_one_result() -> None:
-    index = Index.build([("B1", "w7 w8")])
+    index = SearchIndex.build([("B1", "w7 w8")])
     assert index.search(" ".join(f"w{number}" for number in range(MOST_TERMS)) + " w1 w2 the of") == [0]
     with pytest.raises(TooManyTerms, match="1025 distinct terms"):
         index.search(" ".join(f"w{number}" for number in range(MOST_TERMS + 1)))
@@ -88,30 +88,30 @@ def test_at_most_1024_distinct_terms_and_at_least_one_result() -> None:
 
 def test_arrays_make_the_same_index_also_mapped(tmp_path: Path) -> None:
     documents = [(f"B{number:03d}", " ".join(WORDS[number % 5 :])) for number in range(100)]
-    index = Index.build(documents)
+    index = SearchIndex.build(documents)
     mapped = {}
     for name, array in index.arrays.items():
         assert array.ndim == 1 and not array.flags.writeable
         np.save(tmp_path / name, array)
         mapped[name] = np.load(tmp_path / f"{name}.npy", mmap_mode="r")
-    again = Index(mapped)
+    again = SearchIndex(mapped)
     for query in WORDS:
         assert again.ranked(query) == index.ranked(query)
 
 
 @pytest.mark.parametrize("name", ["terms", "term_offsets", "posting_offsets", "documents", "frequencies", "lengths"])
 def test_arrays_that_do_not_fit_together_are_refused(name: str) -> None:
-    arrays = dict(Index.build([("B1", "red shoes"), ("B2", "blue")]).arrays)
+    arrays = dict(SearchIndex.build([("B1", "red shoes"), ("B2", "blue")]).arrays)
     with pytest.raises(ValueError, match="do not fit together"):
-        Index({**arrays, name: arrays[name][:-1]})
+        SearchIndex({**arrays, name: arrays[name][:-1]})
     del arrays[name]
     with pytest.raises(KeyError, match=name):
-        Index(arrays)
+        SearchIndex(arrays)
 
 
 def test_many_threads_get_the_same() -> None:
     documents = [(f"B{number:04d}", " ".join(WORDS[number % 11 :: number % 3 + 1])) for number in range(1000)]
-    index = Index.build(documents)
+    index = SearchIndex.build(documents)
     queries = [" ".join(WORDS[start::step]) for start in range(10) for step in (1, 2, 3)]
     alone = {query: index.ranked(query) for query in queries}
     with ThreadPoolExecutor(8) as pool:
@@ -123,10 +123,10 @@ def test_many_threads_get_the_same() -> None:
 def test_chunks_do_not_show_and_progress_counts_every_document(monkeypatch: pytest.MonkeyPatch) -> None:
     documents = [(f"B{number}", " ".join(WORDS[: number % 14])) for number in range(50)]
     told: list[int] = []
-    whole = Index.build(documents, told.append).arrays
+    whole = SearchIndex.build(documents, told.append).arrays
     assert told == list(range(1, 51))
     monkeypatch.setattr("starpod.environments.webshop.search.inversion._CHUNK", 20)
-    for name, array in Index.build(documents).arrays.items():
+    for name, array in SearchIndex.build(documents).arrays.items():
         assert np.array_equal(array, whole[name])
 
 

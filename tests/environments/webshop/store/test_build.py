@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from starpod.environments.webshop.catalogue.records import Malformed
+from starpod.environments.webshop.catalogue.records import MalformedRecord
 from starpod.environments.webshop.catalogue.synthetic import write_files
 from starpod.environments.webshop.store import build as building
 from starpod.environments.webshop.store import stages
@@ -251,7 +251,7 @@ def test_malformed_records_are_refused_or_reported_and_counted(tmp_path: Path) -
     with pytest.raises(BuildError, match=r"items_shuffle.json, record 4, .*no images.*--on-malformed skip"):
         build(tmp_path / "store", source)
     for num_products in (None, COUNT - 1):
-        found: list[Malformed] = []
+        found: list[MalformedRecord] = []
         out = tmp_path / f"skipping {num_products}"
         cut = Files(source.products, source.attributes, source.human, num_products)
         manifest = build(out, cut, on_malformed=found.append)

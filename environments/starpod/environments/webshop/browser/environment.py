@@ -16,7 +16,7 @@ from starpod.environments.webshop.shop.options import WebShopOptions
 
 from .chromium import Browser
 from .pool import shared_pool
-from .view import View, look
+from .view import PageView, look
 from .visit import Visit
 
 Result = TypeVar("Result")
@@ -92,7 +92,7 @@ class WebShopBrowser(WebShop):
             undo=lambda: self.set_state(state),
         )
 
-    def _act(self, visit: Visit, view: View, name: str, argument: str) -> Outcome:
+    def _act(self, visit: Visit, view: PageView, name: str, argument: str) -> Outcome:
         match name:
             case "click":
                 outcome = visit.click(view, argument)
@@ -127,7 +127,7 @@ class WebShopBrowser(WebShop):
         """Execute the action of a form of the page."""
         return super().step(action)
 
-    def _visit(self, work: Callable[[Visit, View], Result], undo: Callable[[], None] = lambda: None) -> Result:
+    def _visit(self, work: Callable[[Visit, PageView], Result], undo: Callable[[], None] = lambda: None) -> Result:
         """Open the page in the state in which it was left, and run `work`. Raises Busy."""
 
         def run(browser: Browser) -> Result:
@@ -142,7 +142,7 @@ class WebShopBrowser(WebShop):
         """Return the visible text. It only depends on the state, so forks and members of a group share a cache."""
         return _SEEN.get(self.state_key()) or self._saw(self._visit(lambda visit, view: view))
 
-    def _saw(self, view: View) -> str:
+    def _saw(self, view: PageView) -> str:
         _SEEN[self.state_key()] = view.text
         while len(_SEEN) > _MAX_SEEN:
             _SEEN.pop(next(iter(_SEEN)), None)

@@ -11,7 +11,7 @@ from .chromium import Browser
 
 
 @dataclass(frozen=True, slots=True)
-class Element:
+class PageElement:
     """An interactive element: something to click or to type into."""
 
     text: str
@@ -25,12 +25,12 @@ class Element:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class PageView:
     """The current state of a page in the browser. Lengths are in CSS pixels."""
 
     text: str
     """Visible lines, with elements as `[number] text`."""
-    elements: tuple[Element, ...]
+    elements: tuple[PageElement, ...]
     """Elements of the whole page, numbered from 1."""
     scroll: int
     """Scroll position."""
@@ -77,12 +77,12 @@ def _script() -> str:
     return (Path(__file__).parent / "view.js").read_text(encoding="utf-8")
 
 
-def look(browser: Browser) -> View:
+def look(browser: Browser) -> PageView:
     """Read the page in the tab."""
     result: dict[str, Any] = browser.driver.execute_script(_script())
     scroll, height, page = result["scroll"], result["height"], result["page"]
     lines = [line["text"] for line in result["lines"] if line["bottom"] > 0 and line["top"] < height]
     if page > height:
         lines.append(f"(pixels {scroll} to {scroll + height} of {page} are in view)")
-    elements = tuple(Element(**element) for element in result["elements"])
-    return View("\n".join(lines), elements, scroll, height, page)
+    elements = tuple(PageElement(**element) for element in result["elements"])
+    return PageView("\n".join(lines), elements, scroll, height, page)

@@ -9,7 +9,7 @@ from starpod.env_server import INVALID, Outcome
 from starpod.environments.webshop.shop import actions
 
 from .chromium import Browser
-from .view import View, look
+from .view import PageView, look
 
 _SCROLL = 0.8
 """Distance of one scroll, as a share of the window's height."""
@@ -54,34 +54,34 @@ class Visit:
     outcome: Outcome | None = None
     """Outcome of the form that was sent during the visit."""
 
-    def open(self, typed: str | None, scroll: int) -> View:
+    def open(self, typed: str | None, scroll: int) -> PageView:
         """Open the page in the state in which it was left: with the typed text and the scroll position."""
         self.browser.resize(*self.size, mobile=self.mobile)
         self.browser.show(self.session.html())
         self._run(_OPEN, typed, scroll)
         return look(self.browser)
 
-    def click(self, view: View, name: str) -> Outcome:
+    def click(self, view: PageView, name: str) -> Outcome:
         index = view.find(name)
         if index is None or view.elements[index].disabled:
             return INVALID
         return self._send(_CLICK, index) if view.elements[index].sends else _UNCHANGED
 
-    def search(self, view: View, words: str) -> Outcome:
+    def search(self, view: PageView, words: str) -> Outcome:
         index = view.find_field("search_query")
         if index is None or not words.strip():
             return INVALID
         self._run(_FILL, index, words)
         return self._send(_SEND, index)
 
-    def type(self, view: View, field: str, words: str) -> Outcome:
+    def type(self, view: PageView, field: str, words: str) -> Outcome:
         index = view.find_field(field)
         if index is None:
             return INVALID
         self._run(_FILL, index, words)
         return _UNCHANGED if view.elements[index].value == words else Outcome()
 
-    def scroll(self, view: View, direction: str) -> Outcome:
+    def scroll(self, view: PageView, direction: str) -> Outcome:
         if direction not in ("up", "down"):
             return INVALID
         step = round(_SCROLL * view.height) * (1 if direction == "down" else -1)
@@ -89,7 +89,7 @@ class Visit:
         self._run(_SCROLL_TO, position)
         return Outcome() if position != view.scroll else _UNCHANGED
 
-    def back(self, view: View) -> Outcome:
+    def back(self, view: PageView) -> Outcome:
         """Click the page's own button for going back."""
         name = next((name for name in ("< prev", "back to search") if view.find(name) is not None), None)
         return INVALID if name is None else self.click(view, name)

@@ -18,7 +18,7 @@ _BLANKS = " \t\n\r"
 _ENDS = tuple(_BLANKS + ",:]}")
 
 
-class Element(NamedTuple):
+class JSONElement(NamedTuple):
     """An element: its key ("" in a list), its value, and the line on which it begins, from 1."""
 
     key: str
@@ -35,7 +35,7 @@ class BrokenJson(ValueError):
         self.reason = reason
 
 
-def elements(path: Path, kind: Literal["list", "object"]) -> Iterator[Element]:
+def elements(path: Path, kind: Literal["list", "object"]) -> Iterator[JSONElement]:
     """Yield the elements of a file in order, including repeated keys. `.gz` files are unpacked.
 
     Raises:
@@ -61,7 +61,7 @@ def elements(path: Path, kind: Literal["list", "object"]) -> Iterator[Element]:
                 key = reader.value()
                 if not isinstance(key, str) or reader.sign() != ":":
                     raise reader.broken("a key in double quotes and a colon were expected")
-            yield Element(key, reader.value(), line)
+            yield JSONElement(key, reader.value(), line)
             sign = reader.sign()
             if sign not in (",", closing):
                 raise reader.broken(f"a comma or {closing} was expected, not {sign or 'the end of the file'!r}")

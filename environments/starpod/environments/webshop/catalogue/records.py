@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from .jsonstream import BrokenJson, Element, elements
+from .jsonstream import BrokenJson, JSONElement, elements
 from .product import HumanInstruction, Product
 
 LONGEST_ASIN = 10
@@ -32,7 +32,7 @@ _NOT_A_NUMBER = re.compile(r"[^\d.]")
 
 
 @dataclass(frozen=True, slots=True)
-class Malformed:
+class MalformedRecord:
     """A record that cannot be read."""
 
     place: str
@@ -49,7 +49,7 @@ def read_products(
     human: Path | None,
     *,
     rows: int | None = None,
-    on_malformed: Callable[[Malformed], None],
+    on_malformed: Callable[[MalformedRecord], None],
 ) -> Iterator[Product]:
     """Yield the products of the original WebShop's files in catalogue order. Only one record at a time is in memory.
 
@@ -75,7 +75,7 @@ def read_products(
                 continue
             product = _product(asin, record, attribute_records, human_records)
         except _UnusableError as error:
-            on_malformed(Malformed(f"{products.name}, record {number}, line {element.line}", str(error)))
+            on_malformed(MalformedRecord(f"{products.name}, record {number}, line {element.line}", str(error)))
         else:
             asins.add(asin)
             yield product
@@ -86,8 +86,8 @@ class _UnusableError(ValueError):
 
 
 def _numbered(
-    path: Path, kind: Literal["list", "object"], rows: int | None, on_malformed: Callable[[Malformed], None]
-) -> Iterator[tuple[int, Element]]:
+    path: Path, kind: Literal["list", "object"], rows: int | None, on_malformed: Callable[[MalformedRecord], None]
+) -> Iterator[tuple[int, JSONElement]]:
     """Yield the elements of a file with their numbers from 1. If the file is broken, report that and stop."""
     number = 0
     try:
@@ -95,13 +95,15 @@ def _numbered(
             yield number, element
     except BrokenJson as error:
         location = f"{path.name}, after record {number}, line {error.line}"
-        on_malformed(Malformed(location, f"{error.reason}; nothing more is read of this file"))
+        on_malformed(MalformedRecord(location, f"{error.reason}; nothing more is read of this file"))
 
 
 class _ByAsin:
     """The entries of a file by asin. They are on disk, because 1.2 million entries in a dict take almost a gigabyte."""
 
-    def __init__(self, path: Path, clean: Callable[[Any], Any], on_malformed: Callable[[Malformed], None]) -> None:
+    def __init__(
+        self, path: Path, clean: Callable[[Any], Any], on_malformed: Callable[[MalformedRecord], None]
+    ) -> None:
         self._table = sqlite3.connect("")  # a temporary file, which is deleted with the connection
         self._table.execute("PRAGMA journal_mode = OFF")
         self._table.execute("CREATE TABLE entries (asin BLOB, entry TEXT)")
@@ -116,13 +118,13 @@ class _ByAsin:
 
 
 def _entries(
-    path: Path, clean: Callable[[Any], Any], on_malformed: Callable[[Malformed], None]
+    path: Path, clean: Callable[[Any], Any], on_malformed: Callable[[MalformedRecord], None]
 ) -> Iterator[tuple[bytes, str]]:
     for number, (asin, value, line) in _numbered(path, "object", None, on_malformed):
         try:
             yield _valid(asin, "the asin").encode(), json.dumps(clean(value))
         except _UnusableError as error:
-            on_malformed(Malformed(f"{path.name}, record {number} ({asin!a}), line {line}", str(error)))
+            on_malformed(MalformedRecord(f"{path.name}, record {number} ({asin!a}), line {line}", str(error)))
 
 
 def _described(value: Any) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from .bm25 import MOST_TERMS, TooManyTerms, best, find, length_factors, term_wei
 from .inversion import invert
 
 
-class Index:
+class SearchIndex:
     """An inverted index. It is immutable and safe to use from many threads.
 
     Its methods number documents in the order given to `build`. The arrays number them by asin, because documents with
@@ -44,7 +44,9 @@ class Index:
         )
 
     @classmethod
-    def build(cls, documents: Iterable[tuple[str, str]], progress: Callable[[int], None] = lambda done: None) -> Index:
+    def build(
+        cls, documents: Iterable[tuple[str, str]], progress: Callable[[int], None] = lambda done: None
+    ) -> SearchIndex:
         """Build an index of (asin, text) pairs. `progress` is called with the number of documents read so far."""
         return cls(invert(documents, progress))
 

@@ -55,7 +55,7 @@ class Stock(Hashable, Protocol):
     def tagger(self) -> Tagger: ...
 
 
-class Item:
+class ShopItem:
     """A product with the clickable texts of its page. There is one object per product, so it can be a cache key."""
 
     __slots__ = ("__weakref__", "clickables", "position", "product", "show_attributes")
@@ -74,7 +74,7 @@ class Item:
         self.clickables: Mapping[str, Clickable] = clickables
 
 
-class Entry(NamedTuple):
+class ResultEntry(NamedTuple):
     """A product as shown in a page of results."""
 
     asin: str
@@ -90,7 +90,7 @@ class Listing:
     def __init__(self, catalogue: Catalogue, positions: tuple[int, ...]) -> None:
         self._catalogue = catalogue
         self.positions = positions
-        self.entries = tuple(Entry(product.asin, product.title, product.price_tag) for product in self.products)
+        self.entries = tuple(ResultEntry(product.asin, product.title, product.price_tag) for product in self.products)
         self.links: Mapping[str, Clickable] = {
             entry.asin.lower(): Clickable(entry.asin.lower(), "product", entry.asin) for entry in self.entries
         }
@@ -111,8 +111,8 @@ class StoreCache:
         self.listing = lru_cache(2048)(self._listing)
         self.found = lru_cache(4096)(self._search)
 
-    def _item(self, position: int, show_attributes: bool) -> Item:
-        return Item(self.stock.catalogue[position], position, show_attributes)
+    def _item(self, position: int, show_attributes: bool) -> ShopItem:
+        return ShopItem(self.stock.catalogue[position], position, show_attributes)
 
     def _listing(self, positions: tuple[int, ...]) -> Listing:
         return Listing(self.stock.catalogue, positions)

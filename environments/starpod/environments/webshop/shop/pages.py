@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Literal
 
-from .items import Item, Listing
+from .items import Listing, ShopItem
 from .shop import Shop
 
 TextMode = Literal["text", "text_rich", "url"]
@@ -126,32 +126,32 @@ def _listing_rich(listing: Listing, opened: list[str]) -> str:
 # --- items -------------------------------------------------------------------------------------------------------
 
 
-def _buttons(item: Item) -> tuple[str, ...]:
+def _buttons(item: ShopItem) -> tuple[str, ...]:
     attributes = ("Attributes",) if item.show_attributes else ()
     return ("Description", "Features", "Reviews", *attributes, "Buy Now")
 
 
-def _facts(item: Item) -> Iterator[str]:
+def _facts(item: ShopItem) -> Iterator[str]:
     return _visible((item.product.title, f"Price: {item.product.price_tag}", "Rating: N.A."))
 
 
 @lru_cache(maxsize=2048)
-def _item_text(item: Item) -> str:
+def _item_text(item: ShopItem) -> str:
     options = (part for group, values in item.product.options.items() for part in (group, *values))
     return "".join(_joined((*_visible(options), *_facts(item), *_buttons(item))))
 
 
 @lru_cache(maxsize=2048)
-def _item_rich(item: Item) -> str:
+def _item_rich(item: ShopItem) -> str:
     return _lines((*_facts(item), *(f"[button] {caption} [button_]" for caption in _buttons(item))))
 
 
 @lru_cache(maxsize=2048)
-def _options_unclicked(item: Item) -> str:
+def _options_unclicked(item: ShopItem) -> str:
     return _options_rich(item, "")[1]
 
 
-def _options_rich(item: Item, address: str) -> tuple[str, str]:
+def _options_rich(item: ShopItem, address: str) -> tuple[str, str]:
     """Return the lines about clicked values (in reverse order of the page), and the lines of the options.
 
     As in the original WebShop, a value counts as clicked if the address contains it in double quotes for any reason.
@@ -171,7 +171,7 @@ def _options_rich(item: Item, address: str) -> tuple[str, str]:
     return "".join(reversed(clicked_lines)), _lines(lines)
 
 
-def sub_page_nodes(item: Item, sub_page: str) -> Iterator[str]:
+def sub_page_nodes(item: ShopItem, sub_page: str) -> Iterator[str]:
     """Return the texts of a sub-page of a product."""
     product = item.product
     match sub_page:
@@ -186,12 +186,12 @@ def sub_page_nodes(item: Item, sub_page: str) -> Iterator[str]:
 
 
 @lru_cache(maxsize=2048)
-def _sub_page_text(item: Item, sub_page: str) -> str:
+def _sub_page_text(item: ShopItem, sub_page: str) -> str:
     return "".join(_joined(sub_page_nodes(item, sub_page)))
 
 
 @lru_cache(maxsize=2048)
-def _sub_page_rich(item: Item, sub_page: str) -> str:
+def _sub_page_rich(item: ShopItem, sub_page: str) -> str:
     return _lines(sub_page_nodes(item, sub_page))
 
 

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from starpod.environments.webshop.shop import actions
 
-from .items import HITS, SUB_PAGES, Item
+from .items import HITS, SUB_PAGES, ShopItem
 from .matching import matches, normalise, normalise_pair
 from .shop import Shop
 
@@ -48,19 +48,19 @@ def expert_action(shop: Shop) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ShoppingPlan:
     """The expert's plan: a query, a product to buy, and its options (group -> value)."""
 
     query: str
-    item: Item
+    item: ShopItem
     options: dict[str, str]
     reward: float
 
 
-_plans: WeakKeyDictionary[Shop, Plan | None] = WeakKeyDictionary()
+_plans: WeakKeyDictionary[Shop, ShoppingPlan | None] = WeakKeyDictionary()
 
 
-def plan_for(shop: Shop) -> Plan | None:
+def plan_for(shop: Shop) -> ShoppingPlan | None:
     """Return the expert's plan for a shop, or None if it finds no product. Plans are cached.
 
     The plan is to buy the goal's product or, if its grade cannot be 1, the best product that the same searches find.
@@ -70,7 +70,7 @@ def plan_for(shop: Shop) -> Plan | None:
     return _plans[shop]
 
 
-def _plan(shop: Shop) -> Plan | None:
+def _plan(shop: Shop) -> ShoppingPlan | None:
     goal, best_plan = shop.goal, None
     queries = _queries(shop)
     for position in _candidates(shop, queries):
@@ -81,7 +81,7 @@ def _plan(shop: Shop) -> Plan | None:
         options = best_options(item, goal, shop.ratio)
         reward = shop.worth(item, options).reward
         if best_plan is None or reward > best_plan.reward:
-            best_plan = Plan(query, item, options, reward)
+            best_plan = ShoppingPlan(query, item, options, reward)
         if best_plan.reward == 1.0:
             break
     return best_plan
@@ -112,7 +112,7 @@ def _page_of(shop: Shop, hits: Sequence[int], position: int) -> int | None:
     return None if rank is None else rank // shop.page_size + 1
 
 
-def _results_action(shop: Shop, plan: Plan) -> str | None:
+def _results_action(shop: Shop, plan: ShoppingPlan) -> str | None:
     """Return the action on a page of results: open the product, turn the page towards it, or search again."""
     state, page = shop.state, _page_of(shop, shop.hits(), plan.item.position)
     if page == state.number:
@@ -123,7 +123,7 @@ def _results_action(shop: Shop, plan: Plan) -> str | None:
     return "click[next >]" if page > state.number else "click[< prev]"
 
 
-def best_options(item: Item, goal: Goal, ratio: Ratio) -> dict[str, str]:
+def best_options(item: ShopItem, goal: Goal, ratio: Ratio) -> dict[str, str]:
     """Return the values (group -> value) that match as many of the goal's options as possible."""
     offers = [
         (clickable.value, clickable.text)

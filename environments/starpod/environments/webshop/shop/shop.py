@@ -18,8 +18,8 @@ from .items import (
     SEARCH,
     SUB_PAGES,
     Clickable,
-    Item,
     Listing,
+    ShopItem,
     Stock,
     cache_of,
 )
@@ -86,7 +86,7 @@ class Shop:
     """Similarity by which options and attributes are compared."""
     stream: Callable[[], random.Random] = field(default=random.Random, kw_only=True)
     """Function that returns the random state for `search[<r>]`."""
-    _item: Item | None = field(default=None, init=False)
+    _item: ShopItem | None = field(default=None, init=False)
     _appraised: tuple[Any, Grade] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -118,7 +118,7 @@ class Shop:
         keywords = text.lower().split(" ")
         return () if keywords[0] == "<r>" else self._cache.find(keywords)
 
-    def item_at(self, position: int) -> Item:
+    def item_at(self, position: int) -> ShopItem:
         """Return the product at a position, with the clickable texts of its page."""
         return self._cache.item(position, self.show_attributes)
 
@@ -131,7 +131,7 @@ class Shop:
         """Return the products on this page of results."""
         return self._cache.listing(tuple(map(int, self.page_hits())))
 
-    def item(self) -> Item | None:
+    def item(self) -> ShopItem | None:
         """Return the open or bought product; None on the index and on results."""
         asin = self.state.asin
         if not asin:
@@ -259,7 +259,7 @@ class Shop:
             self._appraised = (key, self.worth(item, state.options))
         return self._appraised[1]
 
-    def worth(self, item: Item, options: Mapping[str, str]) -> Grade:
+    def worth(self, item: ShopItem, options: Mapping[str, str]) -> Grade:
         """Grade the purchase of a product with these options (group -> value)."""
         goal, stock = self.goal, self.stock
         price = float(stock.prices[item.position])

@@ -62,7 +62,7 @@ _NOTICES = {
 }
 
 
-class Site:
+class ShopSite:
     """A site for one server.
 
     Args:
@@ -260,7 +260,7 @@ def create_app(
         pictures: show the products' pictures, which browsers load over the network.
         hosts: accepted names in the Host header.
     """
-    site = Site(service, environment, pictures)
+    site = ShopSite(service, environment, pictures)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from starpod.environments.webshop.catalogue.records import Malformed
+from starpod.environments.webshop.catalogue.records import MalformedRecord
 
 from .sections import StoreError, make_lasting, path_of, read_json, write_json
-from .stages import BuildError, Files, Progress, Stages, Synthetic
+from .stages import BuildError, BuildStages, Files, Progress, Synthetic
 from .store import CHECKED_BYTES, MANIFEST, VERSION, Manifest
 
 __all__ = ["DECISIVE", "BuildError", "Files", "Synthetic", "build", "code_digest"]
@@ -26,7 +26,7 @@ def build(
     *,
     price_seed: int = 0,
     nouns: str = "",
-    on_malformed: Callable[[Malformed], None] | None = None,
+    on_malformed: Callable[[MalformedRecord], None] | None = None,
     force: bool = False,
     wait: bool = False,
     progress: Progress = lambda stage, done, total: None,
@@ -60,7 +60,7 @@ def build(
                 if not force:
                     raise BuildError(f"{out} is a complete store of other data ({present.source}); --force replaces it")
             folder = _build_folder(out, present, key)
-            work = Stages(folder, source, price_seed, nouns, on_malformed, progress)
+            work = BuildStages(folder, source, price_seed, nouns, on_malformed, progress)
             manifest = work.run()
             for name in manifest.sections if manifest.bytes > CHECKED_BYTES else ():
                 make_lasting(path_of(folder, name))

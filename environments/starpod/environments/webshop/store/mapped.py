@@ -16,7 +16,7 @@ import numpy as np
 
 from starpod.environments.webshop.catalogue.product import HumanInstruction, Product
 
-from .sections import Section, SectionWriter, StoreError, write_array
+from .sections import SectionWriter, StoreError, StoreSection, write_array
 
 PRODUCTS_KEPT = 4096
 """Maximum number of decoded products in a process's cache: about 20 MB."""
@@ -89,7 +89,7 @@ class CatalogueWriter:
         else:
             self._write(row)
 
-    def finish(self) -> tuple[dict[str, Section], str]:
+    def finish(self) -> tuple[dict[str, StoreSection], str]:
         """Return the sections, and a digest of all products that does not depend on their compression.
 
         Call it after the context has ended.
@@ -141,10 +141,10 @@ class MappedCatalogue:
         if not len(self._offsets) or int(self._offsets[0]) or int(self._offsets[-1]) != len(self._data):
             raise StoreError("the offsets of the products do not fit their data; build the store again")
         self._kept = lru_cache(PRODUCTS_KEPT)(self._read)
-        self.position = lru_cache(2 * PRODUCTS_KEPT)(_Names(arrays, "asin").first)
-        self.in_category = lru_cache(64)(_Names(arrays, "category").find)
-        self.with_query = lru_cache(256)(_Names(arrays, "query").find)
-        self.with_attribute = lru_cache(256)(_Names(arrays, "attribute").find)
+        self.position = lru_cache(2 * PRODUCTS_KEPT)(_NameTable(arrays, "asin").first)
+        self.in_category = lru_cache(64)(_NameTable(arrays, "category").find)
+        self.with_query = lru_cache(256)(_NameTable(arrays, "query").find)
+        self.with_attribute = lru_cache(256)(_NameTable(arrays, "attribute").find)
 
     position: Callable[[str], int | None]
     in_category: Callable[[str], Sequence[int]]
@@ -206,7 +206,7 @@ class Positions(Sequence[int]):
         return iter(self._array.tolist())
 
 
-class _Names:
+class _NameTable:
     """A table that maps names to positions. Sorted names are in one array of bytes, and positions in another array."""
 
     def __init__(self, arrays: Mapping[str, np.ndarray], kind: str) -> None:

@@ -21,7 +21,7 @@ class StoreError(Unavailable):
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class StoreSection:
     """Description of one array of a store: little-endian dtype, shape, size in bytes, SHA-256 of the bytes."""
 
     dtype: str
@@ -33,7 +33,7 @@ class Section:
         return {**asdict(self), "shape": list(self.shape)}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Section:
+    def from_json(cls, value: Mapping[str, Any]) -> StoreSection:
         """Parse a section. Raises ValueError, TypeError or KeyError if it is malformed or inconsistent."""
         section = cls(str(value["dtype"]), tuple(value["shape"]), int(value["bytes"]), str(value["sha256"]))
         if np.dtype(section.dtype).itemsize * int(np.prod(section.shape, dtype=np.int64)) != section.bytes:
@@ -49,7 +49,7 @@ def path_of(folder: Path, name: str) -> Path:
 class SectionWriter:
     """A writer of a section in pieces, to use as a context manager. `section` is available afterwards."""
 
-    section: Section
+    section: StoreSection
 
     def __init__(self, folder: Path, name: str) -> None:
         self.size = 0
@@ -71,15 +71,15 @@ class SectionWriter:
         assert self._file is not None
         self._file.close()
         if kind is None:
-            self.section = Section("|u1", (self.size,), self.size, self._hash.hexdigest())
+            self.section = StoreSection("|u1", (self.size,), self.size, self._hash.hexdigest())
 
 
-def write_array(folder: Path, name: str, array: np.ndarray) -> Section:
+def write_array(folder: Path, name: str, array: np.ndarray) -> StoreSection:
     """Write an array as a section."""
     array = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     data = array.data.cast("B") if array.size else memoryview(b"")
     path_of(folder, name).write_bytes(data)
-    return Section(array.dtype.str, array.shape, array.nbytes, hashlib.sha256(data).hexdigest())
+    return StoreSection(array.dtype.str, array.shape, array.nbytes, hashlib.sha256(data).hexdigest())
 
 
 def make_lasting(path: Path) -> None:
@@ -91,7 +91,7 @@ def make_lasting(path: Path) -> None:
         os.close(descriptor)
 
 
-def map_section(folder: Path, name: str, section: Section) -> np.ndarray:
+def map_section(folder: Path, name: str, section: StoreSection) -> np.ndarray:
     """Map the array of a section read-only. Raises StoreError if its file is missing or has another size."""
     path = path_of(folder, name)
     try:
@@ -108,7 +108,7 @@ def map_section(folder: Path, name: str, section: Section) -> np.ndarray:
     return np.frombuffer(memory, section.dtype).reshape(section.shape)
 
 
-def check_section(folder: Path, name: str, section: Section) -> None:
+def check_section(folder: Path, name: str, section: StoreSection) -> None:
     """Read a whole section and compare its checksum. Raises StoreError if it differs."""
     array = map_section(folder, name, section)
     data = array.data.cast("B") if array.size else b""

@@ -17,14 +17,23 @@ import numpy as np
 from starpod.environments.webshop.catalogue.goals import Caps, Goals, Kind
 from starpod.environments.webshop.catalogue.prices import draw_price
 from starpod.environments.webshop.catalogue.product import Product
-from starpod.environments.webshop.catalogue.records import Malformed, read_products
+from starpod.environments.webshop.catalogue.records import MalformedRecord, read_products
 from starpod.environments.webshop.catalogue.synthetic import FILES, write_files
-from starpod.environments.webshop.search.index import Index
+from starpod.environments.webshop.search.index import SearchIndex
 from starpod.environments.webshop.search.nouns import load_tagger
 
 from .mapped import CatalogueWriter, MappedCatalogue
 from .nountable import nouns_columns
-from .sections import Section, StoreError, check_section, make_lasting, map_section, read_json, write_array, write_json
+from .sections import (
+    StoreError,
+    StoreSection,
+    check_section,
+    make_lasting,
+    map_section,
+    read_json,
+    write_array,
+    write_json,
+)
 from .store import Manifest
 
 _REPORT_EVERY = 200
@@ -85,16 +94,16 @@ class Synthetic:
 
 
 @dataclass
-class Stages:
+class BuildStages:
     """The stages of a build in one folder. `run` executes the unfinished ones."""
 
     folder: Path
     source: Files | Synthetic
     price_seed: int
     nouns: str
-    on_malformed: Callable[[Malformed], None] | None
+    on_malformed: Callable[[MalformedRecord], None] | None
     progress: Progress
-    sections: dict[str, Section] = field(default_factory=dict)
+    sections: dict[str, StoreSection] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     reported: int = 0
 
@@ -127,11 +136,11 @@ class Stages:
             sections=self.sections,
         )
 
-    def _stage(self, name: str, make: Callable[[], tuple[dict[str, Section], dict[str, Any]]]) -> None:
+    def _stage(self, name: str, make: Callable[[], tuple[dict[str, StoreSection], dict[str, Any]]]) -> None:
         note = self.folder / f"{name}.json"
         try:
             stage = read_json(note)
-            sections = {key: Section.from_json(section) for key, section in stage["sections"].items()}
+            sections = {key: StoreSection.from_json(section) for key, section in stage["sections"].items()}
             for key, section in sections.items():
                 check_section(self.folder, key, section)  # incomplete if the machine lost power
             facts = stage["facts"]
@@ -141,7 +150,7 @@ class Stages:
         self.sections |= sections
         self.facts |= facts
 
-    def _input(self, source: Synthetic) -> tuple[dict[str, Section], dict[str, Any]]:
+    def _input(self, source: Synthetic) -> tuple[dict[str, StoreSection], dict[str, Any]]:
         """Write generated products into files in the original WebShop's format, which are then read like any others."""
         self._report("input", 0, source.count)
         folder = self.folder / "input"
@@ -152,12 +161,12 @@ class Stages:
             make_lasting(folder / name)  # these files have no checksums
         return {}, {}
 
-    def _products(self, source: Files, total: int | None) -> tuple[dict[str, Section], dict[str, Any]]:
+    def _products(self, source: Files, total: int | None) -> tuple[dict[str, StoreSection], dict[str, Any]]:
         stream = random.Random(self.price_seed)
         prices: list[float] = []
         malformed: set[str] = set()
 
-        def note(record: Malformed) -> None:
+        def note(record: MalformedRecord) -> None:
             if self.on_malformed is None:
                 raise BuildError(f"{record}; mend it, or leave such records out with --on-malformed skip")
             if str(record) not in malformed:  # the files may be read twice
@@ -183,13 +192,13 @@ class Stages:
         facts = {"products": len(prices), "documents": writer.count, "content": content, "skipped": len(malformed)}
         return sections, {**facts, "random": [version, list(words), None]}
 
-    def _index(self) -> tuple[dict[str, Section], dict[str, Any]]:
+    def _index(self) -> tuple[dict[str, StoreSection], dict[str, Any]]:
         total = self.facts["documents"]
         self._report("index", 0, total)
-        index = Index.build(self._catalogue().documents(), lambda count: self._report("index", count, total))
+        index = SearchIndex.build(self._catalogue().documents(), lambda count: self._report("index", count, total))
         return self._write("index", index.arrays), {}
 
-    def _goals(self, kind: Kind, caps: Caps) -> tuple[dict[str, Section], dict[str, Any]]:
+    def _goals(self, kind: Kind, caps: Caps) -> tuple[dict[str, StoreSection], dict[str, Any]]:
         catalogue = self._catalogue()
         version, words, gauss = self.facts["random"]
         stream = random.Random()
@@ -202,7 +211,7 @@ class Stages:
         )
         return self._write(stage, goals.arrays), {}
 
-    def _nouns(self) -> tuple[dict[str, Section], dict[str, Any]]:
+    def _nouns(self) -> tuple[dict[str, StoreSection], dict[str, Any]]:
         tagger = load_tagger(self.nouns)
         catalogue = self._catalogue()
         self._report("nouns", 0, len(catalogue))
@@ -219,7 +228,7 @@ class Stages:
         arrays = {name: map_section(self.folder, name, self.sections[name]) for name in names}
         return MappedCatalogue(arrays, self.facts["products"])
 
-    def _write(self, stage: str, arrays: Mapping[str, np.ndarray]) -> dict[str, Section]:
+    def _write(self, stage: str, arrays: Mapping[str, np.ndarray]) -> dict[str, StoreSection]:
         return {f"{stage}.{name}": write_array(self.folder, f"{stage}.{name}", array) for name, array in arrays.items()}
 
     def _report(self, stage: str, done: int, total: int | None) -> None:
@@ -228,5 +237,5 @@ class Stages:
             self.progress(stage, done, total)
 
 
-def _read(source: Files, rows: int | None, on_malformed: Callable[[Malformed], None]) -> Iterator[Product]:
+def _read(source: Files, rows: int | None, on_malformed: Callable[[MalformedRecord], None]) -> Iterator[Product]:
     return read_products(source.products, source.attributes, source.human, rows=rows, on_malformed=on_malformed)

@@ -20,10 +20,10 @@ from starpod.environments.webshop.search.nouns import Tagger, default_tagger
 
 from .mapped import MappedCatalogue
 from .nountable import MappedTagger
-from .sections import Section, StoreError, check_section, map_section, read_json
+from .sections import StoreError, StoreSection, check_section, map_section, read_json
 
 if TYPE_CHECKING:
-    from starpod.environments.webshop.search.index import Index
+    from starpod.environments.webshop.search.index import SearchIndex
 
 FORMAT = "starpod webshop store"
 VERSION = 1
@@ -54,7 +54,7 @@ class Manifest:
     """Digest of everything that affects pages and rewards. Shops with equal digests behave equally."""
     data: str
     """Folder of the sections, within the store."""
-    sections: Mapping[str, Section]
+    sections: Mapping[str, StoreSection]
 
     @property
     def bytes(self) -> int:
@@ -77,7 +77,7 @@ class Manifest:
             version = values.pop("version", None)
             if version != VERSION:
                 raise StoreError(f"{path} has format {version}, this program reads {VERSION}; build it again")
-            sections = {name: Section.from_json(section) for name, section in values.pop("sections").items()}
+            sections = {name: StoreSection.from_json(section) for name, section in values.pop("sections").items()}
             return cls(**values, sections=sections)
         except (FileNotFoundError, NotADirectoryError):
             raise StoreError(_no_manifest(path)) from None
@@ -138,10 +138,10 @@ class Store:
         return Goals(self.catalogue, kind, self._part(f"goals.{kind}.{caps}."))
 
     @cached_property
-    def index(self) -> Index:
-        from starpod.environments.webshop.search.index import Index
+    def index(self) -> SearchIndex:
+        from starpod.environments.webshop.search.index import SearchIndex
 
-        return Index(self._part("index."))
+        return SearchIndex(self._part("index."))
 
     @cached_property
     def tagger(self) -> Tagger:

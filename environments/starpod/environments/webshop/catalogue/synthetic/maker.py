@@ -31,7 +31,7 @@ _INSTRUCTED = 10_000
 
 
 @dataclass(slots=True)
-class Line:
+class ProductLine:
     """A product line: products of one brand that differ in a few attributes, options and details."""
 
     brand: str
@@ -50,7 +50,7 @@ class Maker:
         self._seed = seed
         self._random = randoms.Random(seed).random
         self._wordings: dict[str, Wording] = {}
-        self._lines: dict[str, list[Line]] = {}
+        self._lines: dict[str, list[ProductLine]] = {}
         self._brands: dict[str, list[str]] = {}
 
     def products(self, count: int) -> Iterator[Records]:
@@ -93,7 +93,7 @@ class Maker:
             record["model"] = model
         return record, self._entry(kind, has), self._human(number, product_asin, line, has, options)
 
-    def _line(self, kind: Kind) -> Line:
+    def _line(self, kind: Kind) -> ProductLine:
         """Choose the line of a product: an earlier one, or a new one of an earlier or a new brand."""
         random = self._random
         lines = self._lines.setdefault(kind.query, [])
@@ -109,7 +109,7 @@ class Maker:
             brand = pick(random, brands)
         pool = list(kind.attributes)
         low, high = kind.price
-        line = Line(
+        line = ProductLine(
             brand=brand,
             series=common_name(random),
             noun=pick(random, kind.nouns),
@@ -121,7 +121,7 @@ class Maker:
         _remember(random, lines, line, _LINES)
         return line
 
-    def _attributes(self, kind: Kind, line: Line) -> list[Attribute]:
+    def _attributes(self, kind: Kind, line: ProductLine) -> list[Attribute]:
         """Choose a product's attributes: some of the line's attributes, of which one is often replaced."""
         random = self._random
         has = list(line.attributes[: bisect(_ATTRIBUTES, random())])
@@ -131,7 +131,7 @@ class Maker:
                 has[int(random() * len(has))] = attribute
         return has
 
-    def _prices(self, line: Line) -> list[float]:
+    def _prices(self, line: ProductLine) -> list[float]:
         """Draw no price, one price, or the ends of a range. A few records list the ends in the wrong order."""
         random = self._random
         draw = random()
@@ -145,7 +145,7 @@ class Maker:
         high = low + 1 + int(price * random())
         return [low, high] if draw < 0.997 else [high, low]
 
-    def _options(self, line: Line) -> dict[str, list[str]]:
+    def _options(self, line: ProductLine) -> dict[str, list[str]]:
         """Choose the groups of options, and the values of each group."""
         random = self._random
         options: dict[str, list[str]] = {}
@@ -202,7 +202,7 @@ class Maker:
             groups["Color" if "Color" not in groups else "Pattern Name"] = None
         return groups or ""
 
-    def _title(self, kind: Kind, line: Line, product_attributes: list[Attribute], model: str) -> str:
+    def _title(self, kind: Kind, line: ProductLine, product_attributes: list[Attribute], model: str) -> str:
         random = self._random
         by_role: dict[str, list[str]] = {role: [] for role in ROLES}
         for attribute in product_attributes:
@@ -236,7 +236,7 @@ class Maker:
             details.append(pick(random, DRAWN["color"][1]))
         return ", ".join([" ".join(parts), *details])
 
-    def _description(self, kind: Kind, wording: Wording, line: Line, model: str) -> str:
+    def _description(self, kind: Kind, wording: Wording, line: ProductLine, model: str) -> str:
         """Write a description: "" for 30 % of the products, else sentences about the kind and a few unique ones."""
         random = self._random
         if random() < 0.3:
@@ -248,7 +248,7 @@ class Maker:
         sentences += anecdotes(random, kind.query, line.series)
         return fill(" ".join(sentences), kind, line.noun)
 
-    def _bullets(self, kind: Kind, wording: Wording, line: Line, attributes: list[Attribute]) -> Any:
+    def _bullets(self, kind: Kind, wording: Wording, line: ProductLine, attributes: list[Attribute]) -> Any:
         """Write bullets for attributes that are not in the title, and others. A few records get a text instead."""
         random = self._random
         bullets = [pick(random, wording.about[attribute]) for attribute in attributes]
@@ -279,7 +279,7 @@ class Maker:
         self,
         number: int,
         product_asin: str,
-        line: Line,
+        line: ProductLine,
         product_attributes: list[Attribute],
         options: dict[str, list[str]],
     ) -> list[dict[str, Any]]:
