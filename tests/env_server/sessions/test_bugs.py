@@ -26,7 +26,7 @@ from tests.env_server.troublesome import Waiting, Walk
         *((f"unruly{kind}-v1", action, "") for kind in ("", "_thread", "_process") for action in ("info", "text")),
         ("unruly-v1", "array", "Unruly.step returned info with the number nan"),
         ("fragile-v1", "raise", "Step raised KeyError"),
-        ("fragile-v1", "talk", "Step raised TooLarge"),  # a text too large to leave its process
+        ("fragile-v1", "talk", "Step raised ResultTooLarge"),  # a text too large to leave its process
     ],
 )
 async def test_a_step_that_fails_costs_its_own_session(
@@ -73,7 +73,7 @@ async def test_a_process_that_a_step_forks_ends_with_the_step(client: Client, ki
         ("step", Outcome(reward=1e30), "step returned a reward of 1e+30; it must be finite and at most 1e+12"),
         ("step", Outcome(reward_parts={"a": 1e30}), "step returned a reward part 'a' of 1e+30"),
         ("step", Outcome(reward="high"), "step returned a reward of 'high'"),  # type: ignore[arg-type]
-        ("step", Outcome(info={"\ud800": 1}), "step returned Details("),
+        ("step", Outcome(info={"\ud800": 1}), "step returned TurnDetails("),
         ("step", 5, "step returned 5; return an Outcome"),
     ],
 )

@@ -40,7 +40,7 @@ from starpod.env_server.hosting.hosted import (
     starpod_id,
 )
 from starpod.env_server.hosting.request import HostingError, HostingRequest, fitting
-from starpod.env_server.hosting.verifiers_episodes import HARNESS, EpisodePlayer, LiveEpisode
+from starpod.env_server.hosting.verifiers_episodes import HARNESS, EpisodePlayer, VerifiersEpisode
 from starpod.v1.values import JSON, Action, Image, Part, ToolCall
 
 _TASKS_OF_THE_ENDLESS = 1000
@@ -97,7 +97,7 @@ class VerifiersFactory:
 
     def begin(self, seed: int) -> VerifiersGame:
         """Begin an episode of the task whose index is the seed modulo the number of tasks."""
-        episode = LiveEpisode(self.player, self.tasks[seed % len(self.tasks)])
+        episode = VerifiersEpisode(self.player, self.tasks[seed % len(self.tasks)])
         return VerifiersGame(episode, self.request.number("success_at"))
 
 
@@ -123,7 +123,7 @@ class VerifiersEnvironment(Hosted):
 class VerifiersGame(HostedGame):
     """A live episode. The reward at its end is the sum of the task's rewards."""
 
-    def __init__(self, episode: LiveEpisode, success_at: float | None) -> None:
+    def __init__(self, episode: VerifiersEpisode, success_at: float | None) -> None:
         super().__init__(success_at)
         self.episode = episode
 

@@ -74,7 +74,7 @@ class ChatHarness(vf.Harness[vf.HarnessConfig]):  # type: ignore[misc] # untyped
                     messages.append({"role": "tool", "tool_call_id": call["id"], "content": content})
 
 
-class LiveEpisode:
+class VerifiersEpisode:
     """One episode. Call its methods on one thread at a time, and never on the event loop's thread.
 
     Attributes:
@@ -148,7 +148,7 @@ class EpisodePlayer:
 
     def __init__(self, env: Any) -> None:
         self.env = env
-        self.live: dict[str, LiveEpisode] = {}
+        self.live: dict[str, VerifiersEpisode] = {}
         self.context = self.submit(self._serve()).result()
 
     def submit(self, work: Coroutine[Any, Any, Any]) -> Future[Any]:
