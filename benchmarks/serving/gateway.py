@@ -120,7 +120,7 @@ async def _serve(port: int, engine_seconds: float) -> None:
     from starpod.serving.http import listening
     from starpod.trainer.agents.config import SamplingConfig
     from starpod.trainer.engines.base import Reply, Request
-    from starpod.trainer.prompts.conversation import Template
+    from starpod.trainer.prompts.template import Template
     from tests.trainer.chat_templates import tokenizer
     from tests.trainer.scripted_engine import ScriptedEngine
 

@@ -35,8 +35,8 @@ from starpod.trainer.engines.torch_engine import TorchEngine
 from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.models.policy import Policy, build_policy
 from starpod.trainer.parallel.ranks import Parallel
-from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.prompts.prompt import PromptConfig
+from starpod.trainer.prompts.template import Template
 from starpod.trainer.rewards.reward import RewardConfig, Rewards
 from starpod.trainer.rollout.collect import Collector, Start
 from starpod.trainer.rollout.config import EnvironmentConfig

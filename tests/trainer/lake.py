@@ -7,8 +7,8 @@ from starpod.trainer.agents.config import SamplingConfig
 from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.models.tiny import train_tokenizer
-from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.prompts.prompt import PromptConfig
+from starpod.trainer.prompts.template import Template
 from starpod.trainer.rewards.reward import RewardConfig, Rewards
 from starpod.trainer.rollout.collect import Collector, Start
 from starpod.trainer.rollout.config import EnvironmentConfig

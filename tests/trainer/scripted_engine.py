@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 
 from starpod.trainer.engines.base import EngineStats, Reply, Request
-from starpod.trainer.prompts.conversation import Template
+from starpod.trainer.prompts.template import Template
 
 Say = Callable[[Request, str], str]
 """Maps a request, and the text of its context, to the text of the reply."""

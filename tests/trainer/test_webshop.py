@@ -8,7 +8,7 @@ from starpod.client import Fleet, Want
 from starpod.trainer.configuration.config import load_config
 from starpod.trainer.evaluation.figures import evaluate_reference
 from starpod.trainer.models.tiny import train_tokenizer
-from starpod.trainer.prompts.conversation import Template
+from starpod.trainer.prompts.template import Template
 from starpod.trainer.rollout.config import EnvironmentConfig
 from starpod.trainer.rollout.environment import make_task
 from starpod.trainer.warm_start.demonstrations import Demonstration, DemonstrationWriter, collect_demonstrations

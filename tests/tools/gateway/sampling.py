@@ -9,7 +9,7 @@ from starpod.gateway.session import Sampler
 from starpod.trainer.agents.config import SamplingConfig
 from starpod.trainer.data.episode import Finish
 from starpod.trainer.engines.base import Reply, Request
-from starpod.trainer.prompts.conversation import Template
+from starpod.trainer.prompts.template import Template
 from tests.trainer.chat_templates import tokenizer
 from tests.trainer.scripted_engine import ScriptedEngine
 

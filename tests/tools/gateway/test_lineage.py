@@ -16,7 +16,7 @@ from starpod.trainer.agents.config import SamplingConfig
 from starpod.trainer.data.batch import samples_of
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.engines.base import Reply, Request
-from starpod.trainer.prompts.conversation import Template
+from starpod.trainer.prompts.template import Template
 from tests.tools.gateway.sampling import RandomEngine, engine_of, scripted
 from tests.trainer.chat_templates import TEMPLATES, tokenizer
 

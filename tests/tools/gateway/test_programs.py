@@ -19,8 +19,8 @@ from starpod.trainer.agents.program import load_programs
 from starpod.trainer.data.batch import Batch, samples_of
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.engines.base import Engine, EngineError, Request
-from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.prompts.prompt import PromptConfig
+from starpod.trainer.prompts.template import Template
 from starpod.trainer.rollout.collect import Collector, Start
 from tests.support import ROOT, ServerProcess
 from tests.trainer.chat_templates import tokenizer

@@ -10,8 +10,8 @@ from starpod.trainer.agents.best_of import BestOfAgents
 from starpod.trainer.configuration.config import Config
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.engines.base import Request
-from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.prompts.prompt import PromptConfig
+from starpod.trainer.prompts.template import Template
 from starpod.trainer.rollout.collect import Collector, Start
 from starpod.trainer.rollout.environment import make_task
 from tests.trainer.lake import ACTIONS, LAKE, TEMPLATE, collector

@@ -11,7 +11,7 @@ from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import write_episodes
 from starpod.trainer.data.offline import check_tokens, read_offline
 from starpod.trainer.models.tiny import train_tokenizer
-from starpod.trainer.prompts.conversation import Template
+from starpod.trainer.prompts.template import Template
 from tests.trainer.turns import a_turn
 
 TEXTS = ["<think>Left Down</think><answer>Left</answer>", "Right Right"]

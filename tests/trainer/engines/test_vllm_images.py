@@ -15,7 +15,8 @@ from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.models.vision import showing
-from starpod.trainer.prompts.conversation import Conversation, Template
+from starpod.trainer.prompts.conversation import Conversation
+from starpod.trainer.prompts.template import Template
 from tests.trainer.engines.conformance import EngineConformance, changed, logprobs_under
 from tests.trainer.models.tiny_vlm import IMAGES, SHOWN, tiny_vlm
 

@@ -18,7 +18,7 @@ from starpod.trainer.models import bundled, hf
 from starpod.trainer.models.bundled import source_of
 from starpod.trainer.models.config import ModelConfig, ModelError, model_title
 from starpod.trainer.models.policy import build_policy
-from starpod.trainer.prompts.conversation import Template
+from starpod.trainer.prompts.template import Template
 from tests.support import small_files
 
 gguf = pytest.importorskip("gguf")
@@ -185,7 +185,7 @@ def test_parts_are_joined_and_get_our_template(
     policy = build_policy(ModelConfig(name="gemma3_270m"), texts=None, critic="none", seed=0)
     assert np.array_equal(policy.model.state_dict()["model.embed_tokens.weight"].numpy(), in_parts[1]["token_embd"])
     template = Template(policy.tokenizer, prefill="<think>")
-    assert (template.extends, template.takes_system, template.end) == (True, True, policy.tokenizer.eos_token_id)
+    assert (template.extends, template.layout.takes_system, template.end) == (True, True, policy.tokenizer.eos_token_id)
     assert not list((tmp_path / "cache" / "starpod" / "tiny-1.0.0-2").glob("*.gguf"))
 
 

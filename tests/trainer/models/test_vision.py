@@ -16,7 +16,8 @@ from starpod.trainer.engines.lean import LeanDecoder
 from starpod.trainer.engines.torch_engine import TorchEngine
 from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.models.policy import Policy, build_policy, build_shape, load_policy
-from starpod.trainer.prompts.conversation import Conversation, Template
+from starpod.trainer.prompts.conversation import Conversation
+from starpod.trainer.prompts.template import Template
 from tests.trainer.models.tiny_policy import tiny_policy
 from tests.trainer.models.tiny_vlm import IMAGES, KINDS, SHOWN, tiny_vlm
 

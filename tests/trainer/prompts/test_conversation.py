@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from starpod.trainer.data.images import MARK, ImageConfig, image_ids
 from starpod.trainer.models.tiny import train_tokenizer
-from starpod.trainer.prompts.conversation import Conversation, Template, part_start
+from starpod.trainer.prompts.conversation import Conversation, part_start
 from starpod.trainer.prompts.grammar import Grammar
 from starpod.trainer.prompts.prompt import Context
+from starpod.trainer.prompts.template import Template
 from tests.trainer.chat_templates import TEMPLATES, tokenizer
 
 EXTENDING = ("chatml", "llama3", "gemma", "reasoner", "parts", "sentencepiece", "tiny")
@@ -48,7 +49,7 @@ def test_system_text_goes_where_the_template_takes_it() -> None:
     assert text_of("chatml", template("chatml").first_prompt("be good", "hi")) == (
         "<|im_start|>system\nbe good<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert not template("gemma").takes_system
+    assert not template("gemma").layout.takes_system
     assert text_of("gemma", template("gemma").first_prompt("be good", "hi")) == (
         "<s><start_of_turn>user\nbe good\n\nhi<end_of_turn>\n<start_of_turn>model\n"
     )
@@ -94,8 +95,8 @@ def test_says_what_is_wrong_with_a_tokenizer(chat_template: str | None, words: s
 def test_control_tokens_in_a_text_are_read_as_text(name: str) -> None:
     """The layout has the same number of each special token, whatever the texts spell."""
     made = template(name)
-    assert made.stop <= {tokenizer(name).convert_tokens_to_ids(token) for token in made.control}
-    assert not {"<think>", "</answer>"} & {*made.control}, "those are part of replies"
+    assert made.stop <= {tokenizer(name).convert_tokens_to_ids(token) for token in made.layout.control}
+    assert not {"<think>", "</answer>"} & {*made.layout.control}, "those are part of replies"
     tool = [{"type": "function", "function": {"name": "look", "description": "%s"}}]
     chat = [{"role": role, "content": "%s"} for role in ("user", "assistant", "user")]
 
@@ -112,7 +113,7 @@ def test_control_tokens_in_a_text_are_read_as_text(name: str) -> None:
         ]
 
     harmless = written("hi")
-    for token in made.control:
+    for token in made.layout.control:
         index = tokenizer(name).convert_tokens_to_ids(token)
         hostile = written(f"a{token}b{token}{token[:1]}{token}")
         assert [ids.count(index) for ids in hostile] == [ids.count(index) for ids in harmless], token
@@ -128,8 +129,8 @@ def test_tokens_of_the_layout_of_tools_are_control_tokens_but_calls_are_written_
         "m.content", "('<tool_response>' if m.role == 'tool' else '\n\n') + m.content"
     )
     made = Template(tokens)
-    assert {"<tool_response>", "<tool_call>"} < {*made.control}
-    assert "\n\n" not in made.control, "Gemma has tokens of several blanks"
+    assert {"<tool_response>", "<tool_call>"} < {*made.layout.control}
+    assert "\n\n" not in made.layout.control, "Gemma has tokens of several blanks"
     call = tokens.convert_tokens_to_ids("<tool_call>")
     assert call in made.encode_reply("<tool_call>") and call not in made.next_ids("<tool_call>", [])
 
@@ -354,7 +355,7 @@ def test_no_text_begins_or_ends_a_turn(name: str, context: Context, talk: list[t
         harmless.ask("hi")
         for conversation in (hostile, harmless):
             conversation.answer([made.end], "stop", made.opening + reply)
-    ids = {tokenizer(name).convert_tokens_to_ids(marker) for marker in made.control}
+    ids = {tokenizer(name).convert_tokens_to_ids(marker) for marker in made.layout.control}
     layout = [[token for token in each.ask("last").context if token in ids] for each in (hostile, harmless)]
     assert layout[0] == layout[1]
 
@@ -418,6 +419,7 @@ def test_a_block_that_the_prompt_opened_begins_with_the_reply() -> None:
 
 VIEW = ImageConfig(rows=2, columns=2)
 SEEING = Template(train_tokenizer([f"{MARK} a b c Up Down"], size=400), view=VIEW)
+PLACEHOLDER = SEEING.tokenizer.convert_tokens_to_ids(SEEING.view.mark)
 PICTURES = (b"one", b"two", b"three")
 
 
@@ -446,13 +448,13 @@ def test_images_stand_where_they_were_shown(context: Context, seen: list[int]) -
     place = prompt.appended.index(ids[0])
     assert prompt.appended[place : place + len(ids)] == ids
     told = SEEING.next_ids(f"a\n{MARK}\nb", [SEEING.end])
-    rest = [*prompt.appended[:place], SEEING.mark, *prompt.appended[place + len(ids) :]]
+    rest = [*prompt.appended[:place], PLACEHOLDER, *prompt.appended[place + len(ids) :]]
     assert rest[-len(told) :] == told
     assert sorted(talk.images.values()) == sorted(PICTURES)
 
 
 def test_a_text_without_an_image_has_no_place_for_one() -> None:
-    assert SEEING.mark not in Conversation(SEEING).ask(f"a {MARK} b").context
+    assert PLACEHOLDER not in Conversation(SEEING).ask(f"a {MARK} b").context
 
 
 def test_a_template_that_rewrites_the_past_shows_no_images() -> None:

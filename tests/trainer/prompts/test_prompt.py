@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from starpod.client import Limits
-from starpod.trainer.prompts.conversation import Conversation, Template
+from starpod.trainer.prompts.conversation import Conversation
 from starpod.trainer.prompts.grammar import Grammar
 from starpod.trainer.prompts.prompt import PromptConfig, Prompter, fold, format_reward
+from starpod.trainer.prompts.template import Template
 from tests.golden import ROOT, Parity, golden
 from tests.trainer.chat_templates import tokenizer
 

@@ -18,8 +18,8 @@ from starpod.gateway.requests import Ask, Message, bad_request, extended
 from starpod.gateway.tools import begin_call, describe_results, describe_tools, write_reply
 from starpod.gateway.turns import Rotation
 from starpod.trainer.data.episode import Turn
-from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.prompts.grammar import THINK, THINK_END
+from starpod.trainer.prompts.template import Template
 
 _PROBE = "starpod-probe"
 Written = TypeVar("Written", str, list[int])
@@ -73,7 +73,7 @@ class ChatLayout:
             (message.role, text) for message, text in zip(messages, texts, strict=True) if message.role != "system"
         ]
         turns = self._merge_roles(chat_messages)
-        if system and self.template.takes_system:
+        if system and self.template.layout.takes_system:
             turns.insert(0, {"role": "system", "content": "\n\n".join(system)})
         elif system:
             opening_text = turns[0]["content"] if turns and turns[0]["role"] == "user" else ""

@@ -28,7 +28,7 @@ from starpod.trainer.agents.config import ProgramConfig
 from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.agents.program import Wrap
 from starpod.trainer.data.episode import Episode
-from starpod.trainer.prompts.conversation import Template
+from starpod.trainer.prompts.template import Template
 
 _GRACE_SECONDS = 5.0
 """Seconds that a program has to end by itself after its episode. Its supervisor then has as many seconds to end."""

@@ -20,7 +20,7 @@ from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.models.bundled import source_of
 from starpod.trainer.models.policies import policy_of
-from starpod.trainer.prompts.conversation import Template
+from starpod.trainer.prompts.template import Template
 
 
 @dataclass(frozen=True, kw_only=True)

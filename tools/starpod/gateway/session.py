@@ -17,7 +17,7 @@ from starpod.trainer.agents.config import SamplingConfig
 from starpod.trainer.configuration.seeds import derive
 from starpod.trainer.data.episode import Turn
 from starpod.trainer.engines.base import Engine, EngineError, Reply, Request
-from starpod.trainer.prompts.conversation import Template
+from starpod.trainer.prompts.template import Template
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """Pattern of session names, which are also API keys."""

@@ -73,7 +73,7 @@ async def played(
     """A group that a program plays with the model, and the engine with what it was asked."""
     from starpod.trainer.engines.config import EngineConfig
     from starpod.trainer.engines.factory import build_engines
-    from starpod.trainer.prompts.conversation import Template
+    from starpod.trainer.prompts.template import Template
 
     engine = Recording(build_engines(EngineConfig(slots=8), policies, max_context=2000))
     template = Template(policies.tokenizer)

@@ -20,8 +20,9 @@ from starpod.trainer.configuration.seeds import derive
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.data.images import BadImage
 from starpod.trainer.engines.base import Engine, Reply, Request
-from starpod.trainer.prompts.conversation import Conversation, Prompt, Template
+from starpod.trainer.prompts.conversation import Conversation, Prompt
 from starpod.trainer.prompts.prompt import PromptConfig, Prompter
+from starpod.trainer.prompts.template import Template
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,8 +27,8 @@ from starpod.trainer.models.config import ModelConfig, ModelError, model_title
 from starpod.trainer.models.policies import Policies
 from starpod.trainer.models.policy import build_policy, load_policy
 from starpod.trainer.models.precision import round_weights
-from starpod.trainer.prompts.conversation import Template
 from starpod.trainer.prompts.prompt import PromptConfig
+from starpod.trainer.prompts.template import Template
 from starpod.trainer.rollout.environment import make_task
 
 TEMPERATURE = 0.5

@@ -21,7 +21,7 @@ from starpod.trainer.models.policy import VALUES, Policy
 from starpod.trainer.models.trunk import unwrapped
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.words import with_interval
-from starpod.trainer.prompts.conversation import Template
+from starpod.trainer.prompts.template import Template
 from starpod.trainer.rollout.environment import serve_words
 
 _ON_THE_HUB = {SMOLLM2: "HuggingFaceTB/SmolLM2-135M-Instruct", GEMMA3: "google/gemma-3-270m"}

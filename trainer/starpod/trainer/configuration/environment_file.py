@@ -464,7 +464,7 @@ def _size_tiny(draft: Config, explored: Explored, turns: int) -> tuple[dict[str,
 def _size_pretrained(draft: Config, explored: Explored, turns: int) -> tuple[dict[str, Any], None]:
     """Return values for a pretrained model, whose replies may reason."""
     from starpod.trainer.models.hf import load_tokenizer
-    from starpod.trainer.prompts.conversation import Template
+    from starpod.trainer.prompts.template import Template
 
     spec, given = explored.spec, draft.sampling.model_fields_set
     template = Template(load_tokenizer(draft.model), prefill=draft.prompt.opening)

@@ -8,7 +8,7 @@ from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.configuration.seeds import SeedsConfig
 from starpod.trainer.data.episode import EXTERNAL, Group, episodes_of
 from starpod.trainer.data.files import BadEpisodes, read_groups
-from starpod.trainer.prompts.conversation import Template
+from starpod.trainer.prompts.template import Template
 
 
 def read_offline(path: str, seeds: SeedsConfig) -> list[Group]:

@@ -15,7 +15,7 @@ from starpod.trainer.configuration.tasks import TaskConfig
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.parallel.ranks import Parallel
-from starpod.trainer.prompts.conversation import Template
+from starpod.trainer.prompts.template import Template
 from starpod.trainer.rollout.environment import Facts, connect, make_task, read_facts
 from starpod.trainer.run.interrupts import Interrupts
 from starpod.trainer.warm_start.demonstrations import (

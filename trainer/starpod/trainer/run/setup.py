@@ -31,7 +31,7 @@ from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.output.sinks import Sinks
 from starpod.trainer.parallel.ranks import Parallel
-from starpod.trainer.prompts.conversation import Template
+from starpod.trainer.prompts.template import Template
 from starpod.trainer.rewards.reward import Rewards
 from starpod.trainer.rollout.collect import Collector
 from starpod.trainer.rollout.config import PivotsConfig

@@ -24,9 +24,10 @@ from starpod.trainer.agents.scripted import REFERENCES, choose_randomly
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.data.episode import DONE, Episode, Turn, part_sums
 from starpod.trainer.data.files import BadEpisodes, read_episodes
-from starpod.trainer.prompts.conversation import Conversation, Template
+from starpod.trainer.prompts.conversation import Conversation
 from starpod.trainer.prompts.grammar import SEPARATOR
 from starpod.trainer.prompts.prompt import PromptConfig, Prompter
+from starpod.trainer.prompts.template import Template
 from starpod.trainer.rollout.play import play, together
 from starpod.trainer.warm_start.config import WarmStartConfig
 

@@ -1,0 +1,189 @@
+"""The layout of a conversation as text, as a tokenizer's chat template writes it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, cast
+
+from jinja2 import TemplateError
+
+from starpod.trainer.data.images import MARK, NOT_A_MARK, ImageConfig
+from starpod.trainer.prompts.grammar import CALL_TAGS, FURTHER_TAGS, TAGS, THINK
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# Dummy texts that occur in no template.
+QUESTION, SYSTEM, _REPLY = "starpod-question", "starpod-system", "starpod-reply"
+
+SPLIT = "\ufdd0"
+"""Noncharacter of Unicode that is inserted into control tokens in the contents of messages. Rendered texts are encoded
+in parts, between these characters, so that the tokens' letters are encoded as any other text."""
+
+
+class TemplateLayout:
+    """What a chat template writes around the contents of messages, found by rendering short dummy conversations.
+
+    Args:
+        tokenizer: Tokenizer with a chat template.
+        view: Image processing of the model; None for a text model.
+
+    Attributes:
+        takes_system: Whether there is a system role. Otherwise system text is put before the first user message.
+        gap: White space that the template writes before a past reply but not at the end of a prompt. `prompt` ends
+            with it, so that each prompt extends the previous one.
+        think_start: Tag, with the white space after it, that the generation prompt opens; "" if it opens none.
+        end_text, end: Token that closes a reply, as text and id.
+        control: The tokenizer's special tokens, and other added tokens of the template's layout. In the contents of
+            messages they are encoded as text, so that an observation or a past reply cannot begin or end a turn.
+
+    Raises:
+        ValueError: If the tokenizer has no chat template, or if replies cannot be located in it.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, view: ImageConfig | None) -> None:
+        if not tokenizer.chat_template:
+            name = tokenizer.name_or_path or type(tokenizer).__name__
+            raise ValueError(
+                f"the tokenizer {name} has no chat template, so there is no way to tell turns apart; "
+                "choose an instruction-tuned model, or save a chat_template with the tokenizer"
+            )
+        self.tokenizer = tokenizer
+        self.view = view
+        self.control: tuple[str, ...] = ()
+        self._in_parts = not self._shows_plain_text()
+        self.takes_system = self._has_system_role()
+        prompt = self.render([user_message(QUESTION)], generation=True)
+        self.gap = self._find_gap(prompt)
+        self.think_start = prompt[prompt.rindex(THINK) :] if prompt.rstrip().endswith(THINK) else ""
+        self.before_reply = prompt.rpartition(QUESTION)[2] + self.gap
+        self.end_text, self.end = self._find_end()
+        self.control = self._find_control()
+        self._control_start = _starts_of(self.control)
+        self._control_start_in_replies = _starts_of(token for token in self.control if token not in CALL_TAGS)
+
+    def prompt(self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """Render the prompt of the next reply, with tools in OpenAI's format.
+
+        Raises jinja2.TemplateError if the template refuses an argument.
+        """
+        return self.render(messages, generation=True, tools=tools) + self.gap
+
+    def render(
+        self, messages: Sequence[Mapping[str, str]], *, generation: bool, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
+        items: Any = [
+            {"role": message["role"], "content": self._content(message["content"], message["role"])}
+            for message in messages
+        ]
+        extra: Any = {"tools": self._defuse_all(tools)} if tools else {}
+        text: Any = self.tokenizer.apply_chat_template(items, tokenize=False, add_generation_prompt=generation, **extra)
+        return cast(str, text if self.view is None else self.view.write(text))
+
+    def _content(self, text: str, role: str) -> str | list[dict[str, str]]:
+        safe_text = self.defuse(text, role)
+        if not self._in_parts:
+            return safe_text
+        texts = [{"type": "text", "text": part} for part in (safe_text.split(MARK) if self.view else [safe_text])]
+        parts = [texts[0], *(part for text in texts[1:] for part in ({"type": "image"}, text))]
+        return [part for part in parts if part.get("text") != ""] or parts
+
+    def defuse(self, text: str, role: str) -> str:
+        """Insert SPLIT after the first character of each control token."""
+        if not self.control:
+            return text
+        start = self._control_start_in_replies if role == "assistant" else self._control_start
+        return start.sub(lambda match: NOT_A_MARK if match[0] in self.control else match[0] + SPLIT, text)
+
+    def _defuse_all(self, value: Any) -> Any:
+        """Return a JSON value with all control tokens in its texts defused."""
+        if isinstance(value, str):
+            return self.defuse(value, "system")
+        if isinstance(value, Mapping):
+            return {self._defuse_all(key): self._defuse_all(item) for key, item in value.items()}
+        return [self._defuse_all(item) for item in value] if isinstance(value, list | tuple) else value
+
+    def with_system(self, system: str, messages: list[dict[str, str]]) -> list[dict[str, str]]:
+        if not system:
+            return messages
+        if self.takes_system:
+            return [{"role": "system", "content": system}, *messages]
+        return [user_message(f"{system}\n\n{messages[0]['content']}"), *messages[1:]]
+
+    def prompt_after_reply(self, messages: Sequence[Mapping[str, str]]) -> tuple[str, str]:
+        """Return a text that ends with a reply's end token, and the prompt with `messages` that follows it."""
+        text = self._after_reply(messages)
+        index = text.index(_REPLY) + len(_REPLY)
+        index = text.index(self.end_text, index) + len(self.end_text)
+        return text[:index], text[index:] + self.gap
+
+    def _after_reply(self, messages: Sequence[Mapping[str, str]]) -> str:
+        dummy_messages = [user_message(QUESTION), {"role": "assistant", "content": _REPLY}]
+        return self.render([*dummy_messages, *messages], generation=True)
+
+    def _shows_plain_text(self) -> bool:
+        """Return whether the template accepts messages as plain text. Vision models may need lists of parts instead."""
+        self._in_parts = False
+        try:
+            return QUESTION in self.render([user_message(QUESTION)], generation=True)
+        except TemplateError:
+            return False
+
+    def _find_gap(self, prompt: str) -> str:
+        text = self.render([user_message(QUESTION), {"role": "assistant", "content": _REPLY}], generation=False)
+        gap = text.removeprefix(prompt).partition(_REPLY)[0] if text.startswith(prompt) else ""
+        return gap if gap.isspace() else ""
+
+    def _has_system_role(self) -> bool:
+        try:
+            text = self.render([{"role": "system", "content": SYSTEM}, user_message(QUESTION)], generation=True)
+        except TemplateError:
+            return False
+        return SYSTEM in text
+
+    def _find_end(self) -> tuple[str, int]:
+        """Return the token that closes a reply, as text and id.
+
+        It is the first special token that the chat template writes after a reply.
+        """
+        text = self._after_reply([user_message(QUESTION)])
+        if _REPLY not in text:
+            raise ValueError("the chat template does not show an assistant's reply")
+        tail = text[text.index(_REPLY) + len(_REPLY) :]
+        tokens = {str(token): index for index, token in self.tokenizer.added_tokens_decoder.items()}
+        positions = [(tail.index(token), -len(token), token) for token in tokens if token in tail]
+        position, _, token = min(positions, default=(len(tail), 0, ""))
+        if not token or tail[:position].strip():
+            raise ValueError(
+                f"the chat template closes a reply with the text {tail[:20]!r} and not with a special token, so a "
+                "sampled reply would have no end"
+            )
+        return token, tokens[token]
+
+    def _find_control(self) -> tuple[str, ...]:
+        text = self._after_reply([user_message(QUESTION)])
+        if self.takes_system:
+            text += self.render([{"role": "system", "content": SYSTEM}, user_message(QUESTION)], generation=True)
+        with suppress(TemplateError):  # there need not be results of tools
+            text += self._after_reply([{"role": "tool", "content": QUESTION}])
+        if self.view is not None:
+            text += self.view.write(MARK)
+        # Tags are part of replies, and what an image replaces is not part of a text.
+        contents = {*TAGS, *FURTHER_TAGS, *([MARK] if self.view else [])}
+        tokens = self.tokenizer.added_tokens_decoder.values()
+        found = {str(token) for token in tokens if token.special or (str(token) in text and str(token).strip())}
+        return tuple(sorted(found - contents))
+
+
+def _starts_of(tokens: Iterable[str]) -> re.Pattern[str]:
+    """Return the pattern of a token's first character where the rest of the token follows."""
+    rests: dict[str, list[str]] = {}
+    for token in tokens:
+        rests.setdefault(token[0], []).append(re.escape(token[1:]))
+    return re.compile("|".join(f"{re.escape(first)}(?={'|'.join(rest)})" for first, rest in rests.items()))
+
+
+def user_message(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
