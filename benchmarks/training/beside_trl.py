@@ -36,7 +36,7 @@ from benchmarks.training.experiment import starpod
 from benchmarks.training.pictures import draw_charts
 from starpod.client import SyncFleet
 from starpod.report.curves import Chart, ChartLine
-from starpod.trainer.configuration.config import load_config
+from starpod.trainer.configuration.loading import load_config
 from starpod.trainer.configuration.seeds import SeedCursor, SeedsConfig
 from starpod.trainer.data.episode import episodes_of
 from starpod.trainer.engines.base import Request

@@ -35,7 +35,8 @@ from benchmarks.machine import origin
 from benchmarks.training.comparison import EVALUATION, SPENT, STEPS, compare_runs, spent_by
 from benchmarks.training.pictures import draw_charts
 from starpod.client.spelling import near, nearest
-from starpod.trainer.configuration.config import Config, load_config
+from starpod.trainer.configuration.config import Config
+from starpod.trainer.configuration.loading import load_config
 from starpod.trainer.configuration.section import ConfigError, Section
 from starpod.trainer.configuration.strict_yaml import YamlError, load_yaml
 from starpod.trainer.diagnostics.echo_trap import SIGNALS, Signal

@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 
 from benchmarks.machine import peak_bytes
-from starpod.trainer.configuration.config import Config, load_config
+from starpod.trainer.configuration.config import Config
+from starpod.trainer.configuration.loading import load_config
 from starpod.trainer.data.episode import Episode, Group, Turn
 from starpod.trainer.engines.base import Engine, Request
 from starpod.trainer.engines.factory import build_engine

@@ -11,7 +11,8 @@ import yaml
 from kubernetes_validate import utils
 
 from starpod.cli.main import starpod
-from starpod.trainer.configuration.config import ConfigError, parse_config
+from starpod.trainer.configuration.loading import parse_config
+from starpod.trainer.configuration.section import ConfigError
 from tests.deploy.files import project, services
 from tests.deploy.manifests import KUBERNETES, Manifest, containers, flag, of_kind, pods, selects, words
 from tests.deploy.test_files import exported

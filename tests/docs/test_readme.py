@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from starpod.cli.main import main
-from starpod.trainer.configuration.config import load_config
+from starpod.trainer.configuration.loading import load_config
 from tests.docs.pages import ADDRESS, blocks, inline, words
 from tests.e2e.test_train import SMALL
 from tests.support import ROOT, ServerProcess, start_server

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from starpod.trainer.configuration.config import Config, load_config
+from starpod.trainer.configuration.config import Config
+from starpod.trainer.configuration.loading import load_config
 from tests.docs.pages import ADDRESS, blocks, name_of, pages
 from tests.docs.test_commands import called
 from tests.support import ROOT

@@ -7,7 +7,7 @@ import pytest
 
 from starpod.client import Fleet, Limits
 from starpod.trainer.agents.config import ScriptConfig
-from starpod.trainer.configuration.config import parse_config
+from starpod.trainer.configuration.loading import parse_config
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.data.episode import DONE, ActionOutcome, Episode, Turn
 from starpod.trainer.parallel.ranks import Parallel

@@ -17,7 +17,8 @@ import torch
 from starpod.trainer.agents.base import Task
 from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.checkpoints.checkpoint import Checkpoints, Loaded
-from starpod.trainer.configuration.config import Config, ConfigError
+from starpod.trainer.configuration.loading import parse_config
+from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.data.files import read_groups, write_episodes
 from starpod.trainer.data.updates import read_tokens, read_verdicts
@@ -73,7 +74,7 @@ def make_run(
     """A run whose groups a script plays. plays: makes the collector."""
     evaluation = {"episodes": 4, "reference": [], "every": 1}
     values = {"evaluation": evaluation, "collect": {"groups": 4, "group_size": 2}} | values
-    config = Config.model_validate(values)
+    config = parse_config(values)
     folder = RunFolder.create(tmp_path / path, resume=True).begin(config.to_dict())
     learner = learner_of(make_trainer(config.algorithm))
     agents = EngineAgents(

@@ -18,8 +18,9 @@ from starpod.trainer.algorithms.credit import agent_units, credit
 from starpod.trainer.algorithms.filters import filter_groups
 from starpod.trainer.algorithms.sections import FilterConfig
 from starpod.trainer.algorithms.terms import CreditTerm
-from starpod.trainer.configuration.config import ConfigError, parse_config
+from starpod.trainer.configuration.loading import parse_config
 from starpod.trainer.configuration.optimizer import OptimizerConfig
+from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.data.batch import Advantages
 from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.diagnostics.gradients import OWN, POOLED, gradient_norm

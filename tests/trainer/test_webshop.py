@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from starpod.client import Fleet, Want
-from starpod.trainer.configuration.config import load_config
+from starpod.trainer.configuration.loading import load_config
 from starpod.trainer.evaluation.figures import evaluate_reference
 from starpod.trainer.models.tiny import train_tokenizer
 from starpod.trainer.prompts.template import Template

@@ -21,7 +21,8 @@ from starpod.trainer.agents.base import Agent, Agents, Move, Stop, Task, Tokens
 from starpod.trainer.algorithms.advantages import advantages_by_kind
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.terms import TERMS, CreditTerm
-from starpod.trainer.configuration.config import ConfigError, load_config
+from starpod.trainer.configuration.loading import load_config
+from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.data.batch import Batch
 from starpod.trainer.data.episode import DONE, Episode, Group, Turn, paid_turns, part_sums
 from starpod.trainer.rewards.reward import RewardConfig, Rewards

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 import pytest
-from pydantic import ValidationError
 
 from starpod.client import Fleet
 from starpod.trainer.agents.best_of import BestOfAgents
-from starpod.trainer.configuration.config import Config
+from starpod.trainer.configuration.loading import parse_config
+from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.engines.base import Request
 from starpod.trainer.prompts.prompt import PromptConfig
@@ -65,5 +65,5 @@ async def test_where_none_is_better_the_first_one_is_played(fleet: Fleet) -> Non
     [({}, "set scorer.kind to q"), ({"scorer": "q", "script": "attempts"}, "is for one agent")],
 )
 def test_it_is_refused_where_replies_have_no_values(values: dict[str, object], words: str) -> None:
-    with pytest.raises(ValidationError, match=words):
-        Config.model_validate({"evaluation": {"best_of": 4}, **values})
+    with pytest.raises(ConfigError, match=words):
+        parse_config({"evaluation": {"best_of": 4}, **values})

@@ -11,7 +11,8 @@ from starpod.trainer.agents.config import ScriptConfig
 from starpod.trainer.agents.script import engine_agents
 from starpod.trainer.algorithms.advantages import compute_advantages, penalised_rewards
 from starpod.trainer.algorithms.config import AlgorithmConfig
-from starpod.trainer.configuration.config import ConfigError, parse_config
+from starpod.trainer.configuration.loading import parse_config
+from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.data.batch import Batch, RolloutBatch, samples_of
 from starpod.trainer.data.episode import Episode, Group, Turn
 from starpod.trainer.diagnostics.metrics import episode_metrics

@@ -7,14 +7,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from torch import Tensor
 
 from starpod.trainer.algorithms.advantages import compute_advantages
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.credit import credit
 from starpod.trainer.algorithms.terms import CreditTerm
-from starpod.trainer.configuration.config import Config
+from starpod.trainer.configuration.loading import parse_config
+from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.data.batch import Batch, RolloutBatch
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.prompts.grammar import BLOCKS
@@ -122,11 +122,11 @@ def test_batches_know_the_block_of_each_token() -> None:
 
 def test_blocks_that_replies_do_not_have_are_refused() -> None:
     paid = {"algorithm": {"preset": "dapo", "advantage": "blockwise"}, "rewards": {"reasoning": {"weight": 0.1}}}
-    Config.model_validate(paid)
-    with pytest.raises(ValidationError, match=r"set prompt\.thinking to true"):
-        Config.model_validate(paid | {"prompt": {"thinking": False}})
-    with pytest.raises(ValidationError, match="which nothing pays"):
-        Config.model_validate({"algorithm": paid["algorithm"]})
+    parse_config(paid)
+    with pytest.raises(ConfigError, match=r"set prompt\.thinking to true"):
+        parse_config(paid | {"prompt": {"thinking": False}})
+    with pytest.raises(ConfigError, match="which nothing pays"):
+        parse_config({"algorithm": paid["algorithm"]})
     term = {"unit": "block", "block": "subgoal", "score": "reward"}
-    with pytest.raises(ValidationError, match=r"add subgoal to prompt\.blocks"):
-        Config.model_validate({"algorithm": {"preset": "dapo", "advantage": "terms", "terms": [term]}})
+    with pytest.raises(ConfigError, match=r"add subgoal to prompt\.blocks"):
+        parse_config({"algorithm": {"preset": "dapo", "advantage": "terms", "terms": [term]}})

@@ -8,14 +8,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from torch import Tensor
 
 from starpod.trainer.algorithms.advantages import compute_advantages
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.gae import gae
 from starpod.trainer.algorithms.hae import HIGH, LOW, TERM, Hierarchical, hierarchical_gae, stages, whiten_units
-from starpod.trainer.configuration.config import Config
+from starpod.trainer.configuration.loading import parse_config
+from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.data.batch import Batch
 from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.prompts.grammar import BLOCKS
@@ -188,8 +188,8 @@ def test_an_update_teaches_all_three_heads() -> None:
 
 
 def test_replies_must_switch_before_they_name_a_subgoal() -> None:
-    Config.model_validate({"algorithm": "hiper", "prompt": {"blocks": ["switch", "subgoal"]}})
-    with pytest.raises(ValidationError, match=r"begin with \[switch, subgoal\]"):
-        Config.model_validate({"algorithm": "hiper", "prompt": {"blocks": ["subgoal", "switch"]}})
-    with pytest.raises(ValidationError, match=r"add subgoal to prompt\.blocks"):
-        Config.model_validate({"algorithm": "hiper"})
+    parse_config({"algorithm": "hiper", "prompt": {"blocks": ["switch", "subgoal"]}})
+    with pytest.raises(ConfigError, match=r"begin with \[switch, subgoal\]"):
+        parse_config({"algorithm": "hiper", "prompt": {"blocks": ["subgoal", "switch"]}})
+    with pytest.raises(ConfigError, match=r"add subgoal to prompt\.blocks"):
+        parse_config({"algorithm": "hiper"})

@@ -18,7 +18,7 @@ from starpod.trainer.checkpoints.config import CheckpointConfig
 from starpod.trainer.checkpoints.export import ExportError, export, model_card
 from starpod.trainer.checkpoints.state import join_parts
 from starpod.trainer.checkpoints.trained import is_run_or_checkpoint, load_trained
-from starpod.trainer.configuration.config import ConfigError
+from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.models.config import LoraConfig, ModelConfig, ModelError, TinyConfig
 from starpod.trainer.models.policies import Policies, policy_of
 from starpod.trainer.models.policy import Policy, build_policy, load_policy

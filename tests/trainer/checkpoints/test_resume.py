@@ -5,8 +5,10 @@ from typing import Any, cast
 
 import pytest
 
-from starpod.trainer.checkpoints.resume import check_changes, check_model
-from starpod.trainer.configuration.config import ConfigError, load_config
+from starpod.trainer.checkpoints.resume import check_model
+from starpod.trainer.configuration.loading import load_config
+from starpod.trainer.configuration.resolve import check_changes
+from starpod.trainer.configuration.section import ConfigError
 
 
 @pytest.mark.parametrize("word", ["seed=7", "seeds.train={start: 10001, stop: 20000}"])

@@ -16,7 +16,8 @@ from starpod.trainer.agents.chat import ChatAgents
 from starpod.trainer.agents.scripted import ReferenceAgents
 from starpod.trainer.checkpoints.checkpoint import Checkpoints
 from starpod.trainer.commands.eval import evaluate
-from starpod.trainer.configuration.config import Config, parse_config
+from starpod.trainer.configuration.config import Config
+from starpod.trainer.configuration.loading import parse_config
 from starpod.trainer.data.episode import DONE, Episode, Turn
 from starpod.trainer.data.files import read_episodes
 from starpod.trainer.evaluation.figures import evaluate_reference, summarise

@@ -11,8 +11,10 @@ import yaml
 from click.testing import CliRunner, Result
 
 from starpod.trainer.commands.train import commands, train
-from starpod.trainer.configuration.config import ConfigError, StopConfig, load_config
+from starpod.trainer.configuration.config import StopConfig
 from starpod.trainer.configuration.environment_file import remedies
+from starpod.trainer.configuration.loading import load_config
+from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.configuration.user_file import UserFunction, load
 from starpod.trainer.diagnostics.success import has_risen
 from starpod.trainer.models.config import ModelConfig, ModelError

@@ -6,8 +6,8 @@ import pytest
 import yaml
 
 from starpod.trainer.algorithms.config import PRESETS, AlgorithmConfig
-from starpod.trainer.configuration.config import ConfigError, load_config, parse_config
-from starpod.trainer.configuration.section import packaged_configs
+from starpod.trainer.configuration.loading import load_config, parse_config
+from starpod.trainer.configuration.section import ConfigError, packaged_configs
 from starpod.trainer.data.replay import ReplayConfig
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.rollout.config import EnvironmentConfig

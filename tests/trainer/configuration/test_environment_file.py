@@ -8,9 +8,11 @@ import pytest
 from transformers import LlamaConfig
 
 from starpod.cli.new import fill
-from starpod.trainer.configuration.config import Complete, Config, ConfigError, names_environment
-from starpod.trainer.configuration.config import load_config as load
+from starpod.trainer.configuration.config import Config
 from starpod.trainer.configuration.environment_file import Job, choose_job
+from starpod.trainer.configuration.loading import Complete, names_environment
+from starpod.trainer.configuration.loading import load_config as load
+from starpod.trainer.configuration.section import ConfigError
 from tests.support import start_server
 from tests.trainer.chat_templates import tokenizer
 

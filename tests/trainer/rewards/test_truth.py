@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from starpod.trainer.configuration.config import ConfigError, parse_config
+from starpod.trainer.configuration.loading import parse_config
+from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.data.episode import DONE, Episode, Turn
 from starpod.trainer.rewards.reward import RewardConfig, Rewards
 from starpod.trainer.rewards.truth import RelationsConfig, punish_repetition

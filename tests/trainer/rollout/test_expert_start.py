@@ -4,7 +4,7 @@ import pytest
 
 from starpod.client import Fleet, Limits, Session, Want
 from starpod.trainer.agents.base import limits_left
-from starpod.trainer.configuration.config import parse_config
+from starpod.trainer.configuration.loading import parse_config
 from starpod.trainer.rollout.config import EnvironmentConfig
 from starpod.trainer.rollout.environment import make_task
 from starpod.trainer.rollout.expert_start import open_near_success

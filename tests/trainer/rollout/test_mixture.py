@@ -14,7 +14,9 @@ from starpod.trainer.algorithms.advantages import advantages_by_kind, compute_ad
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.filters import filter_groups
 from starpod.trainer.algorithms.sections import FilterConfig
-from starpod.trainer.configuration.config import Config, ConfigError, parse_config
+from starpod.trainer.configuration.config import Config
+from starpod.trainer.configuration.loading import parse_config
+from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.configuration.seeds import SeedCursor
 from starpod.trainer.data.batch import Advantages, RolloutBatch
 from starpod.trainer.data.episode import Episode, Group

@@ -7,7 +7,8 @@ import pytest
 
 from starpod.client import Fleet, Limits, Want
 from starpod.trainer.agents.base import limits_left
-from starpod.trainer.configuration.config import Config, parse_config
+from starpod.trainer.configuration.config import Config
+from starpod.trainer.configuration.loading import parse_config
 from starpod.trainer.configuration.preflight import check_environment
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.configuration.seeds import SeedCursor

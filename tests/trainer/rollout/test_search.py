@@ -11,7 +11,8 @@ import pytest
 from starpod.client import Fleet, Observation, Session, Want
 from starpod.client.errors import StarpodError, TooLarge, Unsupported
 from starpod.trainer.agents.base import Agent, Agents, Move, Stop, Task
-from starpod.trainer.configuration.config import ConfigError, parse_config
+from starpod.trainer.configuration.loading import parse_config
+from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.configuration.seeds import derive
 from starpod.trainer.data.episode import Episode, Group, Turn
 from starpod.trainer.rollout.branches import Brancher

@@ -8,7 +8,7 @@ import pytest
 
 from starpod.trainer.agents.base import Task
 from starpod.trainer.agents.engine import EngineAgents
-from starpod.trainer.configuration.config import Config
+from starpod.trainer.configuration.loading import parse_config
 from starpod.trainer.data.episode import Group
 from starpod.trainer.engines.base import EngineStats
 from starpod.trainer.output.screen import Screen
@@ -28,7 +28,7 @@ def make_collecting(
     offline: Sequence[Group] = (),
     **values: Any,
 ) -> Collecting:
-    config = Config.model_validate({"collect": {"groups": 4, "group_size": 2}} | values)
+    config = parse_config({"collect": {"groups": 4, "group_size": 2}} | values)
     agents = EngineAgents(
         engine=cast(Any, SimpleNamespace(stats=EngineStats)),
         template=cast(Any, None),

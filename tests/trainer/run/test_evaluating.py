@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from starpod.trainer.configuration.config import Config
+from starpod.trainer.configuration.loading import parse_config
 from starpod.trainer.data.episode import Episode, Group
 from starpod.trainer.diagnostics.monitor import Monitor
 from starpod.trainer.evaluation.held_out import HeldOut
@@ -35,7 +35,7 @@ class Scripted:
 
 
 def make_evaluating(path: Path, returns: Iterable[list[float]], **values: Any) -> Evaluating:
-    config = Config.model_validate(values)
+    config = parse_config(values)
     held_out = cast(HeldOut, Scripted(returns))
     return Evaluating(
         config,

@@ -11,7 +11,7 @@ import torch
 from transformers import Qwen2Config
 
 from benchmarks.training import memory
-from starpod.trainer.configuration.config import load_config
+from starpod.trainer.configuration.loading import load_config
 from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.engines.torch_engine import TorchEngine
 from starpod.trainer.models.config import ModelConfig

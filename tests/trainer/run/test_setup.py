@@ -15,8 +15,9 @@ from click.testing import CliRunner
 import starpod.trainer
 from starpod.client import Fleet, Want
 from starpod.trainer.commands.train import train
-from starpod.trainer.configuration.config import Config, ConfigError
+from starpod.trainer.configuration.loading import parse_config
 from starpod.trainer.configuration.preflight import check, check_environment
+from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.configuration.user_file import UserCodeError
 from starpod.trainer.models import policy
 from starpod.trainer.models.config import LoraConfig, ModelConfig, ModelError
@@ -26,15 +27,16 @@ from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.parallel import sharding
 from starpod.trainer.parallel.ranks import Parallel
-from starpod.trainer.rollout.environment import Facts, read_facts
+from starpod.trainer.rollout.config import Facts
+from starpod.trainer.rollout.environment import read_facts
 from starpod.trainer.run import setup
 from tests.support import ServerProcess
 from tests.trainer.models.tiny_policy import tiny_policy
 
 
 def test_an_engine_on_several_gpus_needs_as_many_processes_on_each_machine() -> None:
-    check(Config.model_validate({"engine": "vllm"}), world=2)
-    shared = Config.model_validate({"engine": {"name": "vllm", "tensor_parallel": 2}})
+    check(parse_config({"engine": "vllm"}), world=2)
+    shared = parse_config({"engine": {"name": "vllm", "tensor_parallel": 2}})
     check(shared, world=6, local_world=2)
     with pytest.raises(ConfigError, match=r"each machine has 3 processes .* groups of 2"):
         check(shared, world=6, local_world=3)
@@ -56,14 +58,14 @@ WITHOUT = Facts(("Left",), state_key=False, fork=False, expert=False, score=Fals
     ],
 )
 async def test_what_an_environment_cannot_do_is_refused(values: dict[str, Any], words: str) -> None:
-    config = Config.model_validate(values)
+    config = parse_config(values)
     with pytest.raises(ConfigError, match=words):
         await check_environment(config, config.tasks[0], cast(Any, None), WITHOUT)
 
 
 async def test_options_of_stages_levels_and_evaluations_are_tried_before_anything_is_played() -> None:
     levels = {"levels": [{"holes": 1}, {"holes": 2}]}
-    config = Config.model_validate(
+    config = parse_config(
         {
             "environment": {"id": "lake", "options": {"size": 4}, "curriculum": levels},
             "evaluation": {"options": {"holes": 3}},
@@ -88,12 +90,10 @@ async def test_options_of_stages_levels_and_evaluations_are_tried_before_anythin
 
 
 def test_an_estimator_of_a_users_file_gets_the_state_keys_that_there_are() -> None:
-    config = Config.model_validate(
-        {"environment": "lake", "algorithm": {"advantage": "examples/own_methods.py:median"}}
-    )
+    config = parse_config({"environment": "lake", "algorithm": {"advantage": "examples/own_methods.py:median"}})
     assert setup._want(config, WITHOUT, image=False) == Want()
     assert setup._want(config, replace(WITHOUT, state_key=True), image=False) == Want(state_key=True)
-    plain = Config.model_validate({"environment": "lake", "algorithm": "starpo-grpo"})
+    plain = parse_config({"environment": "lake", "algorithm": "starpo-grpo"})
     assert setup._want(plain, replace(WITHOUT, state_key=True), image=False) == Want()
 
 
@@ -104,7 +104,7 @@ async def test_rewards_are_tried_on_a_whole_episode_before_anything_is_imitated(
         "def ending(turn, transition, view):\n    return 1.0 if not view.end else 1 / 0\n"
     )
     shaping = {f"{tmp_path}/mine.py:ending": 1.0}
-    config = Config.model_validate({"environment": "bandit", "rewards": {"shaping": shaping}})
+    config = parse_config({"environment": "bandit", "rewards": {"shaping": shaping}})
     async with Fleet(server.address) as fleet:
         facts = await read_facts(fleet, "bandit-v1")
         with pytest.raises(UserCodeError, match=r"'ending' failed on turn .* of bandit-v1.* \(.*mine\.py, line 2\)"):
@@ -123,7 +123,7 @@ async def test_a_pretrained_model_that_cannot_be_scored_is_refused_before_demons
     monkeypatch.setattr(setup, "telling", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(setup, "demonstrate", lambda *_: pytest.fail("it played"))
     monkeypatch.setattr(policy, "splits_cleanly", lambda model: False)
-    config = Config.model_validate({"model": str(tmp_path / "model"), "warm_start": {"steps": 1}})
+    config = parse_config({"model": str(tmp_path / "model"), "warm_start": {"steps": 1}})
     settings: dict[str, Any] = {"resume": False, "parallel": Parallel(), "screen": Screen(), "interrupts": None}
     with pytest.raises(ModelError, match="scales or caps its logits"):
         async with setup.open_run(config, tmp_path / "run", **settings):
@@ -167,7 +167,7 @@ def test_a_resumption_names_the_files_of_the_user_that_changed(tmp_path: Path) -
         file.write_text("")
     rewards = {"shaping": {f"{shaping}:bonus": 1.0}}
     stages = [{"until": {"iteration": 2}, "set": {"algorithm.loss": f"{loss}:own"}}]
-    config = Config.model_validate({"environment": "bandit-v1", "rewards": rewards, "stages": stages})
+    config = parse_config({"environment": "bandit-v1", "rewards": rewards, "stages": stages})
     told: list[str] = []
     screen = cast(Any, SimpleNamespace(warn=told.append))
     folder = RunFolder.create(tmp_path / "run")

@@ -10,12 +10,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.credit import credit
-from starpod.trainer.configuration.config import Config, ConfigError
+from starpod.trainer.configuration.config import Config
+from starpod.trainer.configuration.loading import parse_config
 from starpod.trainer.configuration.preflight import check
+from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.data.episode import Episode, Group, episodes_of
 from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.run.setup import make_scorer
@@ -302,16 +303,15 @@ async def test_a_run_keeps_its_scorer_in_its_checkpoints(tmp_path: Path) -> None
     ],
 )
 def test_settings_without_a_meaning_are_refused(values: dict[str, Any], words: str) -> None:
-    with pytest.raises(ValidationError, match=words):
-        Config.model_validate(values)
+    with pytest.raises(ConfigError, match=words):
+        parse_config(values)
 
 
 def test_scorers_are_refused_where_they_cannot_be_trained() -> None:
-    lora = Config.model_validate({"scorer": "q", "model": {"name": "smollm2", "lora": {"rank": 4}}})
     with pytest.raises(ConfigError, match="trains a whole copy"):
-        check(lora, world=1)
+        parse_config({"scorer": "q", "model": {"name": "smollm2", "lora": {"rank": 4}}})
     with pytest.raises(ConfigError, match="run without torchrun"):
-        check(Config.model_validate({"scorer": "q"}), world=2)
+        check(parse_config({"scorer": "q"}), world=2)
     assert make_scorer(Config(), lambda: built("none"), Parallel()) is None
-    scorer = make_scorer(Config.model_validate({"scorer": "q"}), lambda: copy.deepcopy(built("none")), Parallel())
+    scorer = make_scorer(parse_config({"scorer": "q"}), lambda: copy.deepcopy(built("none")), Parallel())
     assert isinstance(scorer, QScorer) and scorer.model.critic_kind == "shared"

@@ -18,7 +18,9 @@ from starpod.trainer.agents.script import engine_agents
 from starpod.trainer.checkpoints.checkpoint import CheckpointError
 from starpod.trainer.checkpoints.export import read_settings
 from starpod.trainer.checkpoints.trained import is_run_or_checkpoint, load_trained
-from starpod.trainer.configuration.config import Config, ConfigError, parse_config
+from starpod.trainer.configuration.config import Config
+from starpod.trainer.configuration.loading import parse_config
+from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.configuration.tasks import TaskConfig
 from starpod.trainer.engines.base import EngineError
 from starpod.trainer.engines.config import EngineConfig

@@ -13,7 +13,9 @@ import yaml
 from transformers import GenerationConfig
 
 from starpod.trainer.checkpoints.trained import Trained
-from starpod.trainer.configuration.config import Config, ConfigError, parse_config
+from starpod.trainer.configuration.config import Config
+from starpod.trainer.configuration.loading import parse_config
+from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.configuration.user_file import names_file
 from starpod.trainer.models.config import GEMMA3, SMOLLM2, TINY, model_title
 from starpod.trainer.models.policies import policy_of

@@ -1,119 +1,16 @@
-"""Resumption of a run, and checks of its configuration.
-
-A resumed run keeps its model. Its task and estimator can only be changed with `--change`.
-"""
+"""Check of the model of a run that is resumed. A resumed run keeps its model."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
-from starpod.trainer.configuration.config import Config, Explore, load_config
+from starpod.trainer.configuration.config import Config
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.models.config import RUN_TIME, ModelConfig
-from starpod.trainer.output.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from starpod.trainer.checkpoints.checkpoint import Loaded
-
-GUARDED = (
-    "environment.id",
-    "environment.version",
-    "environment.options",
-    "environments",
-    "algorithm.advantage",
-    "algorithm.terms",
-    "stages",
-)
-"""Keys that define the experiment. A change of one must be confirmed with `--change` when a run is resumed."""
-
-
-USUAL = "frozen_lake"
-"""Default configuration of a new run."""
-
-
-def resolve_run(
-    source: str | None,
-    words: Sequence[str],
-    run_dir: Path | None,
-    *,
-    resume: bool,
-    resume_or_start: bool,
-    changes: Sequence[str],
-    explore: Explore | None = None,
-) -> tuple[Config, bool]:
-    """Return the configuration to train with, and whether the run in `run_dir` continues.
-
-    Args:
-        source: See `load_config`. None means the run's saved configuration, or USUAL for a new run.
-        words: See `load_config`.
-        run_dir: Folder of the run.
-        resume: Continue the run, which must exist.
-        resume_or_start: Continue the run if it exists, or start one.
-        changes: See `allowed` in `check_changes`.
-        explore: See `load_config`.
-
-    Raises:
-        ConfigError: There is no such run, or the configuration is wrong.
-    """
-    if (resume or resume_or_start) and run_dir is None:
-        raise ConfigError("--resume continues a run: name its folder with --run-dir")
-    if changes and not (resume or resume_or_start):
-        raise ConfigError(f"--change {changes[0]} is for a run that is resumed: add --resume, or leave it out")
-    if run_dir is None or not (resume or resume_or_start):
-        return load_config(source or USUAL, words, explore=explore), False
-    folder = RunFolder(run_dir)
-    if not folder.started:
-        if resume_or_start:
-            return load_config(source or USUAL, words, explore=explore), False
-        raise ConfigError(
-            f"{run_dir} holds no run to resume: name the folder of one with --run-dir, or leave --resume out to start "
-            "one there (--resume-or-start does either)"
-        )
-    if not folder.config.exists():
-        if source is None:
-            raise ConfigError(f"the run in {run_dir} ended before it saved its configuration: give CONFIG again")
-        return load_config(source, words, explore=explore), True
-    saved_config = str(folder.config)
-    config = load_config(source or saved_config, words, explore=explore)
-    check_changes(load_config(saved_config), config, allowed=changes)
-    return config, True
-
-
-def check_changes(old: Config, new: Config, *, allowed: Collection[str] = ()) -> None:
-    """Raise ConfigError if a key of GUARDED differs from the run's saved configuration and is not in `allowed`.
-
-    An allowed section, such as `environment`, allows all its keys. Other training seeds are refused in any case.
-    """
-    for key, old_seeds, new_seeds in (("seed", old.seed, new.seed), ("seeds.train", old.seeds.train, new.seeds.train)):
-        if old_seeds != new_seeds:
-            raise ConfigError(
-                f"{key} is {new_seeds}, but the run that is resumed takes its start states from {old_seeds}: give the "
-                "same value, or begin another run with another --run-dir"
-            )
-    unknown = [key for key in allowed if not any(f"{guarded}.".startswith(f"{key}.") for guarded in GUARDED)]
-    if unknown:
-        raise ConfigError(f"--change {unknown[0]}: only {', '.join(GUARDED)} are guarded; give other keys as KEY=VALUE")
-    for guarded in GUARDED:
-        old_value, new_value = (_guarded(config, guarded) for config in (old, new))
-        if old_value != new_value and not any(f"{guarded}.".startswith(f"{key}.") for key in allowed):
-            raise ConfigError(
-                f"{guarded} is {new_value!r}, but the run that is resumed has {old_value!r}: leave out CONFIG and "
-                "that key to keep it, begin another run with another --run-dir, or confirm the change: --change "
-                f"{guarded}"
-            )
-
-
-def _guarded(config: Config, key: str) -> Any:
-    if key == "environments":
-        return {name: [env.id, env.version, env.options] for name, env in config.environments.items()}
-    if key == "stages":
-        return config.to_dict().get(key, [])
-    section, _, field = key.partition(".")
-    # Compare plain values, because a key of an estimator only exists with that estimator.
-    return config.to_dict().get(section, {}).get(field)
 
 
 def check_model(config: Config, loaded: Loaded) -> None:

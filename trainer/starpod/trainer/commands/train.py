@@ -17,7 +17,8 @@ from urllib.parse import urlsplit
 import click
 
 if TYPE_CHECKING:
-    from starpod.trainer.configuration.config import Complete, Config
+    from starpod.trainer.configuration.config import Config
+    from starpod.trainer.configuration.loading import Complete
     from starpod.trainer.output.screen import Screen
     from starpod.trainer.run.progress import StopReason
     from starpod.trainer.run.run import Run
@@ -91,7 +92,7 @@ def train(
         except ConfigError as error:
             raise click.UsageError(str(error)) from None
         return 0
-    from starpod.trainer.configuration.config import names_environment
+    from starpod.trainer.configuration.loading import names_environment
 
     if config is not None and "=" in config and not (Path(config).exists() or names_environment(config)):
         words, config = (config, *words), None
@@ -100,9 +101,9 @@ def train(
         # Accept repeated keys: scripts often append the user's arguments to their own.
         click.echo(f"given more than once, the last one counts: {', '.join(repeated_keys)}", err=True)
         words = tuple(dict(zip(names, words, strict=True)).values())
-    from starpod.trainer.checkpoints.resume import USUAL, resolve_run
     from starpod.trainer.configuration.environment_file import Job, choose_job
     from starpod.trainer.configuration.preflight import check
+    from starpod.trainer.configuration.resolve import USUAL, resolve_run
 
     def explore(environment: str, complete: Complete) -> Mapping[str, Any]:
         jobs.append(choose_job(environment, complete, lambda line: click.echo(line, err=True)))

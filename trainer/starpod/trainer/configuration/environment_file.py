@@ -20,8 +20,10 @@ from starpod.client import BadArgument, Limits, StarpodError, Unreachable
 from starpod.client.nearest import unknown_environment
 from starpod.client.programs import ServiceFailed, ServiceRefused, start_server
 from starpod.remote.catalog import no_answer
-from starpod.trainer.configuration.config import Complete, Config, ConfigError
+from starpod.trainer.configuration.config import Config
+from starpod.trainer.configuration.loading import Complete
 from starpod.trainer.configuration.preflight import check, check_model, played_environments
+from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.models.config import PACKAGED, TINY, ModelError, TinyConfig, model_title

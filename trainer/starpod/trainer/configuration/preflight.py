@@ -1,8 +1,7 @@
 """Checks of a configuration before anything is played.
 
 `check` only needs the configuration, and `starpod train --dry-run` runs it as well. `check_model` needs the model's
-files, and `check_environment` the servers. Contradictions within a configuration are refused by its sections
-(config.py).
+files, and `check_environment` the servers. Settings that contradict each other are rows of rules.py.
 """
 
 from __future__ import annotations
@@ -14,13 +13,15 @@ from typing import Any
 from starpod.client import Fleet, Observation, Want
 from starpod.trainer.agents.program import load_programs
 from starpod.trainer.agents.scripted import ReferenceAgent, choose_expertly, choose_randomly, find_reference
-from starpod.trainer.configuration.config import Config, ConfigError
+from starpod.trainer.configuration.config import Config
+from starpod.trainer.configuration.rules import Case, refuse_broken
+from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.configuration.tasks import TaskConfig
 from starpod.trainer.configuration.user_file import names_file
 from starpod.trainer.output.sinks import check_sinks
 from starpod.trainer.rewards.reward import RewardConfig, Rewards
-from starpod.trainer.rollout.config import EnvironmentConfig
-from starpod.trainer.rollout.environment import Facts, check_installed, make_task
+from starpod.trainer.rollout.config import EnvironmentConfig, Facts
+from starpod.trainer.rollout.environment import check_installed, make_task
 from starpod.trainer.rollout.play import play
 from starpod.trainer.rollout.saved_starts import open_saved, read_starts
 
@@ -53,26 +54,8 @@ def check(config: Config, *, world: int, local_world: int = 1) -> None:
             check_user_methods(stage.algorithm)
         for task in stage.tasks:
             Rewards(task.rewards)  # loads the functions
-    _check_scorer(config)
     if world > 1:
-        _check_ranks(config, local_world)
-
-
-def _check_ranks(config: Config, local_world: int) -> None:
-    if (engine := config.engine).name == "vllm" and local_world % engine.tensor_parallel:
-        raise ConfigError(
-            f"engine.tensor_parallel is {engine.tensor_parallel}, but each machine has {local_world} processes with "
-            f"one GPU each, which cannot be divided into groups of {engine.tensor_parallel}"
-        )
-    if config.scorer.kind != "off":
-        raise ConfigError(f"scorer.kind {config.scorer.kind} is trained in one process: run without torchrun")
-
-
-def _check_scorer(config: Config) -> None:
-    if config.scorer.kind != "off" and config.model.lora.rank:
-        raise ConfigError(
-            f"scorer.kind {config.scorer.kind} trains a whole copy of the policy: set model.lora.rank to 0"
-        )
+        refuse_broken(Case(config, config.tasks[0], processes=local_world))
 
 
 def refuse_held_out(config: Config, key: str, path: str, seeds: Iterable[int]) -> None:
@@ -122,9 +105,7 @@ async def check_environment(config: Config, task: TaskConfig, fleet: Fleet, fact
 
     Raises ConfigError, BadArgument for options, and UserCodeError.
     """
-    for wrong, sentence in _missing_capabilities(config, task, facts):
-        if wrong:
-            raise ConfigError(sentence)
+    refuse_broken(Case(config, task, facts))
     environments: list[EnvironmentConfig] = []
     for environment in played_environments(config, task):
         if environment not in environments:
@@ -177,45 +158,3 @@ def played_environments(config: Config, task: TaskConfig) -> Iterator[Environmen
         levels: tuple[dict[str, Any], ...] = environment.curriculum.levels or ({},)
         for level in levels:
             yield environment.with_options(level)
-
-
-def _missing_capabilities(config: Config, task: TaskConfig, facts: Facts) -> list[tuple[bool, str]]:
-    """Return for each setting whether the environment lacks what it needs, and the message for that case."""
-    name, search = task.environment.id, config.collect.search
-    from_expert = any(each.environment.expert_moves_left for stage in config.in_stages for each in stage.tasks)
-    return [
-        (
-            config.needs_state_key and not facts.state_key,
-            f"algorithm.advantage {config.algorithm.advantage} compares turns that began in the same state, but "
-            f"{name} has no state_key to recognise states; choose another advantage, or set algorithm.gigpo.weight "
-            "to 0",
-        ),
-        (
-            task.prompt.shows_images and not facts.image,
-            f"prompt.observation {task.prompt.observation} shows images, but {name} draws none (no render mode png): "
-            "set prompt.observation to text",
-        ),
-        (
-            bool(task.environment.starts) and not facts.fork,
-            f"environment.starts forks saved states, but {name} has no fork",
-        ),
-        (
-            from_expert and not (facts.fork and facts.expert),
-            f"environment.expert_moves_left plays moves of an expert and forks the resulting state, but {name} has "
-            f"{'no fork' if facts.expert else 'no expert'}: drop it",
-        ),
-        (
-            search.needs_score and not facts.score,
-            f"collect.search.score needs the environment's score, but {name} has none; set collect.search.score to "
-            "reward",
-        ),
-        (
-            search.needs_fork and not facts.fork,
-            f"collect.search.strategy {search.strategy} tries replies on forks with other random streams, but {name} "
-            "cannot be forked; choose best_of or pivots",
-        ),
-        (
-            config.script.name == "attempts" and not facts.fork,
-            f"script attempts plays all attempts except the last on forks, but {name} has none: set script to solo",
-        ),
-    ]

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, get_args
+from typing import Annotated, Any, ClassVar, Generic, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -61,6 +62,27 @@ def _takes_bool(annotation: Any) -> bool:
 
 class ConfigError(Exception):
     """The configuration cannot be used. The message names the key, what was wrong and what to set instead."""
+
+
+Subject = TypeVar("Subject")
+
+
+@dataclass(frozen=True, slots=True)
+class Contradiction(Generic[Subject]):
+    """A combination of values that is refused."""
+
+    keys: tuple[str, ...]
+    """Keys that it connects."""
+    breaks: Callable[[Subject], object]
+    """Returns something true, `found` in the sentence, if the subject breaks the rule."""
+    sentence: str
+    """Message: a format string of `c`, the subject, and `found`."""
+
+
+def find_broken(rules: Iterable[Contradiction[Subject]], subject: Subject) -> str:
+    """Return the message of the first rule that a subject breaks; "" if it breaks none."""
+    problems = ((rule, found) for rule in rules if (found := rule.breaks(subject)))
+    return next((rule.sentence.format(c=subject, found=found) for rule, found in problems), "")
 
 
 class Section(BaseModel):

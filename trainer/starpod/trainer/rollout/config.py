@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
@@ -266,3 +267,19 @@ class CollectConfig(Section):
                 "collect.max_staleness to 0"
             )
         return self
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The part of the environment's spec that a run needs: action names and capabilities."""
+
+    actions: tuple[str, ...]
+    state_key: bool
+    fork: bool = True
+    expert: bool = True
+    score: bool = True
+    image: bool = True
+
+
+ALL_SUPPORTED = Facts((), state_key=True)
+"""Facts about an environment that has no action names and supports everything."""

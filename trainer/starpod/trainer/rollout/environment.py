@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from starpod.client.nearest import unknown_environment
 from starpod.client.programs import ServiceRefused, start_server
 from starpod.trainer.agents.base import Task
 from starpod.trainer.configuration.section import ConfigError
-from starpod.trainer.rollout.config import EnvironmentConfig
+from starpod.trainer.rollout.config import EnvironmentConfig, Facts
 from starpod.v1.environment_word import installed_ids
 
 
@@ -94,18 +93,6 @@ async def connect(config: EnvironmentConfig) -> AsyncIterator[Fleet]:
         token = Path(config.token_file) if config.token_file else None
         async with Fleet(addresses, token=token, tls=tls, timeout=config.timeout, patience=config.patience) as fleet:
             yield fleet
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """The part of the environment's spec that a run needs: action names and capabilities."""
-
-    actions: tuple[str, ...]
-    state_key: bool
-    fork: bool = True
-    expert: bool = True
-    score: bool = True
-    image: bool = True
 
 
 async def read_facts(fleet: Fleet, environment_id: str) -> Facts:

@@ -8,15 +8,17 @@ from dataclasses import dataclass, field
 
 from starpod.client import Fleet, Want
 from starpod.trainer.agents.base import Task
-from starpod.trainer.configuration.config import Config, ConfigError
+from starpod.trainer.configuration.config import Config
 from starpod.trainer.configuration.preflight import check_environment, refuse_held_out
+from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.configuration.seeds import SeedCursor
 from starpod.trainer.configuration.tasks import TaskConfig
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.prompts.template import Template
-from starpod.trainer.rollout.environment import Facts, connect, make_task, read_facts
+from starpod.trainer.rollout.config import Facts
+from starpod.trainer.rollout.environment import connect, make_task, read_facts
 from starpod.trainer.run.interrupts import Interrupts
 from starpod.trainer.warm_start.demonstrations import (
     Demonstration,

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 
 from starpod.trainer.checkpoints.checkpoint import CheckpointError, Checkpoints, Loaded
 from starpod.trainer.checkpoints.state import capture_rng, restore_rng
-from starpod.trainer.configuration.config import Config, ConfigError
+from starpod.trainer.configuration.config import Config
+from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.data.replay import ReplayBuffer
 from starpod.trainer.learner import Learner
 from starpod.trainer.output.screen import Screen

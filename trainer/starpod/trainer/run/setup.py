@@ -34,8 +34,8 @@ from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.prompts.template import Template
 from starpod.trainer.rewards.reward import Rewards
 from starpod.trainer.rollout.collect import Collector
-from starpod.trainer.rollout.config import PivotsConfig
-from starpod.trainer.rollout.environment import Facts, make_task
+from starpod.trainer.rollout.config import Facts, PivotsConfig
+from starpod.trainer.rollout.environment import make_task
 from starpod.trainer.rollout.pivots import Recoverability
 from starpod.trainer.rollout.search import Search
 from starpod.trainer.run.environments import Served, demonstrate, episodes_to_imitate, serve

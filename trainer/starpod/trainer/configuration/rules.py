@@ -1,0 +1,395 @@
+"""Rules that connect sections of a configuration, one row each.
+
+The table is checked whenever more is known about a run: once its configuration is read, when its processes have
+started, and when its servers have said what the environment supports. A rule within a section is checked there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import attrgetter
+
+from starpod.client.spelling import nearest
+from starpod.trainer.algorithms.terms import PROCESS
+from starpod.trainer.configuration.config import Config
+from starpod.trainer.configuration.section import ConfigError, Contradiction, find_broken
+from starpod.trainer.configuration.seeds import PURPOSES
+from starpod.trainer.configuration.tasks import TaskConfig
+from starpod.trainer.models.config import TINY
+from starpod.trainer.rollout.config import ALL_SUPPORTED, EnvironmentConfig, Facts
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A run in one of its environments, as far as it is known."""
+
+    run: Config
+    task: TaskConfig
+    facts: Facts = ALL_SUPPORTED
+    """What the environment supports; everything, until its servers have answered."""
+    processes: int = 0
+    """Number of processes on each machine if several train together, else 0."""
+
+    @property
+    def search(self) -> str:
+        """Strategy of the search."""
+        return self.run.collect.search.strategy
+
+    @property
+    def blocks(self) -> set[str]:
+        """Blocks of a reply."""
+        prompt = self.task.prompt
+        return {*prompt.blocks, "answer", *(["think"] if prompt.thinking else [])}
+
+    @property
+    def unpaid(self) -> str:
+        """First reward part that the estimator scores and nothing pays, other than the turn scorer's."""
+        terms = self.run.algorithm.credit_terms
+        parts = {name for term in terms for name in (*term.parts, *term.without, *term.strata)} - {PROCESS}
+        return min(parts - self.task.rewards.names - self.run.script.parts, default="")
+
+    @property
+    def needs_process(self) -> bool:
+        """Whether the estimator scores the reward part of a turn scorer."""
+        return any(PROCESS in (*term.parts, *term.without) for term in self.run.algorithm.credit_terms)
+
+    @property
+    def image_engines(self) -> list[str]:
+        """Engines that show images to the model."""
+        return ["torch"] if self.run.model.name == TINY else ["torch", "vllm"]
+
+    @property
+    def expert_starts(self) -> bool:
+        """Whether episodes of some stage begin in states that the expert has reached."""
+        return any(task.environment.expert_moves_left for stage in self.run.in_stages for task in stage.tasks)
+
+
+_ADVANTAGE = "algorithm.advantage {c.run.algorithm.advantage}"
+
+
+def _search_from_start(key: str) -> Contradiction[Case]:
+    return Contradiction(
+        ("collect.search.strategy", f"environment.{key}"),
+        lambda c: c.search != "none" and getattr(c.task.environment, key),
+        f"collect.search.strategy {{c.search}} begins at the environment's start states, but environment.{key} at "
+        "others: drop one of them",
+    )
+
+
+def _reward_of_script(key: str, name: str) -> Contradiction[Case]:
+    return Contradiction(
+        (f"rewards.{key}", "script.name"),
+        lambda c: c.run.script.name != name and getattr(c.task.rewards, key),
+        f"rewards.{key} belongs to {name}, and script.name is {{c.run.script.name}}: set it, or drop it",
+    )
+
+
+def _one_policy(key: str, setting: object) -> Contradiction[Case]:
+    return Contradiction(
+        ("script.policies", key),
+        lambda c: c.run.script.policies and attrgetter(key)(c.run) != setting,
+        f"script.policies gives each agent a policy, but {key} {{c.run.{key}}} is for one policy: set it to {setting}",
+    )
+
+
+def _no_images(key: str, setting: object) -> Contradiction[Case]:
+    return Contradiction(
+        ("prompt.observation", key),
+        lambda c: c.task.prompt.shows_images and attrgetter(key)(c.run) != setting,
+        f"prompt.observation {{c.task.prompt.observation}} shows images, but {key} {{c.run.{key}}} does not support "
+        f"them: set it to {setting}",
+    )
+
+
+RULES: tuple[Contradiction[Case], ...] = (
+    # Groups and credit
+    Contradiction(
+        ("algorithm.advantage", "collect.group_size"),
+        lambda c: c.run.algorithm.credit_terms and c.run.collect.group_size < 2,
+        _ADVANTAGE + " compares the members of a group; set collect.group_size to at least 2",
+    ),
+    Contradiction(
+        ("algorithm.filter", "algorithm.dynamic_sampling", "collect.group_size"),
+        lambda c: (
+            c.run.collect.group_size < 2
+            and (c.run.algorithm.filter.strategy != "none" or c.run.algorithm.dynamic_sampling.enabled)
+        ),
+        "algorithm.filter and algorithm.dynamic_sampling choose groups by how their members differ, so they would drop "
+        "every group of one; set collect.group_size to at least 2, or set algorithm.filter.strategy to none",
+    ),
+    Contradiction(
+        ("algorithm.advantage", "collect.group_size"),
+        lambda c: next(
+            (
+                term.min_peers
+                for term in c.run.algorithm.credit_terms
+                if term.min_peers > (term.most_peers(c.run.collect.group_size) or term.min_peers)
+            ),
+            None,
+        ),
+        _ADVANTAGE + " needs at least {found} peers, but groups have {c.run.collect.group_size}: set "
+        "collect.group_size to at least {found}",
+    ),
+    Contradiction(
+        ("collect.search.strategy", "algorithm.advantage"),
+        lambda c: any(term.score == "gain" for term in c.run.algorithm.credit_terms) != (c.search == "values"),
+        "collect.search.strategy {c.search} does not go with " + _ADVANTAGE + ": only vineppo and terms with score "
+        "gain use values of states, and they need them",
+    ),
+    Contradiction(
+        ("algorithm.advantage", "collect.search.strategy"),
+        lambda c: c.search != "tree" and any("tree" in term.key for term in c.run.algorithm.credit_terms),
+        _ADVANTAGE + " compares the episodes of a tree, but there are no trees: set collect.search.strategy to tree",
+    ),
+    Contradiction(
+        ("algorithm.order", "collect.search.strategy"),
+        lambda c: c.run.algorithm.order != "together" and c.search not in ("none", "best_of"),
+        "algorithm.order {c.run.algorithm.order} takes a step for each turn of whole episodes, but "
+        "collect.search.strategy {c.search} gives branches: set it to none or best_of, or order to together",
+    ),
+    Contradiction(
+        ("algorithm.advantage", "scorer.kind"),
+        lambda c: c.needs_process and c.run.scorer.kind == "off",
+        _ADVANTAGE + f" scores the reward part {PROCESS}, which a turn scorer pays, but there is no scorer: set "
+        "scorer.kind to implicit or q",
+    ),
+    Contradiction(
+        ("algorithm.advantage", "rewards"),
+        lambda c: c.unpaid and (c.unpaid, nearest(c.unpaid, sorted(c.task.rewards.names))),
+        _ADVANTAGE + " scores the reward part {found[0]}, which nothing pays{found[1]}; a part is paid if "
+        "rewards.{found[0]} has a weight or a penalty, or if it is in rewards.shaping",
+    ),
+    Contradiction(
+        ("algorithm.value_coefficient", "model.critic", "model.detach_critic"),
+        lambda c: (
+            (c.run.model.detach_critic or c.run.model.critic == "separate")
+            and (critic := c.run.algorithm.critic) is not None
+            and critic.value_coefficient != type(critic).model_fields["value_coefficient"].default
+        ),
+        "algorithm.value_coefficient weighs the critic's loss against the policy's, but this critic shares no trained "
+        "weights with the policy: drop it (optimizer.critic_lr sets how fast the critic learns), or set "
+        "model.critic to shared and model.detach_critic to false",
+    ),
+    # Blocks of replies
+    Contradiction(
+        ("algorithm.advantage", "prompt.thinking"),
+        lambda c: "think" in c.run.algorithm.blocks - c.blocks,
+        _ADVANTAGE + " credits the block think, which replies do not have: set prompt.thinking to true",
+    ),
+    Contradiction(
+        ("algorithm.advantage", "prompt.blocks"),
+        lambda c: min(c.run.algorithm.blocks - c.blocks, default=""),
+        _ADVANTAGE + " credits the block {found}, which replies do not have: add {found} to prompt.blocks",
+    ),
+    Contradiction(
+        ("algorithm.advantage", "prompt.blocks"),
+        lambda c: (
+            c.task.prompt.blocks[: len(first := c.run.algorithm.estimator.first_blocks)] != first and ", ".join(first)
+        ),
+        _ADVANTAGE + " reads a reply as {found}, action: let prompt.blocks begin with [{found}]",
+    ),
+    Contradiction(
+        ("rewards.relations", "prompt.blocks"),
+        lambda c: next(
+            (
+                block
+                for block in ("description", "prediction")
+                if getattr(c.task.rewards.relations, block) and block not in c.blocks
+            ),
+            None,
+        ),
+        "rewards.relations.{found} pays for the block {found}, which replies do not have: add it to prompt.blocks",
+    ),
+    # Where and how long episodes are played
+    _search_from_start("expert_moves_left"),
+    _search_from_start("starts"),
+    Contradiction(
+        ("collect.max_staleness", "replay.reuse"),
+        lambda c: 0 < c.run.collect.max_staleness < c.run.replay.reuse,
+        "collect.max_staleness {c.run.collect.max_staleness} is less than replay.reuse {c.run.replay.reuse}: each "
+        "collection raises the policy version by that much, so no collection could begin early; raise max_staleness, "
+        "or set it to 0",
+    ),
+    Contradiction(
+        ("collect.max_staleness", "replay.offline"),
+        lambda c: c.run.collect.max_staleness and c.run.replay.offline,
+        "collect.max_staleness {c.run.collect.max_staleness} lets episodes continue during updates, but replay.offline "
+        "collects none: drop one of them",
+    ),
+    Contradiction(
+        ("collect.max_staleness", "engine.sleep"),
+        lambda c: c.run.collect.max_staleness and c.run.engine.sleep,
+        "collect.max_staleness {c.run.collect.max_staleness} samples during updates, but engine.sleep gives updates "
+        "the GPU: drop one of them",
+    ),
+    Contradiction(
+        ("optimizer.schedule_iterations", "stop.iterations"),
+        lambda c: (c.run.optimizer.schedule_iterations or c.run.stop.iterations) < c.run.stop.iterations,
+        "optimizer.schedule_iterations {c.run.optimizer.schedule_iterations} is less than stop.iterations "
+        "{c.run.stop.iterations}: later updates would have a rate of 0",
+    ),
+    Contradiction(
+        ("seeds.selection", "seeds.final", "evaluation.episodes"),
+        lambda c: next(
+            (
+                (purpose, len(seeds))
+                for purpose in PURPOSES
+                if len(seeds := getattr(c.run.seeds, purpose)) < c.task.evaluation.episodes
+            ),
+            None,
+        ),
+        "seeds.{found[0]} holds {found[1]} seeds, fewer than the {c.task.evaluation.episodes} episodes to evaluate",
+    ),
+    Contradiction(
+        ("environment", "environments"),
+        lambda c: c.run.environments and c.run.environment != EnvironmentConfig(),
+        "environment and environments are both given: environment is for runs with a single one; move it to "
+        "environments.NAME",
+    ),
+    Contradiction(
+        ("evaluation.options", "environments"),
+        lambda c: c.run.environments and c.run.evaluation.options,
+        "evaluation.options is for runs with one environment: with several, give environments.NAME.evaluation.options",
+    ),
+    # Agents
+    Contradiction(
+        ("collect.search.strategy", "script"),
+        lambda c: c.run.script.name != "solo" and c.search != "none",
+        "collect.search.strategy {c.search} is for episodes of one agent: set script to solo",
+    ),
+    Contradiction(
+        ("script", "collect.agent.command"),
+        lambda c: c.run.script.name != "solo" and c.run.collect.agent.command,
+        "script {c.run.script.name} decides who speaks, but a program plays alone: drop collect.agent.command",
+    ),
+    Contradiction(
+        ("script", "environment.expert_moves_left"),
+        lambda c: c.run.script.name == "attempts" and c.task.environment.expert_moves_left,
+        "script attempts begins at a start state: drop environment.expert_moves_left",
+    ),
+    _reward_of_script("verdict", "solver_verifier"),
+    _reward_of_script("improvement", "attempts"),
+    _reward_of_script("zero_sum", "self_play"),
+    Contradiction(
+        ("rewards.zero_sum", "algorithm.advantage"),
+        lambda c: (
+            c.task.rewards.zero_sum
+            and (
+                c.run.algorithm.needs_critic
+                or any(term.score not in ("reward", "met") for term in c.run.algorithm.credit_terms)
+            )
+        ),
+        "rewards.zero_sum makes the rewards of an episode cancel, but " + _ADVANTAGE + " adds up those of all agents, "
+        "so that the winner's earlier moves earn nothing: set algorithm.advantage to attempts, or to terms with score "
+        "reward, such as [{{unit: agent, score: reward, key: [agent]}}]",
+    ),
+    Contradiction(
+        ("script.policies", "algorithm.advantage"),
+        lambda c: c.run.script.policies and c.run.algorithm.needs_critic,
+        "script.policies gives each agent a policy, but " + _ADVANTAGE + " needs a critic, which these do not have: "
+        "choose one without, such as dr_mas",
+    ),
+    _one_policy("engine.name", "torch"),
+    _one_policy("algorithm.order", "together"),
+    _one_policy("scorer.kind", "off"),
+    _one_policy("monitor.information.every", 0),
+    Contradiction(
+        ("evaluation.best_of", "scorer.kind"),
+        lambda c: c.run.evaluation.best_of > 1 and c.run.scorer.kind != "q",
+        "evaluation.best_of {c.run.evaluation.best_of} chooses replies by their values, but scorer.kind is "
+        "{c.run.scorer.kind}: set scorer.kind to q, or evaluation.best_of to 1",
+    ),
+    Contradiction(
+        ("evaluation.best_of", "script", "collect.agent"),
+        lambda c: c.run.evaluation.best_of > 1 and (c.run.script.name != "solo" or c.run.collect.agent.command),
+        "evaluation.best_of above 1 is for one agent without a program: drop it, or script and collect.agent",
+    ),
+    # Images
+    Contradiction(
+        ("prompt.observation", "model.tiny.image"),
+        lambda c: c.task.prompt.shows_images and c.run.model.name == TINY and not c.run.model.tiny.image.rows,
+        "prompt.observation {c.task.prompt.observation} shows images, but the model has no image input: set "
+        "model.tiny.image.rows and columns, or set prompt.observation to text",
+    ),
+    Contradiction(
+        ("prompt.observation", "engine.name"),
+        lambda c: (
+            c.task.prompt.shows_images and c.run.engine.name not in c.image_engines and " or ".join(c.image_engines)
+        ),
+        "prompt.observation {c.task.prompt.observation} shows images, but engine.name {c.run.engine.name} does not "
+        "support them: set it to {found}",
+    ),
+    _no_images("script.name", "solo"),
+    _no_images("algorithm.order", "together"),
+    Contradiction(
+        ("prompt.observation", "collect.agent.command"),
+        lambda c: c.task.prompt.shows_images and c.run.collect.agent.command,
+        "prompt.observation {c.task.prompt.observation} shows images, but programs do not see them: drop "
+        "collect.agent.command",
+    ),
+    # Processes
+    Contradiction(
+        ("engine.tensor_parallel",),
+        lambda c: c.run.engine.name == "vllm" and c.processes % c.run.engine.tensor_parallel,
+        "engine.tensor_parallel is {c.run.engine.tensor_parallel}, but each machine has {c.processes} processes with "
+        "one GPU each, which cannot be divided into groups of {c.run.engine.tensor_parallel}",
+    ),
+    Contradiction(
+        ("scorer.kind",),
+        lambda c: c.processes and c.run.scorer.kind != "off",
+        "scorer.kind {c.run.scorer.kind} is trained in one process: run without torchrun",
+    ),
+    Contradiction(
+        ("scorer.kind", "model.lora.rank"),
+        lambda c: c.run.scorer.kind != "off" and c.run.model.lora.rank,
+        "scorer.kind {c.run.scorer.kind} trains a whole copy of the policy: set model.lora.rank to 0",
+    ),
+    # What an environment supports
+    Contradiction(
+        ("algorithm.advantage",),
+        lambda c: c.run.needs_state_key and not c.facts.state_key,
+        _ADVANTAGE + " compares turns that began in the same state, but {c.task.environment.id} has no state_key to "
+        "recognise states; choose another advantage, or set algorithm.gigpo.weight to 0",
+    ),
+    Contradiction(
+        ("prompt.observation",),
+        lambda c: c.task.prompt.shows_images and not c.facts.image,
+        "prompt.observation {c.task.prompt.observation} shows images, but {c.task.environment.id} draws none (no "
+        "render mode png): set prompt.observation to text",
+    ),
+    Contradiction(
+        ("environment.starts",),
+        lambda c: c.task.environment.starts and not c.facts.fork,
+        "environment.starts forks saved states, but {c.task.environment.id} has no fork",
+    ),
+    Contradiction(
+        ("environment.expert_moves_left",),
+        lambda c: c.expert_starts and ((not c.facts.expert and "expert") or (not c.facts.fork and "fork")),
+        "environment.expert_moves_left plays moves of an expert and forks the resulting state, but "
+        "{c.task.environment.id} has no {found}: drop it",
+    ),
+    Contradiction(
+        ("collect.search.score",),
+        lambda c: c.run.collect.search.needs_score and not c.facts.score,
+        "collect.search.score needs the environment's score, but {c.task.environment.id} has none; set "
+        "collect.search.score to reward",
+    ),
+    Contradiction(
+        ("collect.search.strategy",),
+        lambda c: c.run.collect.search.needs_fork and not c.facts.fork,
+        "collect.search.strategy {c.search} tries replies on forks with other random streams, but "
+        "{c.task.environment.id} cannot be forked; choose best_of or pivots",
+    ),
+    Contradiction(
+        ("script",),
+        lambda c: c.run.script.name == "attempts" and not c.facts.fork,
+        "script attempts plays all attempts except the last on forks, but {c.task.environment.id} has none: set script "
+        "to solo",
+    ),
+)
+
+
+def refuse_broken(case: Case) -> None:
+    """Raise ConfigError for the first rule that a run breaks."""
+    if sentence := find_broken(RULES, case):
+        raise ConfigError(sentence)
