@@ -15,13 +15,15 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
+from starpod.client import TLS
+from starpod.client.transport import Transport
 from starpod.env_server.authoring.environment import Busy, Environment, Outcome
 from starpod.env_server.operation.config import ServerConfig, ServerLimits, ServerTLS
 from starpod.env_server.registry import Registry
 from starpod.env_server.server.server import EnvironmentServer
 from starpod.environments.webshop.site.app import create_app
 from starpod.environments.webshop.site.cli import site
-from starpod.environments.webshop.site.service import Security, Service
+from starpod.environments.webshop.site.service import Service
 from starpod.report import form as options
 from starpod.report.site import same_origin
 from starpod.serving.sockets import MAX_FORM_BYTES, known_host
@@ -102,7 +104,7 @@ async def visit() -> AsyncIterator[Visit]:
             environment: type[Environment] = LittleWebShop,
             limits: ServerLimits | None = None,
             pictures: bool = False,
-            security: Security | None = None,
+            transport: Transport | None = None,
             **config: Any,
         ) -> Visitor:
             server = EnvironmentServer(
@@ -110,10 +112,10 @@ async def visit() -> AsyncIterator[Visit]:
             )
             await server.start()
             stack.push_async_callback(server.stop, 0)
-            service = Service(server.address, security)
+            service = Service(server.address, transport)
             stack.push_async_callback(service.close)
-            transport = httpx.ASGITransport(create_app(service, pictures=pictures, hosts=["shop.test"]))
-            http = httpx.AsyncClient(transport=transport, base_url="http://shop.test", follow_redirects=True)
+            web = httpx.ASGITransport(create_app(service, pictures=pictures, hosts=["shop.test"]))
+            http = httpx.AsyncClient(transport=web, base_url="http://shop.test", follow_redirects=True)
             await stack.enter_async_context(http)
             channel = await stack.enter_async_context(grpc.aio.insecure_channel(server.address))
             return Visitor(http, EnvironmentServiceStub(channel), server)
@@ -427,10 +429,10 @@ async def test_a_server_without_the_shop_is_a_page(visit: Visit) -> None:
 async def test_token_and_certificate_are_shown_to_the_server(visit: Visit, tmp_path: Path) -> None:
     files = credentials(tmp_path)
     config = {"token_file": files["token"], "tls": ServerTLS(files["certificate"], files["key"])}
-    visitor = await visit(security=Security(files["token"], files["ca"]), **config)
+    visitor = await visit(transport=Transport(files["token"], TLS(files["ca"])), **config)
     await visitor.start()
     assert "Instruction:" in visitor.text
-    stranger = await visit(security=Security(ca=files["ca"]), **config)
+    stranger = await visit(transport=Transport(tls=TLS(files["ca"])), **config)
     reply = await stranger.get("/")
     assert reply.status_code == 502 and "refuses this site" in reply.text
 

@@ -25,7 +25,6 @@ _ACTION = re.compile(r"(click|type|search|scroll)\[(.*)\]|(back)(?:\[\])?", re.D
 _SEEN: dict[bytes, str] = {}
 """Cache of observations by state key."""
 _MAX_SEEN = 2048
-_SIZES = {"desktop": (1280, 800), "phone": (390, 844)}
 
 
 class WebShopBrowserOptions(WebShopOptions):
@@ -115,7 +114,7 @@ class WebShopBrowser(WebShop):
         self._saw(view)
         return outcome
 
-    # --- as the Session of a Visit -------------------------------------------------------------------------------
+    # --- visits ---------------------------------------------------------------------------------------------------
 
     def html(self) -> str:
         """Return the page that the browser loads."""
@@ -131,7 +130,7 @@ class WebShopBrowser(WebShop):
         """Open the page in the state in which it was left, and run `work`. Raises Busy."""
 
         def run(browser: Browser) -> Result:
-            visit = Visit(browser, self, _SIZES[self.options.window], self.options.window == "phone")
+            visit = Visit(browser, self.options.window, self.html, self.submit)
             return work(visit, visit.open(self._typed, self._scroll))
 
         return shared_pool().run(run, undo)

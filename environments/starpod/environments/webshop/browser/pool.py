@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import logging
 import os
+import queue
 import threading
 import time
 from collections.abc import Callable
@@ -30,12 +32,14 @@ class Pool:
 
     def __init__(self, config: BrowserConfig) -> None:
         self.config = config
-        self._free: list[Browser] = []
-        self._all: set[Browser] = set()
-        self._places = config.browsers
+        # One place per browser; None if it has not been started. The browser that was used last is taken first.
+        self._places: queue.LifoQueue[Browser | None] = queue.LifoQueue()
+        for _ in range(config.browsers):
+            self._places.put(None)
+        self._running: set[Browser] = set()
         self._waiting = 0
         self._closed = False
-        self._change = threading.Condition()
+        self._lock = threading.Lock()
 
     def run(self, work: Callable[[Browser], Result], undo: Callable[[], None] = lambda: None) -> Result:
         """Run `work` with a browser. If the browser breaks, call `undo` and try once more with a new one.
@@ -54,78 +58,70 @@ class Pool:
                         browser.start()
                     browser.uses += 1
                     result = work(browser)
-            except BROKEN as error:
+            except BaseException as error:
                 self._drop(browser)
                 undo()
+                if not isinstance(error, BROKEN):
+                    raise
                 cause = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
                 logger.warning("a browser broke and was ended", extra={"cause": cause, "attempt": attempt})
                 if attempt == 2 or time.monotonic() >= limit:
                     raise Busy(f"the browser broke ({cause}); try again", RETRY_SECONDS) from error
-            except BaseException:
-                self._drop(browser)
-                undo()
-                raise
             else:
-                self._give_back(browser)
+                if browser.uses < self.config.uses:
+                    self._places.put(browser)
+                else:
+                    self._drop(browser)
                 return result
         raise AssertionError("unreachable")
 
     def close(self) -> None:
         """Kill all browsers. Running operations fail, and new ones raise Busy."""
-        with self._change:
+        with self._lock:
             self._closed = True
-            browsers, self._free = list(self._all), []
-            self._change.notify_all()
-        for browser in browsers:
+        for browser in self.browsers:
             browser.kill()
 
     @property
     def browsers(self) -> list[Browser]:
         """The running browsers."""
-        with self._change:
-            return list(self._all)
+        with self._lock:
+            return list(self._running)
 
     def _take(self, limit: float) -> Browser:
-        with self._change:
-            if not self._free and not self._places:
-                if self._waiting >= self.config.queue:
-                    raise Busy(f"all browsers are taken and {self._waiting} callers wait already", RETRY_SECONDS)
-                self._waiting += 1
-                try:
-                    is_available = self._change.wait_for(
-                        lambda: self._free or self._places or self._closed, limit - time.monotonic()
-                    )
-                finally:
-                    self._waiting -= 1
-                if not is_available:
-                    raise Busy(f"no browser became free within {self.config.deadline:g} s", RETRY_SECONDS)
-            if self._closed:
-                raise Busy("the browsers are being closed", RETRY_SECONDS)
-            if self._free:
-                return self._free.pop()
-            self._places -= 1
-            try:
-                browser = Browser(self.config)
-            except BaseException:
-                self._places += 1
-                raise
-            self._all.add(browser)
-            return browser
+        browser = self._await_place(limit)
+        try:
+            with self._lock:
+                if self._closed:
+                    raise Busy("the browsers are being closed", RETRY_SECONDS)
+                if browser is None:
+                    browser = Browser(self.config)
+                    self._running.add(browser)
+                return browser
+        except BaseException:
+            self._places.put(browser)
+            raise
 
-    def _give_back(self, browser: Browser) -> None:
-        if browser.uses >= self.config.uses:
-            self._drop(browser)
-            return
-        with self._change:
-            self._free.append(browser)
-            self._change.notify()
+    def _await_place(self, limit: float) -> Browser | None:
+        with contextlib.suppress(queue.Empty):
+            return self._places.get_nowait()
+        with self._lock:
+            if self._waiting >= self.config.queue:
+                raise Busy(f"all browsers are taken and {self._waiting} callers wait already", RETRY_SECONDS)
+            self._waiting += 1
+        try:
+            return self._places.get(timeout=max(limit - time.monotonic(), 0.0))
+        except queue.Empty:
+            raise Busy(f"no browser became free within {self.config.deadline:g} s", RETRY_SECONDS) from None
+        finally:
+            with self._lock:
+                self._waiting -= 1
 
     def _drop(self, browser: Browser) -> None:
         browser.kill()
-        with self._change:
-            self._all.discard(browser)
-            self._places += 1
-            self._change.notify()
+        with self._lock:
+            self._running.discard(browser)
+        self._places.put(None)
 
 
 @functools.cache

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from starpod.env_server import INVALID, Outcome
 from starpod.environments.webshop.shop import actions
@@ -11,6 +11,8 @@ from starpod.environments.webshop.shop import actions
 from .chromium import Browser
 from .view import PageView, look
 
+WINDOWS = {"desktop": (1280, 800), "phone": (390, 844)}
+"""Width and height of each kind of window, in CSS pixels."""
 _SCROLL = 0.8
 """Distance of one scroll, as a share of the window's height."""
 _UNCHANGED = Outcome(effective=False)
@@ -36,28 +38,23 @@ return sent;
 """Runs a script and returns the form that it sends. Nothing leaves the browser, which therefore needs no server."""
 
 
-class Session(Protocol):
-    """The visited session: its page, and the execution of its forms."""
-
-    def html(self) -> str: ...
-    def submit(self, action: str) -> Outcome: ...
-
-
 @dataclass
 class Visit:
-    """One visit to a session's page."""
+    """One visit to a session's page, in a window of the size that WINDOWS names."""
 
     browser: Browser
-    session: Session
-    size: tuple[int, int]
-    mobile: bool
+    window: str
+    html: Callable[[], str]
+    """Returns the session's page."""
+    submit: Callable[[str], Outcome]
+    """Executes the action of a form of the page."""
     outcome: Outcome | None = None
     """Outcome of the form that was sent during the visit."""
 
     def open(self, typed: str | None, scroll: int) -> PageView:
         """Open the page in the state in which it was left: with the typed text and the scroll position."""
-        self.browser.resize(*self.size, mobile=self.mobile)
-        self.browser.show(self.session.html())
+        self.browser.resize(*WINDOWS[self.window], mobile=self.window == "phone")
+        self.browser.show(self.html())
         self._run(_OPEN, typed, scroll)
         return look(self.browser)
 
@@ -103,6 +100,6 @@ class Visit:
         if form is None:
             return _UNCHANGED
         action = form.get("action") or actions.search(form.get("search_query", "")) or "search[]"
-        self.outcome = self.session.submit(action)
-        self.browser.show(self.session.html())
+        self.outcome = self.submit(action)
+        self.browser.show(self.html())
         return self.outcome

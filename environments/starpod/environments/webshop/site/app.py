@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import grpc
 from fastapi import FastAPI
 from jinja2 import Environment
 from markupsafe import Markup
@@ -25,6 +24,20 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
+from starpod.client import (
+    BadArgument,
+    DeadlineExceeded,
+    Draining,
+    EpisodeOver,
+    OutOfOrder,
+    Overloaded,
+    SessionLost,
+    StarpodError,
+    Unauthenticated,
+    UnknownSession,
+    Unreachable,
+    Unsupported,
+)
 from starpod.environments.webshop.shop import actions
 from starpod.environments.webshop.shop.markup import (
     logo,
@@ -40,7 +53,7 @@ from starpod.report.site import Guard, headers
 from starpod.serving.http import refuse_encoding
 from starpod.serving.sockets import parse_whole, refusal
 
-from .service import Page, Place, Refused, Service
+from .service import Service, SessionPage, SessionTurn
 from .trail import Trail
 
 _FIRST = ("catalogue", "goals")
@@ -60,6 +73,25 @@ _NOTICES = {
     "limit": "A limit of the session ended this episode.",
     "invalid": "That did not work on this page.",
 }
+_CLOSED = (503, "The shop is closed", "Its server does not answer, or is going away. Try again in a moment.")
+_FAILURES: dict[type[StarpodError], tuple[int, str, str]] = {
+    UnknownSession: (
+        404,
+        "No session of that id",
+        "It has ended, or there never was one: the id may have a typing mistake.",
+    ),
+    SessionLost: (410, "This session is lost", "Its environment stopped. Start a new one."),
+    Overloaded: (503, "The shop is full", "Others are using all there is. Try again in a moment."),
+    Draining: _CLOSED,
+    Unreachable: _CLOSED,
+    DeadlineExceeded: (504, "That took too long", "Try again: what you did is done once, however often you ask."),
+    Unauthenticated: (502, "The shop's server refuses this site", "Start the site with a valid token."),
+    Unsupported: (502, "The shop's server lacks something", "It must draw html pages and take snapshots."),
+    BadArgument: (400, "That was not understood", "Go back and try something else."),
+}
+"""HTTP status, title and advice for each kind of failed call."""
+_OTHER_FAILURE = (502, "Something went wrong in the shop", "Try again, or start a new session.")
+_ENDED = (410, "This session has ended", "It was closed, or nothing was done in it for too long. Start a new one.")
 
 
 class ShopSite:
@@ -104,10 +136,8 @@ class ShopSite:
             return await self.home(request, str(error), 400)
         try:
             session = await self.service.open(self.environment, values, seed, form.get("key", ""), _LEASE_SECONDS)
-        except Refused as failure:
-            if failure.code is grpc.StatusCode.INVALID_ARGUMENT:
-                return await self.home(request, failure.message, 400)
-            raise
+        except BadArgument as error:
+            return await self.home(request, error.message, 400)
         self._own[session] = None
         while len(self._own) > _OWN_SESSIONS:
             self._own.popitem(last=False)
@@ -141,13 +171,11 @@ class ShopSite:
         action = form.get("action") or actions.search(form.get("search_query", "")) or "search[]"
         try:
             transition = await self.service.act(session, place, action)
-        except Refused as error:
-            if error.reason in ("OUT_OF_ORDER", "EPISODE_OVER"):
-                return _redirect(_path(session) + f"?notice={'moved' if error.reason == 'OUT_OF_ORDER' else 'over'}")
-            if error.reason in ("OVERLOADED", "UNAVAILABLE", "DEADLINE", "DEADLINE_EXCEEDED"):
-                # The server executes a step only once, so the page can offer to send the same form again.
-                return self._failed(request, error, form=form)
-            raise
+        except OutOfOrder as error:
+            return _redirect(_path(session) + f"?notice={'over' if isinstance(error, EpisodeOver) else 'moved'}")
+        except (Overloaded, Unreachable, DeadlineExceeded) as error:
+            # The server executes a step only once, so the page can offer to send the same form again.
+            return self._failed(request, error, form=form)
         self.trail.act(session, place, action)
         if transition.truncated:
             return _redirect(_path(session) + "?notice=limit")
@@ -161,9 +189,7 @@ class ShopSite:
             raise HTTPException(403, "Only sessions that were started on this site get a new goal from it.")
         try:
             await self.service.again(session, _place(form).epoch)
-        except Refused as error:
-            if error.reason != "OUT_OF_ORDER":
-                raise
+        except OutOfOrder:
             return _redirect(_path(session) + "?notice=moved")
         return _redirect(_path(session))
 
@@ -188,10 +214,10 @@ class ShopSite:
 
     # --- shared helpers ------------------------------------------------------------------------------------------
 
-    async def _fetch_page(self, session: str) -> Page:
+    async def _fetch_page(self, session: str) -> SessionPage:
         page = await self.service.page(session)
         html = with_cents(page.html)
-        page = Page(page.place, with_pictures(html) if self.pictures else html)
+        page = SessionPage(page.place, with_pictures(html) if self.pictures else html)
         self.trail.see(session, page)
         return page
 
@@ -210,30 +236,26 @@ class ShopSite:
     def _page(self, request: Request, name: str, status: int = 200, **fields: Any) -> Response:
         return HTMLResponse(self._template(name).render(nonce=request.state.nonce, **fields), status)
 
-    def _failed(self, request: Request, refusal: Refused, form: Mapping[str, str] | None = None) -> Response:
-        status, title, advice = self._explain(request, refusal)
+    def _failed(self, request: Request, error: StarpodError, form: Mapping[str, str] | None = None) -> Response:
+        status, title, advice = self._explain(request, error)
         response = self._page(
-            request, "error.html", status, title=title, advice=advice, detail=refusal.message, again=form or {},
+            request, "error.html", status, title=title, advice=advice, detail=error.message, again=form or {},
             action=request.url.path,
         )  # fmt: skip
         if status == HTTPStatus.SERVICE_UNAVAILABLE:
-            response.headers["Retry-After"] = str(max(1, round(refusal.retry_after or 5)))
+            response.headers["Retry-After"] = str(max(1, round(error.retry_after or 5)))
         return response
 
-    def _explain(self, request: Request, refusal: Refused) -> tuple[int, str, str]:
+    def _explain(self, request: Request, error: StarpodError) -> tuple[int, str, str]:
         """Return HTTP status, title and advice for a failed call."""
         session = request.path_params.get("session", "")
-        if refusal.reason == "UNKNOWN_SESSION" and (session in self._own or self.trail.last(session)):
-            return (
-                410,
-                "This session has ended",
-                "It was closed, or nothing was done in it for too long. Start a new one.",
-            )
-        return _explain(refusal)
+        if isinstance(error, UnknownSession) and (session in self._own or self.trail.last(session)):
+            return _ENDED
+        return next((page for kind, page in _FAILURES.items() if isinstance(error, kind)), _OTHER_FAILURE)
 
     def refused(self, request: Request, error: Exception) -> Response:
         """Show a failed call to the server as a page."""
-        assert isinstance(error, Refused)
+        assert isinstance(error, StarpodError)
         if request.url.path.endswith("/state"):
             status, title, _ = self._explain(request, error)
             return JSONResponse({"error": title}, status)
@@ -301,7 +323,7 @@ def create_app(
         middleware=[Middleware(BaseHTTPMiddleware, dispatch=guarded)],
         lifespan=lifespan,
     )
-    app.add_exception_handler(Refused, site.refused)
+    app.add_exception_handler(StarpodError, site.refused)
     app.add_exception_handler(HTTPException, site.http_error)
     return app
 
@@ -321,16 +343,16 @@ def _redirect(path: str) -> Response:
     return RedirectResponse(path, 303)
 
 
-def _encode_place(place: Place) -> str:
+def _encode_place(place: SessionTurn) -> str:
     return f"{place.epoch}.{place.index}"
 
 
-def _place(form: Mapping[str, str]) -> Place:
+def _place(form: Mapping[str, str]) -> SessionTurn:
     """Return the step for which the form was made. Raises HTTPException 400 if it is missing."""
     epoch, index = parse_whole(form.get("epoch", ""), _MAX_INDEX), parse_whole(form.get("step_index", "0"), _MAX_INDEX)
     if epoch is None or index is None:
         raise HTTPException(400, "The form does not say for which step it was meant. Open the page again.")
-    return Place(epoch, index)
+    return SessionTurn(epoch, index)
 
 
 def _seed(text: str) -> int | None:
@@ -341,32 +363,6 @@ def _seed(text: str) -> int | None:
     if (seed := parse_whole(text, _MAX_SEED)) is None:
         raise ValueError("The seed is a whole number from 0 to 2^64 - 1.")
     return seed
-
-
-def _explain(refusal: Refused) -> tuple[int, str, str]:
-    """Return HTTP status, title and advice for a failed call."""
-    match refusal.reason:
-        case "UNKNOWN_SESSION":
-            return (
-                404,
-                "No session of that id",
-                "It has ended, or there never was one: the id may have a typing mistake.",
-            )
-        case "SESSION_LOST":
-            return 410, "This session is lost", "Its environment stopped. Start a new one."
-        case "OVERLOADED":
-            return 503, "The shop is full", "Others are using all there is. Try again in a moment."
-        case "DRAINING" | "UNAVAILABLE":
-            return 503, "The shop is closed", "Its server does not answer, or is going away. Try again in a moment."
-        case "DEADLINE" | "DEADLINE_EXCEEDED":
-            return 504, "That took too long", "Try again: what you did is done once, however often you ask."
-        case "UNAUTHENTICATED":
-            return 502, "The shop's server refuses this site", "Start the site with a valid token."
-        case "UNSUPPORTED" | "UNIMPLEMENTED":
-            return 502, "The shop's server lacks something", "It must draw html pages and take snapshots."
-        case "BAD_ARGUMENT":
-            return 400, "That was not understood", "Go back and try something else."
-    return 502, "Something went wrong in the shop", "Try again, or start a new session."
 
 
 @cache

@@ -7,16 +7,14 @@ import re
 from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from starpod.client import TLS
+from starpod.client.transport import Transport
 from starpod.env_server.registry import Registry, RegistryError
 from starpod.report.site import site_options
 from starpod.serving.sockets import link, listen
-
-if TYPE_CHECKING:
-    from .service import Security
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _ENVIRONMENT = "webshop-v1"
@@ -58,14 +56,13 @@ def site(
         raise click.UsageError("--store is about a server in this process: leave out ADDRESS")
     from starpod.env_server.server.server import ServerError
 
-    from .service import Security
-
+    transport = Transport(token_file, TLS(ca, certificate, key) if ca else None)
+    names = {host, *hosts}
     try:
-        security, names = Security(token_file, ca, certificate, key), {host, *hosts}
-        asyncio.run(_serve(address, stores, host=host, port=port, hosts=names, pictures=pictures, security=security))
+        asyncio.run(_serve(address, stores, host=host, port=port, hosts=names, pictures=pictures, transport=transport))
     except RegistryError as error:
         raise click.UsageError(str(error)) from error
-    except (ServerError, OSError) as error:
+    except (ServerError, OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
 
 
@@ -77,7 +74,7 @@ async def _serve(
     port: int,
     hosts: Collection[str],
     pictures: bool,
-    security: Security,
+    transport: Transport,
 ) -> None:
     from starpod.env_server.operation.config import ServerConfig
     from starpod.env_server.server.server import EnvironmentServer
@@ -95,7 +92,7 @@ async def _serve(
             await server.start()
             stack.push_async_callback(server.stop, 0)
             address = server.address
-        app = create_app(Service(address, security), environment=_ENVIRONMENT, pictures=pictures, hosts=hosts)
+        app = create_app(Service(address, transport), environment=_ENVIRONMENT, pictures=pictures, hosts=hosts)
         listener = stack.enter_context(listen(host, port))
         print(f"The shop is open at {link(listener, host)}", flush=True)
         await serve(app, listener)

@@ -8,7 +8,7 @@ from collections import OrderedDict, deque
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .service import Page, Place
+from .service import SessionPage, SessionTurn
 
 _TITLE = re.compile(r"<title>(.*?)</title>", re.DOTALL)
 _SESSIONS = 1000
@@ -31,14 +31,14 @@ class Trail:
 
     def __init__(self) -> None:
         self._sessions: OrderedDict[str, deque[Seen]] = OrderedDict()
-        self._actions: dict[str, tuple[Place, str]] = {}
+        self._actions: dict[str, tuple[SessionTurn, str]] = {}
 
-    def act(self, session: str, place: Place, action: str) -> None:
+    def act(self, session: str, place: SessionTurn, action: str) -> None:
         """Record an action that was taken at a step."""
         if session in self._sessions:
             self._actions[session] = (place, action)
 
-    def see(self, session: str, page: Page) -> None:
+    def see(self, session: str, page: SessionPage) -> None:
         """Record a page that was shown."""
         steps = self._sessions.setdefault(session, deque(maxlen=_STEPS))
         self._sessions.move_to_end(session)
@@ -51,13 +51,13 @@ class Trail:
         match = _TITLE.search(page.html)
         title = html.unescape(match[1]).strip().removesuffix(" - WebShop") if match else "?"
         previous_place, action = self._actions.get(session, (None, ""))
-        was_last = previous_place == Place(place.epoch, place.index - 1)
+        was_last = previous_place == SessionTurn(place.epoch, place.index - 1)
         steps.append(Seen(place.epoch, place.index, title, action if was_last else ""))
 
-    def last(self, session: str) -> Place | None:
+    def last(self, session: str) -> SessionTurn | None:
         """Return the step of the latest page, or None."""
         steps = self._sessions.get(session)
-        return Place(steps[-1].epoch, steps[-1].step) if steps else None
+        return SessionTurn(steps[-1].epoch, steps[-1].step) if steps else None
 
     def of(self, session: str) -> list[dict[str, Any]]:
         """Return the history of a session as plain values, oldest first."""
