@@ -54,7 +54,7 @@ def train_on_prompts(right: Right, episode: Any) -> Any:
 
 
 def believe_the_digest(right: Right, calls: Any, table: Any, request: Any) -> Any:
-    snapshot, module = request.snapshot, sys.modules[f"{SERVER}.sessions.calls"]
+    snapshot, module = request.snapshot, sys.modules[f"{SERVER}.sessions.creation"]
     snapshot.digest = module.digest_snapshot(snapshot.environment_id, snapshot.environment_version, snapshot.state)
     return right(calls, table, request)
 
@@ -167,7 +167,7 @@ MUTATIONS: dict[str, tuple[str, Callable[..., Any], str]] = {
         "tests/env_server/sessions/test_calls.py::test_a_repeated_reset_is_made_once",
     ),
     "snapshots: the digest is not looked at": (
-        f"{SERVER}.sessions.calls:Calls._restore",
+        f"{SERVER}.sessions.creation:SessionCreation.restore",
         believe_the_digest,
         "tests/env_server/sessions/test_calls.py::test_snapshots_are_checked",
     ),

@@ -293,7 +293,7 @@ def reset_rows(
         try:
             started = host.start(plan)
         except Exception as error:
-            failures.append((row, worker.failure(session, error, "Reset")))
+            failures.append((row, worker.failures.convert(session, error, "Reset")))
             continue
         answers.environment_seconds += time.perf_counter() - before
         session.begin_episode(plan)

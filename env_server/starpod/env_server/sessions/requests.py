@@ -18,11 +18,12 @@ from google.protobuf.message import DecodeError, Message
 from pydantic import ValidationError
 
 from starpod.env_server.authoring.environment import Environment, EnvironmentOptions
-from starpod.env_server.episodes.convert import INEXACT
-from starpod.env_server.episodes.errors import MAX_VIOLATIONS, CallError, EnvironmentRaised, bad_argument
+from starpod.env_server.episodes.convert import INEXACT, spec_to, want_from
+from starpod.env_server.episodes.errors import MAX_VIOLATIONS, CallError, EnvironmentRaised, bad_argument, unsupported
 from starpod.env_server.operation.config import ServerLimits
 from starpod.serving.user_code import is_ctrl_c
 from starpod.v1 import environment_pb2 as pb
+from starpod.v1.values import Want
 
 M = TypeVar("M", bound=Message)
 
@@ -304,3 +305,43 @@ def _marks(text: str, first: int, last: int, limit: int) -> int:
         if count > limit:
             break
     return count
+
+
+# --- rules of single fields --------------------------------------------------------------------------------------
+
+
+def check_ids(ids: Sequence[str], limits: ServerLimits) -> None:
+    """Raise BAD_ARGUMENT if a Renew or Close names more sessions than the server can hold."""
+    if len(ids) > limits.max_sessions:
+        problem = f"has {len(ids)} entries; this server holds at most {limits.max_sessions} sessions"
+        raise bad_argument("session_ids", problem)
+
+
+def members_of(request: pb.OpenRequest | pb.ForkRequest | pb.RestoreRequest, limits: ServerLimits) -> range:
+    """Return the indices, within their group, of the sessions to create. Raises BAD_ARGUMENT."""
+    count = request.count or 1
+    if count > limits.max_group:
+        raise bad_argument("count", f"is {count}; this server creates at most {limits.max_group} at a time")
+    if request.first_member + count > 2**32:
+        raise bad_argument("first_member", f"is {request.first_member}; {count} places from there end beyond 2^32")
+    return range(request.first_member, request.first_member + count)
+
+
+def lease_of(request: pb.OpenRequest | pb.RestoreRequest, limits: ServerLimits) -> float:
+    """Return the lease of new sessions in seconds. Raises BAD_ARGUMENT."""
+    seconds = request.lease_seconds
+    if seconds != seconds or seconds < 0:
+        raise bad_argument("lease_seconds", f"is {seconds}; give seconds, or 0 for the server's default")
+    return min(seconds or limits.default_lease_seconds, limits.max_lease_seconds)
+
+
+def wanted(environment: type[Environment], message: pb.Want) -> Want:
+    """Return the optional fields that a request asks for. Raises UNSUPPORTED if the environment lacks one."""
+    want = want_from(message)
+    if want.image and "png" not in environment.spec.render_modes:
+        raise unsupported(environment, "image", "does not render png")
+    capabilities = spec_to(environment).capabilities
+    for name in ("expert_action", "score", "valid_actions"):
+        if getattr(want, name) and not getattr(capabilities, name):
+            raise unsupported(environment, name, f"has no {name}")
+    return want

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections import deque
 from collections.abc import Sequence
 
 from google.protobuf.message import Message
@@ -24,7 +23,7 @@ _SHORT_BYTES = 64
 
 
 class ServedSession:
-    """One live session.
+    """One live session. `async with session:` takes a turn of its calls.
 
     Attributes:
         plan: seeds, options and limits of the current episode.
@@ -44,8 +43,7 @@ class ServedSession:
     """
 
     __slots__ = (
-        "_taken",
-        "_waiting",
+        "_turn",
         "closed",
         "environment",
         "epoch",
@@ -90,44 +88,21 @@ class ServedSession:
         self.closed = False
         self.last_call = time.monotonic()
         self.pending = 0
-        self._taken = False
-        self._waiting: deque[asyncio.Future[None]] | None = None
-
-    def turn_taking(self) -> ServedSession:
-        """Return a context manager in which calls on this session run one at a time, in the order of arrival."""
-        return self
+        self._turn = asyncio.Lock()
 
     async def __aenter__(self) -> None:
+        """Begin a call on this session. Calls run one at a time, in the order of arrival."""
         self.pending += 1
-        if not self._taken:
-            self._taken = True
-            return
-        if self._waiting is None:
-            self._waiting = deque()
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
         try:
-            await turn
-        except asyncio.CancelledError:
+            await self._turn.acquire()
+        except BaseException:
             self.pending -= 1
-            if not turn.cancelled():
-                # The turn was passed to this call already: pass it on.
-                self._pass_on()
             raise
 
     async def __aexit__(self, *_: object) -> None:
         self.last_call = time.monotonic()
         self.pending -= 1
-        self._pass_on()
-
-    def _pass_on(self) -> None:
-        while self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._waiting = None
-        self._taken = False
+        self._turn.release()
 
     def check(self) -> None:
         """Raise SESSION_LOST if the session can no longer be used, or UNKNOWN_SESSION if it was closed."""

@@ -8,13 +8,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from google.protobuf.message import Message
-
 from starpod.env_server.episodes.errors import CallError, bad_argument, overloaded
 from starpod.env_server.operation.tenants import Tenant
 from starpod.env_server.sessions.session import ServedSession, digest_request, unknown_session
 from starpod.v1 import environment_pb2 as pb
 
+Request = TypeVar("Request", pb.OpenRequest, pb.ForkRequest, pb.RestoreRequest)
 Created = TypeVar("Created", pb.OpenResponse, pb.ForkResponse, pb.RestoreResponse)
 
 _MAX_KEY_BYTES = 128
@@ -86,22 +85,25 @@ class SessionTable(dict[str, ServedSession]):
                 self._remembered_bytes -= len(reservation.reply) + _RESERVATION_BYTES
 
     async def once(
-        self, key: str, request: Message, response_type: type[Created], create: Callable[[], Awaitable[Created]]
+        self,
+        request: Request,
+        response_type: type[Created],
+        create: Callable[[SessionTable, Request], Awaitable[Created]],
     ) -> Created:
-        """Run `create` once per key. The same request with the same key gets the same reply.
+        """Run `create` once per key of a request. The same request with the same key gets the same reply.
 
         Args:
-            key: key of the caller; empty if the call has none.
             request: the request, which is compared with the key's first one.
             response_type: type of the reply.
-            create: creates the sessions and returns the reply.
+            create: creates the sessions in this table and returns the reply.
 
         Raises:
             CallError: BAD_ARGUMENT if the key is too long, KEY_REUSED if it belongs to another request, OVERLOADED if
                 too many keys are stored, or the error of `create`.
         """
+        key = request.key
         if not key:
-            return await create()
+            return await create(self, request)
         if len(key.encode()) > _MAX_KEY_BYTES:
             raise bad_argument("key", f"is longer than {_MAX_KEY_BYTES} bytes")
         fingerprint = request.DESCRIPTOR.name.encode() + digest_request(request)
@@ -118,7 +120,7 @@ class SessionTable(dict[str, ServedSession]):
         reservation = Reservation(fingerprint, future)
         self.reservations[key] = reservation
         try:
-            response = await create()
+            response = await create(self, request)
         except BaseException as error:
             # Nothing was created: free the key, and pass the error to calls that wait for it.
             del self.reservations[key]

@@ -1,40 +1,35 @@
-"""A server process: the state that its calls share, the start and end of sessions, and the errors that callers get."""
+"""A server process: the state that its calls share and the start and end of sessions."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
+import functools
 import secrets
 import time
-from collections.abc import Awaitable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
-from starpod.env_server.authoring.environment import Busy, Concurrency, Environment, OptionsError, Unavailable
+from google.protobuf import struct_pb2
+
+from starpod.env_server.authoring.environment import Busy, Concurrency, Environment, EnvironmentOptions
+from starpod.env_server.episodes import convert
 from starpod.env_server.episodes.effects import Journal
-from starpod.env_server.episodes.errors import CallError, EnvironmentRaised, bad_argument, overloaded, unsupported
-from starpod.env_server.episodes.live_episode import EpisodeEnded, Want
-from starpod.env_server.episodes.state import StateError
+from starpod.env_server.episodes.errors import CallError, overloaded
+from starpod.env_server.episodes.live_episode import Want
 from starpod.env_server.operation.config import ServerLimits
 from starpod.env_server.operation.metrics import Metrics
 from starpod.env_server.operation.tenants import RECEIVED_SECONDS, LoopShare, Tenant
-from starpod.env_server.processes.hosts import (
-    EpisodeHost,
-    HostDied,
-    LocalHost,
-    Pools,
-    StateTooLarge,
-)
+from starpod.env_server.processes.hosts import EpisodeHost, LocalHost, Pools
 from starpod.env_server.processes.process_host import ProcessHost
+from starpod.env_server.processes.threads import Hung
 from starpod.env_server.registry import Registry
 from starpod.env_server.sandbox.sandbox import UNTRUSTING, Sandbox
-from starpod.env_server.sessions.requests import LARGE_BYTES
+from starpod.env_server.sessions.failures import Failures
+from starpod.env_server.sessions.requests import LARGE_BYTES, check_options, parse_options
 from starpod.env_server.sessions.seal import SnapshotSeal
 from starpod.env_server.sessions.session import ServedSession
 from starpod.env_server.sessions.table import SessionTable
 
-logger = logging.getLogger(__name__)
-
-R = TypeVar("R")
 _RETRY_SECONDS = 0.5
 
 
@@ -61,6 +56,7 @@ class Worker:
         self.registry = registry
         self.limits = limits
         self.metrics = metrics
+        self.failures = Failures(metrics)
         self.sandbox = sandbox
         self.seal = seal or SnapshotSeal()
         self.journal = journal or Journal()
@@ -110,6 +106,20 @@ class Worker:
             raise overloaded(
                 "max_processes", f"all {self.limits.max_processes} environment processes are in use", _RETRY_SECONDS
             )
+
+    async def read_options(self, environment: type[Environment], message: struct_pb2.Struct) -> EnvironmentOptions:
+        """Return an environment's options. Raises BAD_ARGUMENT."""
+        check_options(message, self.limits)
+        values = convert.options_from(message)
+        if values and environment.spec.slow_reset:
+            # Validators may search as long as resets do.
+            try:
+                return await self.pools.computing.run(functools.partial(parse_options, environment, values))
+            except Hung as hung:
+                raise CallError("ENVIRONMENT_BUG", f"checking the options {hung}", {"session": "intact"}) from hung
+            except Busy as busy:
+                raise overloaded("environment", busy.message, busy.retry_after) from busy
+        return parse_options(environment, values)
 
     def count_received(self, tenant: Tenant, size: int) -> None:
         """Charge a tenant for receiving a large request, which takes the event loop's time before any handler runs."""
@@ -167,69 +177,7 @@ class Worker:
                 self.drop(table, session)
         self.pools.shut_down()
 
-    # --- failures --------------------------------------------------------------------------------------------------
-
-    async def guard(self, session: ServedSession, work: Awaitable[R], verb: str) -> R:
-        """Await an environment's work and convert its exceptions to the contract's errors."""
-        try:
-            return await work
-        except Exception as error:
-            failure = self.failure(session, error, verb)
-            if failure is error:
-                raise
-            raise failure from error
-
-    def failure(self, session: ServedSession, error: Exception, verb: str) -> Exception:
-        """Return the contract's error for an exception of an environment's work. Other exceptions are returned."""
-        match error:
-            case EpisodeEnded():
-                return session.out_of_order(session.epoch, session.next_index)
-            case OptionsError():
-                return bad_argument("options", str(error))
-            case Busy():
-                return overloaded("environment", error.message, error.retry_after)
-            case Unavailable():
-                return unsupported(session.environment, "render", f"cannot draw here: {error}")
-            case StateError():
-                return unsupported(session.environment, "snapshot", str(error))
-            case StateTooLarge():
-                return CallError("TOO_LARGE", f"the state has {error}", {"limit": "max_snapshot_bytes"})
-            case HostDied():
-                host_kind = "process" if session.environment.spec.concurrency is Concurrency.PROCESS else "thread"
-                session.lose(f"its environment {host_kind} {error}")
-                self.metrics.count_lost(session.environment.spec.id)
-                logger.warning("session lost", extra={"session": session.id, "verb": verb, "cause": session.lost})
-                return session.loss()
-            case EnvironmentRaised():
-                return self._bug(session, error, verb)
-        return error
-
-    def break_off(self, session: ServedSession, error: BaseException) -> CallError:
-        """Return ENVIRONMENT_BUG for a Step that failed or whose transition cannot be sent. The session is lost."""
-        bug = EnvironmentRaised.from_exception(session.environment, error, intact=False)
-        bug.__cause__ = error
-        return self._bug(session, bug, "Step")
-
-    def _bug(self, session: ServedSession, bug: EnvironmentRaised, verb: str) -> CallError:
-        """Log a bug of an environment and return ENVIRONMENT_BUG. The session is lost if its state may be corrupt."""
-        logger.error("environment bug: %s", bug, extra={"session": session.id, "verb": verb}, exc_info=bug.__cause__)
-        if not bug.intact and not session.lost:
-            session.lose(f"{bug} in {verb}")
-            self.metrics.count_lost(session.environment.spec.id)
-        return CallError(
-            "ENVIRONMENT_BUG",
-            f"{session.environment.spec.id}: {verb} raised {bug}" + ("" if bug.intact else "; the session is lost"),
-            {"session": "intact" if bug.intact else "lost", "exception": bug.exception},
-        )
-
-    def as_call_error(self, error: Exception) -> CallError:
-        """Return the contract's error for an exception. An unexpected exception is logged and becomes SERVER_BUG."""
-        if isinstance(error, CallError):
-            return error
-        logger.error("server bug: %r", error, exc_info=error)
-        return CallError("SERVER_BUG", f"the server has a bug: {type(error).__name__}; see its log")
-
 
 async def _close_in_turn(session: ServedSession) -> None:
-    async with session.turn_taking():
+    async with session:
         session.close()

@@ -230,7 +230,7 @@ class EnvironmentService:
 
     def failure(self, method: str, error: Exception) -> CallError:
         """Return the error to send for an exception, and free what the exception refers to, such as the request."""
-        failure = self._worker.as_call_error(error)
+        failure = self._worker.failures.as_call_error(error)
         self._worker.metrics.error(method, failure.reason)
         release(error)
         return failure

@@ -192,7 +192,9 @@ class StreamServer:
                     single_rows, broken_rows, stop = step_rows(
                         rows, start, stop, self._table, limits.max_step_actions, self._worker.metrics, answers
                     )
-                    failures = [(row, self._worker.break_off(session, cause)) for row, session, cause in broken_rows]
+                    failures = [
+                        (row, self._worker.failures.break_off(session, cause)) for row, session, cause in broken_rows
+                    ]
                 for row, failure in failures:
                     status = self._status(rows.verb, failure)
                     answers.message.replies.append(pb.Reply(call_id=rows.call_ids[row], error=status))
@@ -315,7 +317,7 @@ class StreamServer:
             return pb.Reply(call_id=call_id, error=self._status(rows.verb, error))
 
     def _status(self, verb: str, error: Exception) -> status_pb2.Status:
-        failure = self._worker.as_call_error(error)
+        failure = self._worker.failures.as_call_error(error)
         self._worker.metrics.error(verb.capitalize(), failure.reason)
         release(error)
         return failure.status()
