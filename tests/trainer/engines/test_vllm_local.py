@@ -24,7 +24,7 @@ from safetensors import safe_open
 from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from benchmarks.training import gpu_check
-from starpod.trainer.engines import vllm_local, vllm_worker
+from starpod.trainer.engines import vllm_core, vllm_local, vllm_worker
 from starpod.trainer.engines.base import EngineError
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.factory import build_engine
@@ -57,7 +57,7 @@ def patched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_local, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(vllm_core, "LOOK_SECONDS", 0.01)
 
 
 def build(policy: Policy | None = None, **settings: Any) -> Any:
@@ -194,12 +194,12 @@ async def test_a_core_that_hangs_is_lost_and_a_slow_one_is_waited_for(
     """It answers between two steps; in a long step it answers nothing, and computes."""
     looks, working, released = 0, True, asyncio.Event()
 
-    def is_working(_: LocalVllm) -> bool:
+    def is_working(_: vllm_core.VllmCore) -> bool:
         nonlocal looks
         looks += 1
         return working
 
-    monkeypatch.setattr(LocalVllm, "_is_working", is_working)
+    monkeypatch.setattr(vllm_core.VllmCore, "is_working", is_working)
     async with an_engine(health_timeout=0.1, restarts=0) as (engine, llm):
         llm.core.tick = released.wait
         call = asyncio.ensure_future(engine.generate(ask([1, 2])))
@@ -223,7 +223,7 @@ def spin() -> None:
 async def test_a_core_works_where_it_computes_and_none_of_its_processes_is_stopped(
     patched: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vllm_local, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(vllm_core, "LOOK_SECONDS", 0.0)
     cores = [multiprocessing.Process(target=work, name=f"EngineCore_{work.__name__}") for work in (signal.pause, spin)]
     async with an_engine() as (engine, _):
 
@@ -231,7 +231,7 @@ async def test_a_core_works_where_it_computes_and_none_of_its_processes_is_stopp
             looks = []
             for _ in range(12):
                 await asyncio.sleep(0.01)
-                looks.append(engine._is_working())
+                looks.append(engine._core.is_working())
             return any(looks)
 
         assert not await worked()
@@ -239,15 +239,15 @@ async def test_a_core_works_where_it_computes_and_none_of_its_processes_is_stopp
             core.start()
         idle, busy = cores
         try:
-            await eventually(engine._is_working)
+            await eventually(engine._core.is_working)
             assert idle.pid is not None
             os.kill(idle.pid, signal.SIGSTOP)
             assert not await worked()
             os.kill(idle.pid, signal.SIGCONT)
-            await eventually(engine._is_working)
+            await eventually(engine._core.is_working)
             busy.kill()
             busy.join()
-            engine._is_working()
+            engine._core.is_working()
             assert not await worked()
         finally:
             for core in cores:

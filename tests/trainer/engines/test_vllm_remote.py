@@ -42,12 +42,12 @@ from tests.waiting import eventually
 
 @pytest.fixture(autouse=True)
 def _quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("starpod.trainer.engines.vllm_remote.FIRST_WAIT", 0.001)
+    monkeypatch.setattr("starpod.trainer.engines.vllm_server.FIRST_WAIT", 0.001)
 
 
 @pytest.fixture
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("starpod.trainer.engines.vllm_remote.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("starpod.trainer.engines.vllm_server.LOOK_SECONDS", 0.01)
 
 
 def connect(*urls: str, **values: Any) -> RemoteVllm:
@@ -440,7 +440,7 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.synchronize", lambda: None)
     monkeypatch.setattr(Group, "made", [])
     monkeypatch.setattr(Group, "sent", [])
-    monkeypatch.setattr("starpod.trainer.engines.vllm_remote.device_of", lambda model: torch.device("cuda:1"))
+    monkeypatch.setattr("starpod.trainer.engines.vllm_nccl.device_of", lambda model: torch.device("cuda:1"))
 
 
 NCCL = {"handover": "nccl", "nccl_address": "10.0.0.1:29500"}
