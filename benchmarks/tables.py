@@ -16,9 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.results import RESULTS, Columns, cells_of, duration, percent
+from benchmarks.results import markdown_table as table
+from benchmarks.serving import gateway, http, sessions, tail
 from benchmarks.training.asynchrony import asynchrony_table
+from benchmarks.training.collection import COLLECTION_HEAD, collection_rows
 from benchmarks.training.comparison import EVALUATION, RETURN, SPENT
-from benchmarks.training.experiment import EXPERIMENTS, RESULTS, read_experiment
+from benchmarks.training.experiment import EXPERIMENTS, read_experiment
+from benchmarks.ui.scale import PAGES_HEAD
 from benchmarks.webshop import report
 from starpod.trainer.evaluation.statistics import mean_interval
 from starpod.trainer.models.config import SMOLLM2, model_title
@@ -42,71 +47,18 @@ def figures(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table in Markdown. The first column has words, the others numbers."""
-    lines = ["| " + " | ".join(cells) + " |" for cells in (head, *rows)]
-    return "\n".join([lines[0], "|---" + "|---:" * (len(head) - 1) + "|", *lines[1:]])
-
-
-def duration(seconds: float) -> str:
-    unit, scale = ("µs", 1e6) if seconds < 1e-3 else ("ms", 1e3) if seconds < 1 else ("s", 1)
-    return f"{seconds * scale:,.{0 if seconds * scale >= 99.5 else 1}f} {unit}"
-
-
-def percent(share: float) -> str:
-    return f"{share:.1%}".replace("%", " %")
-
-
 def versions(where: Mapping[str, Any]) -> str:
     """Return the packages of a result of `machine`, with their versions."""
     return ", ".join(f"{name} {number}" for name, number in where["versions"].items())
 
 
-Columns = Mapping[str, Callable[[Mapping[str, Any]], str]]
-"""Columns of a table: for each heading, the function from a result to its cell."""
-
-
 def rows_of(name: str, columns: Columns) -> str:
     """Return a table with a row for each result in docs/benchmarks/NAME.json, or for the only one."""
     data = figures(name)
-    return table(list(columns), [[cell(row) for cell in columns.values()] for row in data.get("results", [data])])
+    return table(list(columns), cells_of(data.get("results", [data]), columns))
 
 
 # Serving
-
-HTTP: Columns = {
-    "One lake": lambda row: row["way"],
-    "Sessions": lambda row: f"{row['sessions']}",
-    "Steps/s": lambda row: f"{row['steps_per_second']:,.0f}",
-    "Median wait": lambda row: duration(row["p50_us"] / 1e6),
-    "Server's CPU µs per step": lambda row: f"{row['server_cpu_us']:.0f}",
-}
-GATEWAY: Columns = {
-    "Sessions": lambda row: f"{row['sessions']}",
-    "Replies": lambda row: f"{row['replies']}",
-    "Longest prompt": lambda row: f"{row['longest_prompt']:,}",
-    "p50 added": lambda row: f"{row['p50_ms']:.1f} ms",
-    "p90": lambda row: f"{row['p90_ms']:.1f} ms",
-    "p99": lambda row: f"{row['p99_ms']:.1f} ms",
-    "CPU of a reply": lambda row: f"{row['cpu_ms']:.1f} ms",
-}
-TAIL: Columns = {
-    "Share of the closed loop's rate": lambda row: (
-        "closed loop" if row["share"] == 1 else f"{row['share'] * 100:.0f} %"
-    ),
-    "Steps/s": lambda row: f"{row['steps_per_second']:,.0f}",
-    "p50": lambda row: f"{row['p50']:.3g} ms",
-    "p99": lambda row: f"{row['p99']:.3g} ms",
-    "p99.9": lambda row: f"{row['p999']:.3g} ms",
-    "p99.9 over p50": lambda row: f"{row['p999'] / row['p50']:.2g}",
-}
-SESSIONS: Columns = {
-    "Environment": lambda row: row["environment"],
-    "Sessions": lambda row: f"{row['sessions']:,}",
-    "Memory of each": lambda row: f"{row['bytes_per_session'] / 1024:.1f} KiB",
-    "Server's CPU, all idle": lambda row: f"{percent(row['idle_cpu'])} of a core",
-    "CPU to reap all": lambda row: f"{row['reap_cpu_seconds']:.2f} s",
-}
 
 
 def way(name: str, sessions: int, task: str = "throughput") -> Mapping[str, Any] | None:
@@ -518,22 +470,9 @@ def at_tokens(run: Mapping[str, Any], tokens: float, key: str) -> float:
 
 
 def collection() -> str:
-    results = figures("collection")["results"]
-    rows = []
-    for name in dict.fromkeys(result["way"] for result in results):
-        rounds = [result for result in results if result["way"] == name]
-        seconds = median(result["seconds"] for result in rounds)
-        idle = median(result["idle"] for result in rounds)
-        rows.append(
-            [
-                name,
-                f"{rounds[0]['episodes'] / seconds:.1f}",
-                f"{rounds[0]['steps'] / seconds:.0f}",
-                f"{idle:.0%}".replace("%", " %"),
-            ]
-        )
+    rows = collection_rows(figures("collection")["results"])
     ratio = float(rows[1][1]) / float(rows[0][1])
-    return table(["Way", "Episodes/s", "Steps/s", "Engine idle"], rows) + f"\n\n{ratio:.1f} times the lock-step rate."
+    return f"{table(COLLECTION_HEAD, rows)}\n\n{ratio:.1f} times the lock-step rate."
 
 
 def asynchrony() -> str:
@@ -552,7 +491,7 @@ def live_site() -> str:
         for name, times in report["pages"].items()
     ]
     cost = f"{report['indexing_cpu_seconds']:,.0f} s of CPU, {report['index_bytes'] / 2**20:,.0f} MiB"
-    return table(["Page", "First after a restart", "Slowest of five", "CPU"], rows) + f"\n\nThe index: {cost}."
+    return table(PAGES_HEAD, rows) + f"\n\nThe index: {cost}."
 
 
 PAGES: dict[str, tuple[str, dict[str, Callable[[], str]]]] = {
@@ -565,11 +504,11 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[], str]]]] = {
         {
             "Aims": aims,
             "Slow steps, and a shop": workloads,
-            "JSON over HTTP": partial(rows_of, "http", HTTP),
-            "A gateway before an engine": partial(rows_of, "gateway", GATEWAY),
+            "JSON over HTTP": partial(rows_of, "http", http.COLUMNS),
+            "A gateway before an engine": partial(rows_of, "gateway", gateway.COLUMNS),
             "A gateway among kills": gateway_kills,
-            "The tail of latency": partial(rows_of, "tail", TAIL),
-            "Ten thousand sessions": partial(rows_of, "sessions", SESSIONS),
+            "The tail of latency": partial(rows_of, "tail", tail.COLUMNS),
+            "Ten thousand sessions": partial(rows_of, "sessions", sessions.COLUMNS),
             "Every environment that is installed": hub,
             "Thirty minutes": soak,
             "A thousand servers": placement,

@@ -16,11 +16,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import json
 import multiprocessing
 import os
 import random
-import sys
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -29,11 +27,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from benchmarks.fleet.simulated import ENVIRONMENT, NAME, PORT, Cluster, Server, balance
-from benchmarks.machine import origin, resident_bytes
+from benchmarks.machine import resident_bytes
+from benchmarks.results import picture, print_table, write_result
 from starpod.client import Fleet, Session
 from starpod.client.pool import placement
 from tests.support import ROOT
@@ -199,36 +195,33 @@ def run(servers: int, sessions: int, group: int, clients: int, candidates: int) 
 def show(results: list[Result]) -> None:
     for result in results:
         title = f"{result.servers:,} servers, {result.sessions:,} sessions"
-        table = Table("What", "CPU s", "µs", "of each", "KiB", "Balance", title=title, title_justify="left")
-        for part in result.parts:
-            table.add_row(
+        rows = [
+            [
                 part.name,
                 f"{part.cpu:.2f}",
                 f"{part.microseconds:,.0f}",
                 part.what,
                 "" if part.bytes is None or part.bytes < 1024 else f"{part.bytes / 1024:.1f}",
                 "" if part.balance is None else f"{part.balance:.3f}",
-            )
-        Console(file=sys.stderr, width=120).print(table)
+            ]
+            for part in result.parts
+        ]
+        print_table(["What", "CPU s", "µs", "of each", "KiB", "Balance"], rows, title)
 
 
 def plot(result: Result, path: Path) -> None:
     """Plot the number of sessions of each server, from the emptiest to the fullest."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 3.5), layout="constrained")
-    axes = figure.add_subplot()
-    for name, values in result.counts.items():
-        mean = sum(values) / len(values)
-        shares = [index / max(1, len(values) - 1) for index in range(len(values))]
-        axes.plot(shares, [value / mean for value in values], label=name)
-    axes.set_xlabel("servers, from the emptiest to the fullest")
-    axes.set_ylabel("sessions over the mean")
-    axes.set_ylim(bottom=0)
-    axes.xaxis.set_major_formatter("{x:.0%}")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(path, metadata={"Date": None})
+    with picture(path, figsize=(7, 3.5)) as (_, axes):
+        for name, values in result.counts.items():
+            mean = sum(values) / len(values)
+            shares = [index / max(1, len(values) - 1) for index in range(len(values))]
+            axes.plot(shares, [value / mean for value in values], label=name)
+        axes.set_xlabel("servers, from the emptiest to the fullest")
+        axes.set_ylabel("sessions over the mean")
+        axes.set_ylim(bottom=0)
+        axes.xaxis.set_major_formatter("{x:.0%}")
+        axes.grid(alpha=0.3)
+        axes.legend()
 
 
 def main() -> None:
@@ -254,11 +247,8 @@ def main() -> None:
             values = process.submit(run, *task).result()
         results.append(Result(**{**values, "parts": [Part(**part) for part in values["parts"]]}))
     show(results)
-    document = {
-        **origin(),
-        "results": [{key: value for key, value in asdict(result).items() if key != "counts"} for result in results],
-    }
-    arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+    rows = [{key: value for key, value in asdict(result).items() if key != "counts"} for result in results]
+    write_result(arguments.json, {"results": rows})
     plot(results[-1], arguments.plot)
 
 

@@ -24,14 +24,24 @@ from time import perf_counter
 from typing import Any
 
 import uvloop
-from rich.console import Console
 
-from benchmarks.machine import CLIENT_CORE, SERVER_CORE, Usage, only_on, origin
+from benchmarks.machine import CLIENT_CORE, SERVER_CORE, Usage, only_on
+from benchmarks.results import Columns, cells_of, print_table, write_result
 from benchmarks.serving.http import Caller
 from tests.support import ROOT, ServerProcess
 
 REPLY_TOKENS = 64
 OBSERVATION = "The door is closed, and on the table lies a key. You may go north, take the key or open the door. "
+
+COLUMNS: Columns = {
+    "Sessions": lambda row: f"{row['sessions']}",
+    "Replies": lambda row: f"{row['replies']}",
+    "Longest prompt": lambda row: f"{row['longest_prompt']:,}",
+    "p50 added": lambda row: f"{row['p50_ms']:.1f} ms",
+    "p90": lambda row: f"{row['p90_ms']:.1f} ms",
+    "p99": lambda row: f"{row['p99_ms']:.1f} ms",
+    "CPU of a reply": lambda row: f"{row['cpu_ms']:.1f} ms",
+}
 
 
 def main() -> None:
@@ -46,12 +56,8 @@ def main() -> None:
         uvloop.run(_serve(arguments.port, arguments.engine_seconds))
         return
     result = uvloop.run(measure(arguments.sessions, arguments.turns, arguments.engine_seconds))
-    arguments.json.write_text(json.dumps({**origin(), **result}, indent=2) + "\n")
-    Console().print(
-        f"{result['sessions']} sessions, {result['replies']} replies: added p50 {result['p50_ms']:.2f} ms, p90 "
-        f"{result['p90_ms']:.2f} ms, p99 {result['p99_ms']:.2f} ms; {result['cpu_ms']:.2f} ms of CPU each; prompts "
-        f"of up to {result['longest_prompt']} tokens"
-    )
+    write_result(arguments.json, result)
+    print_table(list(COLUMNS), cells_of([result], COLUMNS))
 
 
 async def measure(sessions: int, turns: int, engine_seconds: float) -> dict[str, Any]:

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import tempfile
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from benchmarks.machine import origin
+from benchmarks.results import write_result
 from tests.support import ROOT
 from tests.tools.gateway.kills import play_among_kills, save_model, trained_among_kills
 
@@ -41,7 +40,7 @@ def main() -> None:
                 result = asyncio.run(play_among_kills(folder, model, arguments.kills, name))
         results[name] = {**result, "minutes": round((perf_counter() - start) / 60, 1)}
         print(name, results[name], flush=True)
-    arguments.json.write_text(json.dumps({**origin(), "results": results}, indent=2) + "\n")
+    write_result(arguments.json, {"results": results})
 
 
 if __name__ == "__main__":

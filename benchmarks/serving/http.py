@@ -21,10 +21,9 @@ from time import perf_counter
 from typing import Any
 
 import uvloop
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.machine import CLIENT_CORE, SERVER_CORE, Usage, only_on, origin
+from benchmarks.machine import CLIENT_CORE, SERVER_CORE, Usage, only_on
+from benchmarks.results import Columns, cells_of, duration, print_table, write_result
 from benchmarks.serving.lake import ENVIRONMENT, OPTIONS, TASK, WALK
 from benchmarks.serving.measure import Measurement, Run, check, drive, summarise
 from benchmarks.serving.ways import open_unary
@@ -149,6 +148,15 @@ WAYS: dict[str, Callable[[str, int], contextlib.AbstractAsyncContextManager[Run]
 }
 
 
+COLUMNS: Columns = {
+    "One lake": lambda row: row["way"],
+    "Sessions": lambda row: f"{row['sessions']}",
+    "Steps/s": lambda row: f"{row['steps_per_second']:,.0f}",
+    "Median wait": lambda row: duration(row["p50_us"] / 1e6),
+    "Server's CPU µs per step": lambda row: f"{row['server_cpu_us']:.0f}",
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sessions", default="1,64", help="numbers of sessions, comma-separated")
@@ -160,12 +168,8 @@ def main() -> None:
     counts = [int(count) for count in arguments.sessions.split(",")]
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         results = runner.run(measure(counts, arguments.seconds, arguments.rounds))
-    table = Table("", "sessions", "steps/s", "median µs", "server's CPU µs")
-    for row in results:
-        figures = (row["steps_per_second"], row["p50_us"], row["server_cpu_us"])
-        table.add_row(row["way"], str(row["sessions"]), *(f"{figure:,.0f}" for figure in figures))
-    Console().print(table)
-    arguments.json.write_text(json.dumps({**origin(), "results": results}, indent=2) + "\n")
+    print_table(list(COLUMNS), cells_of(results, COLUMNS))
+    write_result(arguments.json, {"results": results})
 
 
 async def measure(counts: list[int], seconds: float, rounds: int) -> list[dict[str, Any]]:

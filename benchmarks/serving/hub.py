@@ -20,7 +20,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from benchmarks.machine import origin
+from benchmarks.results import write_result
 from tests.support import ROOT
 from tests.tools.check.planted import look_for_all
 
@@ -47,7 +47,7 @@ def main() -> None:
         planted = asdict(look_for_all(Path(folder), good())) if arguments.planted else None
     if planted:
         print(planted)
-    arguments.json.write_text(json.dumps({**origin(), **result, "planted": planted}, indent=2) + "\n")
+    write_result(arguments.json, {**result, "planted": planted})
 
 
 def good() -> list[str]:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.machine import origin
+from benchmarks.results import duration, picture, print_table
 
 BASELINES = ("in process", "SyncVectorEnv", "OpenEnv", "OpenEnv, tuned", "dm-env-rpc", "dm-env-rpc, tuned")
 PEERS = (*BASELINES, "Ray actors", "AsyncVectorEnv")
@@ -65,8 +60,8 @@ def rows(results: list[Result]) -> tuple[list[str], list[list[str]]]:
                 result.way,
                 f"{result.sessions:,}",
                 f"{result.steps_per_second:,.0f}",
-                _duration(result.p50_seconds),
-                _duration(result.p99_seconds),
+                duration(result.p50_seconds),
+                duration(result.p99_seconds),
                 _microseconds(result.client_cpu_seconds),
                 _microseconds(result.server_cpu_seconds),
                 f"{result.wire_bytes:,.0f}" if result.wire_bytes >= 1 else "",
@@ -76,49 +71,27 @@ def rows(results: list[Result]) -> tuple[list[str], list[list[str]]]:
     return headings, cells
 
 
-def print_table(results: list[Result]) -> None:
+def print_results(results: list[Result]) -> None:
     headings, cells = rows(results)
-    table = Table()
-    for index, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if index else "left")
-    for previous, line in zip([None, *cells], cells, strict=False):
-        if previous is not None and previous[1] != line[1]:
-            table.add_section()
-        table.add_row(*line)
-    Console(width=None if sys.stdout.isatty() else 170).print(table)
-
-
-def write_json(path: Path, results: list[Result]) -> None:
-    content = {**origin(), "results": [asdict(result) for result in results]}
-    path.write_text(json.dumps(content, indent=2) + "\n")
+    print_table(headings, cells)
 
 
 def write_plot(path: Path, results: list[Result]) -> None:
     """Plot steps per second over the number of sessions, both logarithmic. Needs matplotlib (extra `bench`)."""
-    import matplotlib
+    from matplotlib import colormaps
 
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "starpod"  # equal figures give equal files
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
-    axes.set_prop_cycle(color=plt.get_cmap("tab20").colors)  # more colours than ways
-    for name in dict.fromkeys(result.way for result in results):
-        points = sorted((result.sessions, result.steps_per_second) for result in results if result.way == name)
-        style = "--" if name in PEERS else "-"
-        axes.plot(*zip(*points, strict=True), style, marker="o", label=name)
-    axes.set(xscale="log", yscale="log", xlabel="sessions", ylabel="steps per second")
-    counts = sorted({result.sessions for result in results})
-    axes.set_xticks(counts, [f"{count:,}" for count in counts])
-    axes.minorticks_off()
-    axes.grid(alpha=0.3)
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds * 1e6:,.0f} µs" if seconds < 1e-3 else f"{seconds * 1e3:,.1f} ms"
+    with picture(path, figsize=(8, 4.5)) as (_, axes):
+        axes.set_prop_cycle(color=colormaps["tab20"].colors)  # more colours than ways
+        for name in dict.fromkeys(result.way for result in results):
+            points = sorted((result.sessions, result.steps_per_second) for result in results if result.way == name)
+            style = "--" if name in PEERS else "-"
+            axes.plot(*zip(*points, strict=True), style, marker="o", label=name)
+        axes.set(xscale="log", yscale="log", xlabel="sessions", ylabel="steps per second")
+        counts = sorted({result.sessions for result in results})
+        axes.set_xticks(counts, [f"{count:,}" for count in counts])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
 
 
 def _microseconds(seconds: float) -> str:

@@ -10,17 +10,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
 from uuid import uuid4
 
 import grpc
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.machine import cpu_seconds, origin, resident_bytes
+from benchmarks.machine import cpu_seconds, resident_bytes
+from benchmarks.results import Columns, cells_of, percent, print_table, write_result
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.support import ROOT, ServerProcess, start_server
@@ -48,6 +46,15 @@ class Result:
     reap_seconds: float
 
 
+COLUMNS: Columns = {
+    "Environment": lambda row: row["environment"],
+    "Sessions": lambda row: f"{row['sessions']:,}",
+    "Memory of each": lambda row: f"{row['bytes_per_session'] / 1024:.1f} KiB",
+    "Server's CPU, all idle": lambda row: f"{percent(row['idle_cpu'])} of a core",
+    "CPU to reap all": lambda row: f"{row['reap_cpu_seconds']:.2f} s",
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sessions", type=int, default=10_000)
@@ -59,10 +66,9 @@ def main() -> None:
         asyncio.run(measure(environment, arguments.sessions, arguments.idle))
         for environment in arguments.environment or ENVIRONMENTS
     ]
-    print_table(results)
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    content = {**origin(), "results": [asdict(result) for result in results]}
-    arguments.json.write_text(json.dumps(content, indent=2) + "\n")
+    rows = [asdict(result) for result in results]
+    print_table(list(COLUMNS), cells_of(rows, COLUMNS))
+    write_result(arguments.json, {"results": rows})
 
 
 async def measure(environment: str, sessions: int, idle_seconds: float) -> Result:
@@ -146,24 +152,6 @@ async def _cpu_share(server: ServerProcess, seconds: float) -> float:
     before, start = cpu_seconds(server.pid), monotonic()
     await asyncio.sleep(seconds)
     return (cpu_seconds(server.pid) - before) / (monotonic() - start)
-
-
-def print_table(results: list[Result]) -> None:
-    table = Table(title=f"{results[0].sessions:,} open sessions on one server", title_justify="left")
-    for index, heading in enumerate(
-        ("Environment", "Memory each", "CPU, none open", "CPU, all open", "CPU to reap all", "Time to reap all")
-    ):
-        table.add_column(heading, justify="right" if index else "left")
-    for result in results:
-        table.add_row(
-            result.environment,
-            f"{result.bytes_per_session / 1024:.1f} KiB",
-            f"{result.empty_cpu:.2%}",
-            f"{result.idle_cpu:.2%}",
-            f"{result.reap_cpu_seconds:.2f} s",
-            f"{result.reap_seconds:.1f} s",
-        )
-    Console().print(table)
 
 
 if __name__ == "__main__":

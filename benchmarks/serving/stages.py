@@ -19,10 +19,9 @@ from time import perf_counter
 
 import grpc
 import uvloop
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.machine import child_process
+from benchmarks.results import print_table
 from benchmarks.serving.lake import ENVIRONMENT, OPTIONS, WALK
 from starpod.env_server.episodes.live_episode import Want
 from starpod.env_server.operation.config import ServerLimits
@@ -58,10 +57,8 @@ def main() -> None:
     arguments = parser.parse_args()
     counts = [int(count) for count in arguments.rows.split(",")]
     results = {count: uvloop.run(measure(count, arguments.batches)) for count in counts}
-    table = Table("Stage", *(f"{count} rows" for count in counts), title="Microseconds per step, median")
-    for stage in next(iter(results.values())):
-        table.add_row(stage, *(f"{results[count][stage]:.2f}" for count in counts))
-    Console().print(table)
+    rows = [[stage, *(f"{results[count][stage]:.2f}" for count in counts)] for stage in next(iter(results.values()))]
+    print_table(["Stage", *(f"{count} rows" for count in counts)], rows, "Microseconds per step, median")
 
 
 async def measure(rows: int, batches: int) -> dict[str, float]:

@@ -22,9 +22,9 @@ from statistics import median
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.machine import CLIENT_CORE, SERVER_CORE, only_on, origin
+from benchmarks.machine import CLIENT_CORE, SERVER_CORE, only_on
+from benchmarks.results import Columns, cells_of, print_table, write_result
 from tests.support import ROOT, start_server
 
 SHARES = (0.3, 0.5, 0.7, 0.9)
@@ -39,6 +39,18 @@ class Result:
     p50: float
     p99: float
     p999: float
+
+
+COLUMNS: Columns = {
+    "Share of the closed loop's rate": lambda row: (
+        "closed loop" if row["share"] == 1 else f"{row['share'] * 100:.0f} %"
+    ),
+    "Steps/s": lambda row: f"{row['steps_per_second']:,.0f}",
+    "p50": lambda row: f"{row['p50']:.3g} ms",
+    "p99": lambda row: f"{row['p99']:.3g} ms",
+    "p99.9": lambda row: f"{row['p999']:.3g} ms",
+    "p99.9 over p50": lambda row: f"{row['p999'] / row['p50']:.2g}",
+}
 
 
 def main() -> None:
@@ -65,14 +77,9 @@ def main() -> None:
         Result(share, *(median(getattr(entry, name) for entry in group) for name in Result.__slots__[1:]))
         for share, group in sorted(by_share.items())
     ]
-    table = Table(*("Share of the peak", "Steps/s", "p50", "p99", "p99.9", "p99.9 over p50"))
-    for entry in results:
-        share = "closed loop" if entry.share == 1 else f"{entry.share:.0%}"
-        latencies = (f"{value:,.2f} ms" for value in (entry.p50, entry.p99, entry.p999))
-        table.add_row(share, f"{entry.steps_per_second:,.0f}", *latencies, f"{entry.p999 / entry.p50:.1f}")
-    Console().print(table)
-    content = {**origin(), "results": [asdict(entry) for entry in results]}
-    arguments.json.write_text(json.dumps(content, indent=2) + "\n")
+    rows = [asdict(entry) for entry in results]
+    print_table(list(COLUMNS), cells_of(rows, COLUMNS))
+    write_result(arguments.json, {"results": rows})
 
 
 def load(address: str, sessions: int, seconds: float, share: float, peak: float) -> Result:

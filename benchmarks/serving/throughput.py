@@ -14,7 +14,7 @@ import asyncio
 import sys
 from collections import defaultdict
 from contextlib import ExitStack, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 
@@ -22,9 +22,10 @@ import uvloop
 from rich.console import Console
 
 from benchmarks.machine import CLIENT_CORE, SERVER_CORE, Usage, only_on
+from benchmarks.results import write_result
 from benchmarks.serving.lake import ENDLESS_SERVER, TASK
 from benchmarks.serving.measure import Measurement
-from benchmarks.serving.report import Result, print_table, write_json, write_plot
+from benchmarks.serving.report import Result, print_results, write_plot
 from benchmarks.serving.ways import WAYS, Way
 from starpod.load.generator import tune_garbage_collection
 from tests.support import ROOT, ServerProcess
@@ -58,10 +59,9 @@ def main() -> None:
     # The clients of all ways run on uvloop, like the servers.
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         results = runner.run(measure(ways, counts, arguments.seconds, arguments.rounds))
-    print_table(results)
+    print_results(results)
     if not arguments.no_report:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        write_json(arguments.json, results)
+        write_result(arguments.json, {"results": [asdict(result) for result in results]})
         write_plot(arguments.json.with_suffix(".svg"), results)
 
 

@@ -24,10 +24,9 @@ from time import monotonic, sleep
 from typing import Any
 
 import grpc
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.machine import descendants, origin, resident_bytes
+from benchmarks.results import picture, print_table
 from benchmarks.soak.trend import Tolerance, Trend, trend
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
@@ -103,13 +102,13 @@ def main() -> None:
         seconds, series = watch(server.pid, server.address, client, 60 * arguments.minutes)
         counts = {kind: count - before.get(kind, 0) for kind, count in client.counts.items() if kind != "tasks"}
     trends = {name: trend(seconds, values, TOLERANCES[name.split()[1]]) for name, values in series.items()}
-    print_table(trends, peak, counts, seconds)
-    arguments.json.parent.mkdir(parents=True, exist_ok=True)
-    content: dict[str, Any] = {**origin(), "peak_steps_per_second": round(peak)}
+    print_trends(trends, peak, counts, seconds)
+    content: dict[str, Any] = {"peak_steps_per_second": round(peak)}
     content |= {"done": counts, "seconds": round(seconds[-1], 1)}
     content |= {"trends": {name: asdict(result) for name, result in trends.items()}}
     content |= {"samples": {"seconds": [round(second, 1) for second in seconds], **series}}
-    arguments.json.write_text(json.dumps(content) + "\n")
+    arguments.json.parent.mkdir(parents=True, exist_ok=True)
+    arguments.json.write_text(json.dumps({**origin(), **content}) + "\n")
     with suppress(ModuleNotFoundError):
         plot(arguments.plot or arguments.json.with_suffix(".svg"), seconds, series)
     errors = {kind: count for kind, count in counts.items() if kind.startswith("error")}
@@ -173,20 +172,16 @@ def facts(pid: int) -> dict[str, float]:
     }
 
 
-def print_table(trends: dict[str, Trend], peak: float, counts: dict[str, int], seconds: list[float]) -> None:
+def print_trends(trends: dict[str, Trend], peak: float, counts: dict[str, int], seconds: list[float]) -> None:
     minutes = seconds[-1] / 60
     rate = counts.get("steps", 0) / seconds[-1]
-    table = Table(
-        title=f"{minutes:.1f} minutes at {rate:,.0f} of at most {peak:,.0f} steps/s; "
-        + ", ".join(f"{count:,} {kind}" for kind, count in counts.items()),
-        title_justify="left",
-    )
-    for index, heading in enumerate(("Series", "Mean", "Slope per hour", "Rise", "Allowed", "")):
-        table.add_column(heading, justify="right" if 0 < index < 5 else "left")
+    title = f"{minutes:.1f} minutes at {rate:,.0f} of at most {peak:,.0f} steps/s; "
+    rows = []
     for name, result in trends.items():
         cells = [written(name, value) for value in (result.mean, result.slope, result.rise, result.tolerance)]
-        table.add_row(name, *cells, "grows" if result.grows else "steady")
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+        rows.append([name, *cells, "grows" if result.grows else "steady"])
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in counts.items())
+    print_table(["Series", "Mean", "Slope per hour", "Rise", "Allowed", ""], rows, title + kinds)
 
 
 def written(name: str, value: float) -> str:
@@ -195,27 +190,19 @@ def written(name: str, value: float) -> str:
 
 def plot(path: Path, seconds: list[float], series: dict[str, list[float]]) -> None:
     """Plot all series over time, memory in MiB."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "starpod"  # equal figures give equal files
-    from matplotlib import pyplot as plt
-
     kinds = list(dict.fromkeys(name.split()[1] for name in series))
-    figure, grid = plt.subplots(len(kinds), 1, figsize=(8, 1.7 * len(kinds)), sharex=True, layout="constrained")
     minutes = [second / 60 for second in seconds]
-    for axes, kind in zip(grid, kinds, strict=True):
-        for name, values in series.items():
-            if name.split()[1] == kind:
-                scale = MEBIBYTE if kind == "memory" else 1
-                axes.plot(minutes, [value / scale for value in values], linewidth=1, label=name.split()[0])
-        axes.set_ylabel("memory, MiB" if kind == "memory" else kind)
-        axes.set_ylim(bottom=0)
-        axes.grid(alpha=0.3)
-        axes.legend(loc="lower right", frameon=False, ncols=2)
-    grid[-1].set_xlabel("minutes")
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
+    with picture(path, len(kinds), figsize=(8, 1.7 * len(kinds)), sharex=True) as (_, grid):
+        for axes, kind in zip(grid, kinds, strict=True):
+            for name, values in series.items():
+                if name.split()[1] == kind:
+                    scale = MEBIBYTE if kind == "memory" else 1
+                    axes.plot(minutes, [value / scale for value in values], linewidth=1, label=name.split()[0])
+            axes.set_ylabel("memory, MiB" if kind == "memory" else kind)
+            axes.set_ylim(bottom=0)
+            axes.grid(alpha=0.3)
+            axes.legend(loc="lower right", frameon=False, ncols=2)
+        grid[-1].set_xlabel("minutes")
 
 
 if __name__ == "__main__":

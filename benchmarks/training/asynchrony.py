@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import shutil
 import signal
 import statistics
@@ -23,15 +22,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.machine import child_process, origin
+from benchmarks.machine import child_process
+from benchmarks.results import RESULTS, print_table, write_result
 from starpod.trainer.output.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENTS = ROOT / "benchmarks" / "serving" / "environments.py"
-RESULTS = ROOT / "docs" / "benchmarks"
 JOBS = {
     "frozen_lake": (
         # The job's values at the time of the measurement.
@@ -141,13 +137,9 @@ def main() -> None:
                 run_words = (*words(job, staleness), f"seed={seed}", f"stop.iterations={arguments.iterations}")
                 train(folder, *run_words, "--resume", until=until)
         results += [summary(staleness, seed, arguments.success, folder) for staleness, folder in folders.items()]
-    content = {**origin(), "success": arguments.success, "results": results}
-    file.write_text(json.dumps(content, indent=2) + "\n")
-    head, rows = asynchrony_table(content)
-    table = Table(*head)
-    for row in rows:
-        table.add_row(*row)
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
+    content = {"success": arguments.success, "results": results}
+    write_result(file, content)
+    print_table(*asynchrony_table(content))
 
 
 def asynchrony_table(content: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:

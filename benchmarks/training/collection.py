@@ -12,19 +12,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from benchmarks.machine import origin
+from benchmarks.results import picture, print_table, write_result
 from benchmarks.serving.environments import delay
 from starpod.client import Fleet
 from starpod.trainer.agents.config import SamplingConfig
@@ -104,6 +102,9 @@ class Result:
     idle: float
 
 
+COLLECTION_HEAD = ("Way", "Episodes/s", "Steps/s", "Engine idle")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--groups", type=int, default=32)
@@ -117,10 +118,9 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     results = asyncio.run(measure(arguments))
-    print_table(results)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    content = {**origin(), "results": [asdict(result) for result in results]}
-    (arguments.out / "collection.json").write_text(json.dumps(content, indent=2) + "\n")
+    rows = [asdict(result) for result in results]
+    print_table(COLLECTION_HEAD, collection_rows(rows))
+    write_result(arguments.out / "collection.json", {"results": rows})
     write_plot(arguments.out / "collection.svg", results, arguments.shortest, arguments.longest)
 
 
@@ -211,57 +211,31 @@ def check(one: Sequence[Episode], other: Sequence[Episode]) -> None:
             raise RuntimeError(f"group {a.group}, member {a.member} was played differently")
 
 
-def medians(results: Sequence[Result], way: str) -> dict[str, float]:
-    rows = [result for result in results if result.way == way]
-    return {
-        "seconds": statistics.median(result.seconds for result in rows),
-        "episodes_per_second": statistics.median(result.episodes / result.seconds for result in rows),
-        "steps_per_second": statistics.median(result.steps / result.seconds for result in rows),
-        "idle": statistics.median(result.idle for result in rows),
-    }
-
-
-def print_table(results: Sequence[Result]) -> None:
-    table = Table("Way", *(name for name in ("Seconds", "Episodes/s", "Steps/s", "Engine idle", "x lock step")))
-    baseline = medians(results, LOCK_STEP)
-    for way in (LOCK_STEP, COROUTINES):
-        values = medians(results, way)
-        table.add_row(
-            way,
-            f"{values['seconds']:.2f}",
-            f"{values['episodes_per_second']:.1f}",
-            f"{values['steps_per_second']:.0f}",
-            f"{values['idle']:.0%}",
-            f"{baseline['seconds'] / values['seconds']:.2f}",
-        )
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+def collection_rows(results: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return a row for each way: episodes and steps per second, and the share of the time that the engine is idle."""
+    rows = []
+    for way in dict.fromkeys(result["way"] for result in results):
+        rounds = [result for result in results if result["way"] == way]
+        seconds, idle = (statistics.median(result[key] for result in rounds) for key in ("seconds", "idle"))
+        speeds = [f"{rounds[0]['episodes'] / seconds:.1f}", f"{rounds[0]['steps'] / seconds:.0f}"]
+        rows.append([way, *speeds, f"{idle:.0%}".replace("%", " %")])
+    return rows
 
 
 def write_plot(path: Path, results: Sequence[Result], shortest: float, longest: float) -> None:
-    """Plot episodes per second of both ways, and the distribution of step times. Needs matplotlib (extra `bench`)."""
-    try:
-        import matplotlib
-    except ImportError:
-        print("no plot: matplotlib is not installed", file=sys.stderr)
-        return
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "starpod"  # equal figures give equal files
-    from matplotlib import pyplot as plt
-
-    figure, (rates, delays) = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
+    """Plot episodes per second of both ways, and the distribution of step times."""
     ways = (LOCK_STEP, COROUTINES)
-    for index, way in enumerate(ways):
-        speeds = [result.episodes / result.seconds for result in results if result.way == way]
-        rates.bar(index, statistics.median(speeds), width=0.6, color=("#9aa5b1", "#2f7ed8")[index])
-        rates.plot([index] * len(speeds), speeds, "k.", markersize=5)
-    rates.set(ylabel="episodes per second")
-    rates.set_xticks(range(len(ways)), ways)
-    sample = sorted(1000 * delay(seed, 1, shortest, longest) for seed in range(5000))
-    delays.plot(sample, [1 - rank / len(sample) for rank in range(len(sample))], color="#2f7ed8")
-    delays.set(xscale="log", xlabel="a step takes longer than this, in ms", ylabel="share of the steps")
-    delays.grid(alpha=0.3)
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
+    with picture(path, columns=2, figsize=(9, 3.5)) as (_, (rates, delays)):
+        for index, way in enumerate(ways):
+            speeds = [result.episodes / result.seconds for result in results if result.way == way]
+            rates.bar(index, statistics.median(speeds), width=0.6, color=("#9aa5b1", "#2f7ed8")[index])
+            rates.plot([index] * len(speeds), speeds, "k.", markersize=5)
+        rates.set(ylabel="episodes per second")
+        rates.set_xticks(range(len(ways)), ways)
+        sample = sorted(1000 * delay(seed, 1, shortest, longest) for seed in range(5000))
+        delays.plot(sample, [1 - rank / len(sample) for rank in range(len(sample))], color="#2f7ed8")
+        delays.set(xscale="log", xlabel="a step takes longer than this, in ms", ylabel="share of the steps")
+        delays.grid(alpha=0.3)
 
 
 if __name__ == "__main__":

@@ -28,10 +28,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.machine import origin
+from benchmarks.results import RESULTS, print_table
 from benchmarks.training.comparison import EVALUATION, SPENT, STEPS, compare_runs, spent_by
 from benchmarks.training.pictures import draw_charts
 from starpod.client.spelling import near, nearest
@@ -47,7 +46,6 @@ from starpod.trainer.rollout.environment import local_services
 FOLDER = Path(__file__).parent
 EXPERIMENTS = {path.stem: path for path in sorted((FOLDER / "experiments").glob("*.yaml"))}
 """File of each experiment, by name."""
-RESULTS = FOLDER.parents[1] / "docs" / "benchmarks"
 KEYS = ("step", "success", "success_low", "success_high", "return_mean", "return_low", "return_high")
 """Figures of an evaluation that the results keep."""
 
@@ -276,11 +274,9 @@ def _positive(text: str) -> int:
 
 
 def print_experiments() -> None:
-    table = Table("Experiment", "Question", "Machine", "Seeds")
-    for name, path in EXPERIMENTS.items():
-        experiment = read_experiment(path)
-        table.add_row(name, experiment.question, experiment.machine, str(experiment.seeds))
-    Console().print(table)
+    found = {name: read_experiment(path) for name, path in EXPERIMENTS.items()}
+    rows = [[name, each.question, each.machine, str(each.seeds)] for name, each in found.items()]
+    print_table(["Experiment", "Question", "Machine", "Seeds"], rows)
 
 
 def print_commands(path: Path, seeds: int | None, words: Sequence[str]) -> None:
@@ -309,33 +305,35 @@ def run_experiment(path: Path, arguments: argparse.Namespace) -> None:
     (arguments.out / f"learning_{name}.json").write_text(json.dumps(results, indent=2) + "\n")
     over = tuple(SPENT) if experiment.over == "resources" else (STEPS,)
     draw_charts(arguments.out / f"learning_{name}.svg", compare_runs(folders, experiment.metrics, over))
-    Console().print(_table(name, results))
+    head = ["Variant", "Seed", "Before", "Final", "Last", "Seconds", "Deviation", "Warned at"]
+    print_table(head, _rows(results), name)
 
 
-def _table(name: str, results: list[dict[str, object]]) -> Table:
-    table = Table("Variant", "Seed", "Before", "Final", "Last", "Seconds", "Deviation", "Warned at", title=name)
-    for result in results:
-        table.add_row(
-            str(result["variant"]),
+def _rows(results: list[dict[str, Any]]) -> list[list[str]]:
+    rows = [
+        [
+            result["variant"],
             str(result["seed"]),
             _interval(result["before"]),
             _interval(result["after"]),
             f"{result['last']:.1%}",
             f"{result['seconds']:.0f}",
-            f"{result['signals']['reward_std']['end']:.3f}",  # type: ignore[index]
-            ", ".join(str(warning["step"]) for warning in result["warnings"]) or "-",  # type: ignore[attr-defined]
-        )
+            f"{result['signals']['reward_std']['end']:.3f}",
+            ", ".join(str(warning["step"]) for warning in result["warnings"]) or "-",
+        ]
+        for result in results
+    ]
     for variant in dict.fromkeys(result["variant"] for result in results):
-        ends = [result["after"]["success"] for result in results if result["variant"] == variant]  # type: ignore[index]
+        ends = [result["after"]["success"] for result in results if result["variant"] == variant]
         if len(ends) > 1:
             spread = f"{statistics.fmean(ends):.1%} ± {statistics.stdev(ends):.1%}"
-            table.add_row(str(variant), "mean", "", spread)
+            rows.append([variant, "mean", "", spread])
     for result in results:
-        for name, value in result["factors"].items():  # type: ignore[attr-defined]
-            table.add_row(f"{result['variant']}: {name}", str(result["seed"]), "", f"{value:.2f}")
-    for policy, summary in results[0]["reference"].items():  # type: ignore[attr-defined]
-        table.add_row(f"reference: {policy}", "", "", _interval(summary))
-    return table
+        for name, value in result["factors"].items():
+            rows.append([f"{result['variant']}: {name}", str(result["seed"]), "", f"{value:.2f}"])
+    for policy, summary in results[0]["reference"].items():
+        rows.append([f"reference: {policy}", "", "", _interval(summary)])
+    return rows
 
 
 def _interval(summary: object) -> str:

@@ -27,10 +27,9 @@ from pathlib import Path
 from time import perf_counter
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.machine import origin
+from benchmarks.results import print_table
 from starpod.trainer.engines.base import Engine, EngineError, Reply, Request
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.factory import build_engine
@@ -246,15 +245,12 @@ def measure_update(policy: Policy, arguments: argparse.Namespace, rounds: int = 
 
 
 def print_tables(checks: Sequence[Check], speeds: Sequence[Speed]) -> None:
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    table = Table("Sampler against trainer, in nats", "Mean", "Largest", "")
-    for check in checks:
-        table.add_row(check.what, f"{check.mean:.5f}", f"{check.largest:.4f}", "agrees" if check.ok else "DIFFERS")
-    console.print(table)
-    table = Table("Speed", "Per second")
-    for speed in speeds:
-        table.add_row(speed.what, f"{speed.tokens_per_second:,.0f}")
-    console.print(table)
+    rows = [
+        [check.what, f"{check.mean:.5f}", f"{check.largest:.4f}", "agrees" if check.ok else "DIFFERS"]
+        for check in checks
+    ]
+    print_table(["Sampler against trainer, in nats", "Mean", "Largest", ""], rows)
+    print_table(["Speed", "Per second"], [[speed.what, f"{speed.tokens_per_second:,.0f}"] for speed in speeds])
 
 
 if __name__ == "__main__":

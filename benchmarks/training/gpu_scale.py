@@ -32,10 +32,9 @@ from pathlib import Path
 from time import perf_counter
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks.machine import origin, peak_bytes
+from benchmarks.results import print_table
 from benchmarks.training import beside_trl, gpu_check
 from starpod.trainer.data.batch import Batch
 from starpod.trainer.data.episode import Episode, episodes_of
@@ -291,11 +290,11 @@ def has_trl(python: str) -> bool:
 
 
 def print_rows(rows: Sequence[Row], peak: float) -> None:
-    table = Table("Shape", "Row", "Value", "Unit", title=f"peak: {peak:,.3g} TFLOP/s")
+    cells = []
     for row in rows:
         value = "" if row.value is None else f"{row.value:,.3g}" if row.value < 1000 else f"{row.value:,.0f}"
-        table.add_row(row.shape, row.what, value, row.unit)
-    Console(width=None if sys.stdout.isatty() else 130).print(table)
+        cells.append([row.shape, row.what, value, row.unit])
+    print_table(["Shape", "Row", "Value", "Unit"], cells, f"peak: {peak:,.3g} TFLOP/s")
 
 
 if __name__ == "__main__":

@@ -22,10 +22,8 @@ from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
-from rich.console import Console
-from rich.table import Table
-
-from benchmarks.machine import cpu_seconds, origin
+from benchmarks.machine import cpu_seconds
+from benchmarks.results import duration, print_table, write_result
 from starpod.ui.index import NAME
 from tests.support import ServerProcess
 
@@ -98,6 +96,9 @@ def fetch(address: str) -> str:
         return str(error.read().decode())
 
 
+PAGES_HEAD = ("Page", "First after a restart", "Slowest of five", "CPU")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=1000)
@@ -106,17 +107,16 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="Where the runs are written, and kept: used as they are if there.")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    console = Console()
     with tempfile.TemporaryDirectory() if arguments.folder is None else nullcontext(arguments.folder) as directory:
         folder = Path(directory)
         if not (folder / "many").exists():
-            console.print("writing runs ...")
+            print("writing runs ...")
             for number in range(arguments.runs):
                 write_run(folder, f"small-{number:04d}", 20)
             write_run(folder, "long", arguments.iterations)
             write_episodes(write_run(folder, "many", 20), arguments.episodes)
         (folder / NAME).unlink(missing_ok=True)
-        console.print("indexing ...")
+        print("indexing ...")
         start = time.perf_counter()
         site = serve(folder)
         try:
@@ -157,19 +157,16 @@ def main() -> None:
             site.close()
         size = (folder / NAME).stat().st_size
     title = f"Indexed in {indexing:.0f} s, {indexing_cpu:.0f} s of CPU, {size / 2**20:.0f} MiB"
-    table = Table("Page", "First", "Slowest of five", "CPU", title=title)
-    for name, times in results.items():
-        table.add_row(name, *(f"{times[key]:.2f} s" for key in ("first", "slowest", "cpu")))
-    console.print(table)
+    rows = [[name, *(duration(times[key]) for key in ("first", "slowest", "cpu"))] for name, times in results.items()]
+    print_table(PAGES_HEAD, rows, title)
     if arguments.json:
         facts = {
-            **origin(),
             "indexing_seconds": indexing,
             "indexing_cpu_seconds": indexing_cpu,
             "index_bytes": size,
             "pages": results,
         }
-        arguments.json.write_text(json.dumps(facts, indent=1) + "\n")
+        write_result(arguments.json, facts)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,9 +10,8 @@ from statistics import median
 from typing import Any
 
 from pydantic import TypeAdapter
-from rich.console import Console
-from rich.table import Table
 
+from benchmarks.results import markdown_table, picture, print_table
 from benchmarks.webshop.episodes import BUY, RESET, SEARCH
 from benchmarks.webshop.original import CLICKS, HOW, ORIGINAL, STEPS_PER_SECOND
 from benchmarks.webshop.wire import Load, Memory, Start
@@ -224,15 +222,9 @@ def _milliseconds(value: float) -> str:
 
 
 def print_tables(results: Sequence[Result]) -> None:
-    console = Console(width=None if sys.stdout.isatty() else 140)
     for sheet in sheets(results):
         if sheet.rows:
-            table = Table(title=sheet.title, title_justify="left")
-            for index, heading in enumerate(sheet.headings):
-                table.add_column(heading, justify="right" if index else "left")
-            for row in sheet.rows:
-                table.add_row(*row)
-            console.print(table)
+            print_table(sheet.headings, sheet.rows, sheet.title)
 
 
 def write(path: Path, results: Sequence[Result], where: dict[str, Any]) -> None:
@@ -260,47 +252,42 @@ def page(path: Path) -> str:
     ]
     for sheet in sheets(TypeAdapter(list[Result]).validate_python(content["results"])):
         if sheet.rows:
-            lines += ["", f"## {sheet.title}", ""]
-            lines += [f"| {' | '.join(sheet.headings)} |", "|---" + "|---:" * (len(sheet.headings) - 1) + "|"]
-            lines += [f"| {' | '.join(row)} |" for row in sheet.rows]
+            lines += ["", f"## {sheet.title}", "", markdown_table(sheet.headings, sheet.rows)]
     return "\n".join(lines) + "\n"
 
 
 def _plot(path: Path, results: Sequence[Result]) -> None:
     """Plot latencies and steps per second over the number of products."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "starpod"  # equal figures give equal files
-    from matplotlib import pyplot as plt
-
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.5), layout="constrained")
-    sizes = [result.products for result in results]
-    products = sorted(ORIGINAL)
-    for kind, colour in ((SEARCH, "C0"), (CLICKS, "C1")):
-        for name, style in (("p50", "-"), ("p99", ":")):
-            times = [getattr(result.wire[kind], name) * 1e3 for result in results]
-            left.plot(sizes, times, style, marker="o", color=colour, label=f"{kind}, {name}")
-        original_times = [ORIGINAL[size].waits[kind][0] for size in products]
-        left.plot(products, original_times, "--", color=colour, alpha=0.6, label=f"{kind}, p50, original in process")
-    left.set(xscale="log", yscale="log", xlabel="products", ylabel="milliseconds, ours over the wire")
-    right.plot(sizes, [_text(result).steps_per_second for result in results], "-o", label="text")
-    for mode in ("text_rich", "html"):
-        points = [
-            (result.products, load.steps_per_second) for result in results for load in result.steps if load.mode == mode
-        ]
-        right.plot(*zip(*points, strict=True), "o", label=mode)
-    right.axhline(STEPS_PER_SECOND, linestyle="--", color="grey", label="original in process, one core")
-    right.set(
-        xscale="log",
-        yscale="log",
-        xlabel="products",
-        ylabel=f"steps per second, {results[0].steps[0].sessions} sessions",
-    )
-    for axes in (left, right):
-        axes.grid(alpha=0.3)
-        axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
-        axes.minorticks_off()
-        axes.legend(frameon=False, fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2)
-    figure.savefig(path, metadata={"Date": None})
-    plt.close(figure)
+    with picture(path, columns=2, figsize=(10, 4.5)) as (_, (left, right)):
+        sizes = [result.products for result in results]
+        products = sorted(ORIGINAL)
+        for kind, colour in ((SEARCH, "C0"), (CLICKS, "C1")):
+            for name, style in (("p50", "-"), ("p99", ":")):
+                times = [getattr(result.wire[kind], name) * 1e3 for result in results]
+                left.plot(sizes, times, style, marker="o", color=colour, label=f"{kind}, {name}")
+            original_times = [ORIGINAL[size].waits[kind][0] for size in products]
+            left.plot(
+                products, original_times, "--", color=colour, alpha=0.6, label=f"{kind}, p50, original in process"
+            )
+        left.set(xscale="log", yscale="log", xlabel="products", ylabel="milliseconds, ours over the wire")
+        right.plot(sizes, [_text(result).steps_per_second for result in results], "-o", label="text")
+        for mode in ("text_rich", "html"):
+            points = [
+                (result.products, load.steps_per_second)
+                for result in results
+                for load in result.steps
+                if load.mode == mode
+            ]
+            right.plot(*zip(*points, strict=True), "o", label=mode)
+        right.axhline(STEPS_PER_SECOND, linestyle="--", color="grey", label="original in process, one core")
+        right.set(
+            xscale="log",
+            yscale="log",
+            xlabel="products",
+            ylabel=f"steps per second, {results[0].steps[0].sessions} sessions",
+        )
+        for axes in (left, right):
+            axes.grid(alpha=0.3)
+            axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+            axes.minorticks_off()
+            axes.legend(frameon=False, fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=2)

@@ -64,14 +64,8 @@ PROGRAMS = {
         mark="minutes",
     ),
     "training.gpu_scale": Small("--groups 1 --group-size 2 --reply 4 --iterations 2 --trl OUT --json OUT/a.json"),
-    "training.speed": Small(
-        "--conversations 4 --turns 2 --hidden 64 --layers 1 --rounds 1 --micro-batch-tokens 2048 --json OUT/a.json",
-        mark="minutes",
-    ),
-    "ui.pictures": Small("--episodes 2 --turns 3"),
     "ui.scale": Small("--runs 2 --episodes 256 --iterations 20 --json OUT/a.json"),
     "webshop.catalogues": Small("--products 50 --sessions 2 --seconds 0.1 --rounds 1 --no-report", mark="minutes"),
-    "words.draw": Small("--docstrings 2 --sentences 2"),
 }
 ELSEWHERE = {
     "peers.dm_env_rpc_server": "serving.throughput starts it",

@@ -1,1 +1,0 @@
-"""Measurement of how easily the project's texts are understood."""
