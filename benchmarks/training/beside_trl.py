@@ -38,7 +38,7 @@ from starpod.client import SyncFleet
 from starpod.report.curves import Chart, ChartLine
 from starpod.trainer.configuration.loading import load_config
 from starpod.trainer.configuration.seeds import SeedCursor, SeedsConfig
-from starpod.trainer.data.episode import episodes_of
+from starpod.trainer.data.group import episodes_of
 from starpod.trainer.engines.base import Request
 from starpod.trainer.models.config import SMOLLM2, model_title
 from starpod.trainer.output.run_folder import RunFolder

@@ -27,7 +27,8 @@ from benchmarks.serving.environments import delay
 from starpod.client import Fleet
 from starpod.trainer.agents.config import SamplingConfig
 from starpod.trainer.agents.engine import EngineAgents
-from starpod.trainer.data.episode import Episode, episodes_of
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.group import episodes_of
 from starpod.trainer.engines.base import Engine, EngineStats, Reply, Request
 from starpod.trainer.engines.torch_engine import TorchEngine
 from starpod.trainer.models.config import ModelConfig

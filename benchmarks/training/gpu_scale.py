@@ -37,7 +37,8 @@ from benchmarks.machine import origin, peak_bytes
 from benchmarks.results import print_table
 from benchmarks.training import beside_trl, gpu_check
 from starpod.trainer.data.batch import Batch
-from starpod.trainer.data.episode import Episode, episodes_of
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.group import episodes_of
 from starpod.trainer.engines.base import Engine, Request
 from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.models.tiny import build_tiny, train_tokenizer

@@ -19,7 +19,8 @@ import torch
 from benchmarks.machine import peak_bytes
 from starpod.trainer.configuration.config import Config
 from starpod.trainer.configuration.loading import load_config
-from starpod.trainer.data.episode import Episode, Group, Turn
+from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.data.group import Group
 from starpod.trainer.engines.base import Engine, Request
 from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.learner import Learner

@@ -12,8 +12,10 @@ from starpod.trainer.algorithms.advantages import advantages_by_kind
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.credit import credit
 from starpod.trainer.algorithms.terms import CreditTerm
-from starpod.trainer.data.batch import Batch, samples_of
-from starpod.trainer.data.episode import Episode, Group, branches_of
+from starpod.trainer.data.batch import Batch
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.group import Group, branches_of
+from starpod.trainer.data.sample import samples_of
 from starpod.trainer.rollout.config import PivotsConfig
 from starpod.trainer.update import PolicyTrainer
 from tests.trainer.tiny_learner import VERSION, built, learner_of, make_trainer, say, turn

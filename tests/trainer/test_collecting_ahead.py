@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from starpod.trainer.configuration.config import Config
 from starpod.trainer.configuration.loading import parse_config
 from starpod.trainer.configuration.section import ConfigError
-from starpod.trainer.data.episode import Episode, Group
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.group import Group
 from starpod.trainer.diagnostics.metrics import spent_in
 from starpod.trainer.rollout.collect import Start
 from starpod.trainer.run.run import Run

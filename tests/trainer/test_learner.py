@@ -10,7 +10,8 @@ from torch import Tensor
 
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.checkpoints.state import join_parts
-from starpod.trainer.data.episode import Episode, Group, turns_of
+from starpod.trainer.data.episode import Episode, turns_of
+from starpod.trainer.data.group import Group
 from starpod.trainer.data.updates import token_records
 from starpod.trainer.learner import Learner
 from starpod.trainer.models.policies import Policies

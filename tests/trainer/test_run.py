@@ -19,8 +19,9 @@ from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.checkpoints.checkpoint import Checkpoints, Loaded
 from starpod.trainer.configuration.loading import parse_config
 from starpod.trainer.configuration.section import ConfigError
-from starpod.trainer.data.episode import Episode, Group
+from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import read_groups, write_episodes
+from starpod.trainer.data.group import Group
 from starpod.trainer.data.updates import read_tokens, read_verdicts
 from starpod.trainer.engines.base import EngineError, EngineStats
 from starpod.trainer.loop import train

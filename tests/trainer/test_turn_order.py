@@ -11,8 +11,9 @@ from pydantic import ValidationError
 
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.credit import group_statistics
-from starpod.trainer.data.batch import Advantages, Batch, RolloutBatch, samples_of
-from starpod.trainer.data.episode import Group
+from starpod.trainer.data.batch import Advantages, Batch, RolloutBatch
+from starpod.trainer.data.group import Group
+from starpod.trainer.data.sample import samples_of
 from starpod.trainer.data.updates import token_records
 from starpod.trainer.turn_order import next_carry, normalise_turn, turn_as_episode, turn_steps
 from starpod.trainer.update import PolicyTrainer

@@ -22,7 +22,8 @@ from starpod.trainer.configuration.loading import parse_config
 from starpod.trainer.configuration.optimizer import OptimizerConfig
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.data.batch import Advantages
-from starpod.trainer.data.episode import Episode, Group
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.group import Group
 from starpod.trainer.diagnostics.gradients import OWN, POOLED, gradient_norm
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.parallel.ranks import Parallel

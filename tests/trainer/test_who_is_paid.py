@@ -24,7 +24,8 @@ from starpod.trainer.algorithms.terms import TERMS, CreditTerm
 from starpod.trainer.configuration.loading import load_config
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.data.batch import Batch
-from starpod.trainer.data.episode import DONE, Episode, Group, Turn, paid_turns, part_sums
+from starpod.trainer.data.episode import DONE, Episode, Turn, paid_turns, part_sums
+from starpod.trainer.data.group import Group
 from starpod.trainer.rewards.reward import RewardConfig, Rewards
 from starpod.trainer.rewards.view import TurnView
 from starpod.trainer.rollout.branches import Brancher

@@ -10,7 +10,8 @@ from starpod.trainer.algorithms.advantages import compute_advantages
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.configuration.optimizer import OptimizerConfig
 from starpod.trainer.data.batch import Batch, RolloutBatch
-from starpod.trainer.data.episode import Episode, Group, Turn
+from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.data.group import Group
 from starpod.trainer.learner import Learner
 from starpod.trainer.models.config import ModelConfig, TinyConfig
 from starpod.trainer.models.policy import Policy, build_policy

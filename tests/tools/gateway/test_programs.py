@@ -16,8 +16,9 @@ from starpod.trainer.agents.base import AgentRefused, Task
 from starpod.trainer.agents.config import ProgramConfig, SamplingConfig
 from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.agents.program import load_programs
-from starpod.trainer.data.batch import Batch, samples_of
+from starpod.trainer.data.batch import Batch
 from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.sample import samples_of
 from starpod.trainer.engines.base import Engine, EngineError, Request
 from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.prompts.template import Template

@@ -24,9 +24,9 @@ from starpod.gateway.session import Sampler
 from starpod.serving import http
 from starpod.serving.http import listening
 from starpod.serving.sockets import listen
-from starpod.trainer.data.batch import samples_of
 from starpod.trainer.data.episode import Turn
 from starpod.trainer.data.files import read_episodes
+from starpod.trainer.data.sample import samples_of
 from starpod.trainer.engines.base import EngineError
 from tests.support import small_files
 from tests.tools.gateway.sampling import engine_of, scripted

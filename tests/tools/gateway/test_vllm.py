@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from starpod.trainer.data.batch import samples_of
 from starpod.trainer.data.files import read_groups
+from starpod.trainer.data.sample import samples_of
 from starpod.trainer.models.config import ModelConfig, TinyConfig
 from starpod.trainer.models.policy import Policy, build_policy
 from tests.support import ServerProcess

@@ -6,8 +6,8 @@ from typing import Literal
 import pytest
 
 from starpod.client import Fleet, Want
-from starpod.trainer.data.batch import samples_of
 from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.data.sample import samples_of
 from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.rollout.play import play
 from tests.trainer.lake import SAMPLING, TASK, TEMPLATE, collector, reply

@@ -13,8 +13,10 @@ from starpod.trainer.algorithms.advantages import compute_advantages, penalised_
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.configuration.loading import parse_config
 from starpod.trainer.configuration.section import ConfigError
-from starpod.trainer.data.batch import Batch, RolloutBatch, samples_of
-from starpod.trainer.data.episode import Episode, Group, Turn
+from starpod.trainer.data.batch import Batch, RolloutBatch
+from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.data.group import Group
+from starpod.trainer.data.sample import samples_of
 from starpod.trainer.diagnostics.metrics import episode_metrics
 from starpod.trainer.engines.base import Request
 from starpod.trainer.models.tiny import train_tokenizer

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from starpod.trainer.data.batch import RolloutBatch
-from starpod.trainer.data.episode import Episode, Group
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.group import Group
 from tests.trainer.turns import a_turn
 
 

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.filters import filter_groups, loss_scale, needs_reask, select, verdicts
 from starpod.trainer.algorithms.sections import DynamicSamplingConfig, FilterConfig
-from starpod.trainer.data.episode import Episode, Group
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.group import Group
 from starpod.trainer.diagnostics.metrics import episode_metrics
 from tests.trainer.algorithms.builders import a_group
 from tests.trainer.turns import a_turn

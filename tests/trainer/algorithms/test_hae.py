@@ -17,7 +17,8 @@ from starpod.trainer.algorithms.hae import HIGH, LOW, TERM, Hierarchical, hierar
 from starpod.trainer.configuration.loading import parse_config
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.data.batch import Batch
-from starpod.trainer.data.episode import Episode, Group
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.group import Group
 from starpod.trainer.prompts.grammar import BLOCKS
 from tests.trainer.algorithms.builders import doubles, random_doubles, random_layout
 from tests.trainer.tiny_learner import VERSION, built, learner_of, make_trainer, say, scored_table

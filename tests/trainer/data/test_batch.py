@@ -7,8 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starpod.trainer.data.batch import Batch, samples_of
+from starpod.trainer.data.batch import Batch
 from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.data.sample import samples_of
 from tests.trainer.models.tiny_policy import tiny_policy
 from tests.trainer.turns import a_turn
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starpod.trainer.data.episode import Episode, Group, Turn
+from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.data.files import BadEpisodes, episode_files, read_episodes, read_groups, write_episodes
+from starpod.trainer.data.group import Group
 from starpod.trainer.data.replay import ReplayBuffer, ReplayConfig, oldest_version
 from tests.trainer.turns import a_turn
 

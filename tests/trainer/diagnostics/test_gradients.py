@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from starpod.trainer.data.episode import Episode, Group
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.group import Group
 from starpod.trainer.diagnostics.gradients import agent_report, gradient_report, pooled_factors, reward_buckets
 from tests.trainer.algorithms.builders import a_rollout, doubles
 from tests.trainer.diagnostics.synthetic import turn

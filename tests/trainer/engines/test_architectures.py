@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from starpod.trainer.algorithms.config import AlgorithmConfig
-from starpod.trainer.data.episode import Episode, Group
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.group import Group
 from starpod.trainer.engines.base import Engine, EngineError
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.factory import build_engine

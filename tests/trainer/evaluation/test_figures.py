@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from starpod.trainer.data.episode import Episode, Group
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.group import Group
 from starpod.trainer.evaluation.figures import held_out_figures, summarise
 from starpod.trainer.evaluation.statistics import mean_interval, wilson_interval
 from starpod.trainer.output.words import final_line

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from starpod.client import Fleet
-from starpod.trainer.data.batch import Batch, samples_of
+from starpod.trainer.data.batch import Batch
+from starpod.trainer.data.sample import samples_of
 from starpod.trainer.engines.base import Reply, Request
 from starpod.trainer.prompts.prompt import Context, PromptConfig
 from starpod.trainer.rollout.collect import Start

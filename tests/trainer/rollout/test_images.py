@@ -16,9 +16,11 @@ from starpod.trainer.agents.config import SamplingConfig
 from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.configuration.optimizer import OptimizerConfig
-from starpod.trainer.data.batch import Batch, samples_of
-from starpod.trainer.data.episode import Episode, Group
+from starpod.trainer.data.batch import Batch
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.group import Group
 from starpod.trainer.data.images import MARK, ImageConfig, image_ids, read_image
+from starpod.trainer.data.sample import samples_of
 from starpod.trainer.engines.torch_engine import TorchEngine
 from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.models.policy import Policy, build_policy

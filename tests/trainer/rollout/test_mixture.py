@@ -19,7 +19,8 @@ from starpod.trainer.configuration.loading import parse_config
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.configuration.seeds import SeedCursor
 from starpod.trainer.data.batch import Advantages, RolloutBatch
-from starpod.trainer.data.episode import Episode, Group
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.group import Group
 from starpod.trainer.evaluation.figures import overall
 from starpod.trainer.evaluation.statistics import interval_of_mean, wilson_interval
 from starpod.trainer.rollout.collect import Start

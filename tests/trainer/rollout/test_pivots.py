@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starpod.trainer.data.episode import Episode, Group
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.group import Group
 from starpod.trainer.diagnostics.metrics import search_metrics
 from starpod.trainer.rollout.pivots import FEWEST, Recoverability, fit, sigmoid
 from tests.trainer.turns import a_turn

@@ -14,7 +14,8 @@ from starpod.trainer.agents.base import Agent, Agents, Move, Stop, Task
 from starpod.trainer.configuration.loading import parse_config
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.configuration.seeds import derive
-from starpod.trainer.data.episode import Episode, Group, Turn
+from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.data.group import Group
 from starpod.trainer.rollout.branches import Brancher
 from starpod.trainer.rollout.collect import Collector, Start
 from starpod.trainer.rollout.config import PivotsConfig, SearchConfig

@@ -9,7 +9,7 @@ import pytest
 from starpod.trainer.agents.base import Task
 from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.configuration.loading import parse_config
-from starpod.trainer.data.episode import Group
+from starpod.trainer.data.group import Group
 from starpod.trainer.engines.base import EngineStats
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.parallel.ranks import Parallel

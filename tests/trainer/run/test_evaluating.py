@@ -8,7 +8,8 @@ from typing import Any, cast
 import pytest
 
 from starpod.trainer.configuration.loading import parse_config
-from starpod.trainer.data.episode import Episode, Group
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.group import Group
 from starpod.trainer.diagnostics.monitor import Monitor
 from starpod.trainer.evaluation.held_out import HeldOut
 from starpod.trainer.output.run_folder import RunFolder

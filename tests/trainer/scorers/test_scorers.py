@@ -17,7 +17,8 @@ from starpod.trainer.configuration.config import Config
 from starpod.trainer.configuration.loading import parse_config
 from starpod.trainer.configuration.preflight import check
 from starpod.trainer.configuration.section import ConfigError
-from starpod.trainer.data.episode import Episode, Group, episodes_of
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.group import Group, episodes_of
 from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.run.setup import make_scorer
 from starpod.trainer.scorers.base import TurnScorer, pay, rank_correlation, score_and_fit

@@ -16,8 +16,8 @@ from starlette.responses import Response
 from starpod.report.tree import Continuation, draw_tree
 from starpod.trainer.algorithms.filters import filter_groups, verdicts
 from starpod.trainer.algorithms.sections import FilterConfig
-from starpod.trainer.data.episode import Group
 from starpod.trainer.data.files import BadEpisodes, read_episodes
+from starpod.trainer.data.group import Group
 from starpod.trainer.data.updates import Verdict, read_verdicts, update_file
 from starpod.ui.episodes import KINDS, episode_link, picture_link
 from starpod.ui.page import LiveSite, number, render

@@ -17,8 +17,9 @@ from starpod.trainer.algorithms.credit import agent_units
 from starpod.trainer.checkpoints.state import join_agents, split_agents
 from starpod.trainer.configuration.optimizer import OptimizerConfig
 from starpod.trainer.configuration.section import ConfigError
-from starpod.trainer.data.batch import Batch, RolloutBatch, split
-from starpod.trainer.data.episode import Group, branches_of, episodes_of
+from starpod.trainer.data.batch import Batch, RolloutBatch
+from starpod.trainer.data.group import Group, branches_of, episodes_of
+from starpod.trainer.data.sample import split
 from starpod.trainer.diagnostics.gradients import agent_report, gradient_norm, gradient_report
 from starpod.trainer.models.policies import Policies
 from starpod.trainer.turn_order import turn_steps

@@ -23,7 +23,8 @@ from starpod.trainer.algorithms.losses import (
     token_weights,
     value_loss,
 )
-from starpod.trainer.data.batch import Batch, Block, RolloutBatch
+from starpod.trainer.data.batch import Batch, RolloutBatch
+from starpod.trainer.data.sample import Block
 from starpod.trainer.data.updates import ABOVE, BELOW, TRAINED
 from starpod.trainer.parallel.ranks import Parallel
 

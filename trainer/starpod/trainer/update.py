@@ -13,8 +13,9 @@ from starpod.trainer.algorithms.advantages import advantages_by_kind
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.checkpoints.state import flatten_optimizer, unflatten_optimizer
 from starpod.trainer.configuration.optimizer import OptimizerConfig
-from starpod.trainer.data.batch import Advantages, Batch, Block, RolloutBatch, Sample
+from starpod.trainer.data.batch import Advantages, Batch, RolloutBatch
 from starpod.trainer.data.images import Images, by_key
+from starpod.trainer.data.sample import Block, Sample
 from starpod.trainer.loss import LOSS_TERMS, StepLoss, in_rows, values_in_rows
 from starpod.trainer.models.first_adapters import FirstAdapters
 from starpod.trainer.models.policy import CriticKind, Policy

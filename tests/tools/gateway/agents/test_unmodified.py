@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from starpod.trainer.data.batch import samples_of
 from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.sample import samples_of
 from starpod.trainer.engines.base import Request
 from starpod.trainer.rollout.collect import Start
 from tests.support import ServerProcess

@@ -8,7 +8,7 @@ from collections.abc import Container, Sequence
 
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.sections import DynamicSamplingConfig, FilterConfig
-from starpod.trainer.data.episode import Group, by_kind
+from starpod.trainer.data.group import Group, by_kind
 from starpod.trainer.data.updates import Verdict
 
 ZERO = 1e-10

@@ -10,96 +10,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from starpod.trainer.data.episode import Episode, paid_turns, part_sums
-from starpod.trainer.data.images import Images, by_key
+from starpod.trainer.data.sample import Block, Sample, samples_of
 from starpod.trainer.prompts.grammar import BLOCKS
-
-_Item = TypeVar("_Item")
 
 _ALIKE = 64
 """Samples are sorted by length, rounded down to a multiple of this number of tokens, and then by group. Shorter samples
 are sorted by exact length, because their common prefixes are too short to matter."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One training sample."""
-
-    tokens: list[int]
-    """Token ids; ids below 0 refer to images."""
-    sampled: list[bool]
-    """Whether each token was sampled."""
-    images: Images = field(default_factory=dict)
-    """Images by key, at least those that the tokens refer to."""
-
-    @classmethod
-    def of(cls, prompt: Sequence[int], reply: Sequence[int], images: Images | None = None) -> Sample:
-        """Return a sample of a prompt and the reply to it."""
-        return cls([*prompt, *reply], [False] * len(prompt) + [True] * len(reply), images or {})
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """S samples that a model reads in one pass, right-padded to L tokens, and their place in the batch."""
-
-    tokens_SL: Tensor
-    """Token ids, int64; ids below 0 refer to images."""
-    lengths_S: Tensor
-    """Lengths without padding."""
-    sampled_SL: Tensor
-    """Whether each token was sampled (bool)."""
-    images: Images
-    """Images that the tokens refer to, by key."""
-    rows: list[int]
-    """The R rows of the batch that have a token in the block, ascending."""
-    inside_RT: Tensor
-    """Mask of these rows' tokens that are in the block (bool)."""
-
-    @property
-    def inputs(self) -> tuple[Tensor, Tensor, Tensor, Images]:
-        """Arguments of `Policy.score`, which returns one result per True entry of `sampled_SL`, in row-major order."""
-        return self.tokens_SL, self.lengths_S, self.sampled_SL, self.images
-
-    def in_rows(self, flat: Tensor, fill: Tensor | float = 0.0) -> Tensor:
-        """Arrange a model's flat results in rows: [R, T].
-
-        fill: value of tokens outside the block, a number or [R, T].
-        """
-        # Index with the mask instead of assigning to a copy, so that gradients flow.
-        index = self.inside_RT.flatten().cumsum(0).view_as(self.inside_RT).sub(1).clamp(min=0)
-        return torch.where(self.inside_RT, flat[index], torch.as_tensor(fill, dtype=flat.dtype, device=flat.device))
-
-
-def samples_of(episode: Episode) -> list[Sample]:
-    """Return the training samples of an episode in order. Turns shared with its parent are context.
-
-    Raises ValueError if the first turn does not begin a sample.
-    """
-    samples: list[Sample] = []
-    images = by_key(turn.image for turn in episode.turns)
-    for index, turn in enumerate(episode.turns):
-        if turn.fresh:
-            samples.append(Sample([], [], images))
-        elif not samples:
-            raise ValueError("the first turn of an episode must begin a sample (Turn.fresh)")
-        sample = samples[-1]
-        sample.tokens.extend(turn.prompt)
-        sample.sampled.extend([False] * len(turn.prompt))
-        sample.tokens.extend(turn.reply)
-        sample.sampled.extend([index >= episode.shared] * len(turn.reply))
-    return samples
-
-
-def split(items: Sequence[_Item], parts: int) -> list[Sequence[_Item]]:
-    """Split items into up to `parts` non-empty runs of nearly equal length, in order."""
-    parts = min(parts, len(items))
-    edges = [round(index * len(items) / parts) for index in range(parts + 1)] if parts else []
-    return [items[first:last] for first, last in pairwise(edges)]
 
 
 class Batch:

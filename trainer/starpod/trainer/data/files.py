@@ -13,7 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, cast
 
-from starpod.trainer.data.episode import Episode, Group
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.group import Group
 from starpod.v1.values import MAX_REWARD
 
 LEVEL = 1

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.configuration.seeds import SeedsConfig
-from starpod.trainer.data.episode import EXTERNAL, Group, episodes_of
+from starpod.trainer.data.episode import EXTERNAL
 from starpod.trainer.data.files import BadEpisodes, read_groups
+from starpod.trainer.data.group import Group, episodes_of
 from starpod.trainer.prompts.template import Template
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from starpod.trainer.configuration.section import FilePath, Section
-from starpod.trainer.data.episode import Group
+from starpod.trainer.data.group import Group
 
 
 class ReplayConfig(Section):

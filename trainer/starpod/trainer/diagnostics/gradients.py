@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from starpod.trainer.algorithms.credit import agent_units, credit
 from starpod.trainer.algorithms.filters import ZERO
 from starpod.trainer.algorithms.terms import CreditTerm
-from starpod.trainer.data.batch import RolloutBatch, split
-from starpod.trainer.data.episode import Group
+from starpod.trainer.data.batch import RolloutBatch
+from starpod.trainer.data.group import Group
+from starpod.trainer.data.sample import split
 from starpod.trainer.parallel.sharding import reshard, whole
 
 GRADIENT_TERMS = ("task", "entropy", "kl")

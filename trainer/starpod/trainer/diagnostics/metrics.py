@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import get_args
 
 from starpod.trainer.algorithms.filters import ZERO
-from starpod.trainer.data.episode import End, Episode, Group, by_kind, episodes_of, lines_of
+from starpod.trainer.data.episode import End, Episode, lines_of
+from starpod.trainer.data.group import Group, by_kind, episodes_of
 from starpod.trainer.diagnostics.diversity import diversity
 
 THIRDS = ("early", "middle", "late")

@@ -13,8 +13,9 @@ from markupsafe import Markup
 
 from starpod.report.pages import render_file
 from starpod.report.tree import Continuation, draw_tree
-from starpod.trainer.data.episode import Episode, Group, siblings_of
+from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import BadEpisodes, branching_groups, read_episodes
+from starpod.trainer.data.group import Group, siblings_of
 from starpod.trainer.output.files import write_atomic
 from starpod.trainer.output.pictures import Shown, files_between, in_order, read_pictures, shown_files
 from starpod.trainer.output.run_folder import RunFolder

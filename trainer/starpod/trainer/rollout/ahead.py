@@ -10,7 +10,8 @@ from time import perf_counter
 from typing import Any
 
 from starpod.trainer.agents.engine import EngineAgents
-from starpod.trainer.data.episode import Episode, Group
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.group import Group
 from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.rollout.collect import Collected, Collector, Start
 from starpod.trainer.rollout.saved_starts import SavedStart

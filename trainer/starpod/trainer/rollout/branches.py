@@ -11,7 +11,8 @@ from starpod.client import EpisodePath, Fleet, Observation, Reseeding, Session, 
 from starpod.client.errors import Unsupported
 from starpod.trainer.agents.base import Agent, Agents, Move, Stop, Task
 from starpod.trainer.configuration.seeds import derive
-from starpod.trainer.data.episode import Episode, Spent, Turn
+from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.data.group import Spent
 from starpod.trainer.rewards.reward import Rewards
 from starpod.trainer.rollout.play import OWN_REWARD, play, together
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from starpod.client import Fleet, Session
 from starpod.trainer.agents.base import Agents, Task
-from starpod.trainer.data.episode import Episode, Group
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.group import Group
 from starpod.trainer.rewards.reward import Rewards
 from starpod.trainer.rollout.branches import Brancher
 from starpod.trainer.rollout.expert_start import open_near_success

@@ -10,7 +10,7 @@ from typing import Any
 
 from starpod.trainer.configuration.seeds import SeedCursor
 from starpod.trainer.configuration.tasks import TaskConfig
-from starpod.trainer.data.episode import Group
+from starpod.trainer.data.group import Group
 from starpod.trainer.rollout.collect import Start
 from starpod.trainer.rollout.curriculum import Curriculum
 from starpod.trainer.rollout.saved_starts import SavedStart, read_starts

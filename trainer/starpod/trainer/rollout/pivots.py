@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from starpod.trainer.data.episode import Group
+from starpod.trainer.data.group import Group
 
 MOST = 10_000
 """Maximum number of past pivots that are remembered."""

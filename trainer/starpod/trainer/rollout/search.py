@@ -13,7 +13,8 @@ from itertools import chain
 from statistics import fmean
 
 from starpod.trainer.configuration.seeds import derive
-from starpod.trainer.data.episode import Episode, Group, Turn
+from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.data.group import Group
 from starpod.trainer.rollout.branches import Brancher, Line, adopt
 from starpod.trainer.rollout.config import (
     BeamConfig,

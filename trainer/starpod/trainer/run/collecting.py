@@ -13,7 +13,7 @@ from starpod.client import EnvironmentBug
 from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.algorithms.filters import needs_reask
 from starpod.trainer.configuration.seeds import SeedCursor, derive
-from starpod.trainer.data.episode import Group, episodes_of
+from starpod.trainer.data.group import Group, episodes_of
 from starpod.trainer.data.replay import ReplayBuffer, oldest_version
 from starpod.trainer.diagnostics.diversity import diversity
 from starpod.trainer.diagnostics.metrics import (

@@ -10,7 +10,7 @@ import torch
 
 from starpod.trainer.configuration.config import Config
 from starpod.trainer.configuration.seeds import derive
-from starpod.trainer.data.episode import Group, episodes_of
+from starpod.trainer.data.group import Group, episodes_of
 from starpod.trainer.data.images import by_key
 from starpod.trainer.diagnostics.information import InformationProbe
 from starpod.trainer.learner import Learner

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from starpod.trainer.algorithms.filters import verdicts
 from starpod.trainer.algorithms.sections import FilterConfig
 from starpod.trainer.data.batch import RolloutBatch
-from starpod.trainer.data.episode import Group
+from starpod.trainer.data.group import Group
 from starpod.trainer.data.updates import Verdict, token_records
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen

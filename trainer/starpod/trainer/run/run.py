@@ -11,7 +11,8 @@ from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.algorithms.filters import filter_groups, loss_scale
 from starpod.trainer.checkpoints.checkpoint import Checkpoints, Loaded
 from starpod.trainer.configuration.config import Config
-from starpod.trainer.data.episode import Episode, Group, branches_of, episodes_of
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.group import Group, branches_of, episodes_of
 from starpod.trainer.diagnostics.echo_trap import SettingsInUse
 from starpod.trainer.diagnostics.metrics import kept_by_task
 from starpod.trainer.diagnostics.monitor import Monitor

@@ -16,8 +16,10 @@ from torch import Tensor
 
 from starpod.trainer.algorithms.terms import PROCESS
 from starpod.trainer.checkpoints.state import flatten_optimizer, join_parts, split_parts, unflatten_optimizer
-from starpod.trainer.data.batch import Batch, Block
-from starpod.trainer.data.episode import Episode, Group, episodes_of
+from starpod.trainer.data.batch import Batch
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.group import Group, episodes_of
+from starpod.trainer.data.sample import Block
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.scorers.config import ScorerConfig
 

@@ -11,7 +11,8 @@ from torch.nn.functional import logsigmoid
 
 from starpod.trainer.algorithms.turns import TurnTable, turn_table
 from starpod.trainer.data.batch import Batch
-from starpod.trainer.data.episode import Episode, Group, episodes_of
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.group import Group, episodes_of
 from starpod.trainer.scorers.base import TurnScorer, outcome
 from starpod.trainer.scorers.config import ImplicitConfig
 

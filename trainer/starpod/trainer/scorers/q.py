@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from starpod.trainer.algorithms.turns import TurnTable, turn_table
-from starpod.trainer.data.batch import Batch, Block
-from starpod.trainer.data.episode import Episode, Group, episodes_of
+from starpod.trainer.data.batch import Batch
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.group import Group, episodes_of
+from starpod.trainer.data.sample import Block
 from starpod.trainer.models.critic import SharedCritic
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.scorers.base import TurnScorer, outcome
