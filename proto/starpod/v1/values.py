@@ -115,6 +115,18 @@ class Want:
         )
 
 
+def action_text(action: Action) -> str:
+    """Return an action as a person types it: a tool call is the tool's name and its arguments as JSON."""
+    match action:
+        case str():
+            return action
+        case ToolCall():
+            return f"{action.name} {json.dumps(dict(action.arguments))}"
+        case JSON():
+            return json.dumps(action.value)
+    return f"{action.dtype} tensor of shape {list(action.shape)}"
+
+
 def action_to_proto(action: Action | pb.Action) -> pb.Action:
     """Return the message of an action. Raises TypeError for what is none."""
     match action:

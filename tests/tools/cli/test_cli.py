@@ -15,11 +15,10 @@ import click
 import pytest
 
 from starpod.cli import main
-from starpod.cli.game import Game
 from starpod.cli.main import SUBCOMMANDS, _describe_error
 from starpod.cli.main import starpod as group
 from starpod.cli.polling import VARIABLE
-from starpod.remote.catalog import connect, find_environment, hosted
+from starpod.remote.catalog import connect, hosted
 from tests.support import ROOT, ServerProcess, credentials, run_starpod, start_server
 
 COMMAND = (sys.executable, "-m", "starpod.cli.main")
@@ -255,7 +254,7 @@ def test_debug_shows_the_traceback(address: str, status: int) -> None:
         ),
         (
             "right\ndown\nup\n",
-            ["Not solved: the task ended after 2 turns, total reward +0", "the episode is over"],
+            ["Not solved: the task ended after 2 turns, total reward +0", "episode is over"],
         ),
         ("rihgt\nright\n", ["no action 'rihgt'; did you mean Right?", "Turn 1: Right"]),
         (
@@ -263,7 +262,7 @@ def test_debug_shows_the_traceback(address: str, status: int) -> None:
             [
                 "The expert would play: ",
                 "Took the last turn back.",
-                "there is no turn to take back",
+                "There is no turn to take back",
                 "Turn 1: Up changed nothing",
                 "A new episode, seed 3.",
             ],
@@ -351,7 +350,9 @@ def test_play_leaves_no_session_however_it_ends(bandit: ServerProcess, number: s
     assert live() == 0
 
 
-def test_a_server_that_is_killed_during_play_is_one_line() -> None:
+def test_a_server_that_is_killed_during_play_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("starpod.cli.play.PATIENCE", 1.0)
+
     class KillsFirst(io.StringIO):
         def readline(self, size: int | None = -1) -> str:
             host.kill()
@@ -365,20 +366,6 @@ def test_a_server_that_is_killed_during_play_is_one_line() -> None:
 
 def test_an_action_that_is_no_arm_is_told_to_be_invalid(server: ServerProcess) -> None:
     assert "Turn 1: nonsense was invalid" in run_starpod("play", server.address, "bandit", stdin="nonsense\n").out
-
-
-@pytest.mark.parametrize("environment", ["coding", "desk", "frozen_lake", "search_qa", "sudoku"])
-def test_an_environment_is_played_to_its_end_by_its_hints(server: ServerProcess, environment: str) -> None:
-    """Named actions, tools, texts, and programs of several lines."""
-    with connect(server.address) as connection:
-        spec = find_environment(hosted(connection), environment)
-        with Game(connection, spec, {}, seed=1) as game:
-            while not game.over:
-                game.play(game.parse(game.hint()))
-                assert game.picture()
-                assert len(game.turns) <= 100
-            assert game.transition is not None
-            assert game.transition.HasField("success")
 
 
 def test_a_sigterm_while_process_1_still_imports_its_command_is_not_lost() -> None:

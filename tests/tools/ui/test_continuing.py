@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from starpod.client import Limits
+from starpod.remote.game import Impossible
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import read_episodes
 from starpod.trainer.rollout.saved_starts import read_starts
 from starpod.trainer.warm_start.demonstrations import read_demonstrations
-from starpod.ui.policies import Impossible
 from starpod.ui.saving import save_demonstration
 from tests.support import ServerProcess, small_files
 from tests.tools.ui.conftest import wait_until

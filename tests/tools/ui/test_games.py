@@ -253,9 +253,13 @@ def test_a_game_is_played_and_taken_back(visitor: Visitor) -> None:
 def test_what_was_wrong_with_a_turn_is_told_beside_the_moves_and_a_game_that_is_over_leads_to_another(
     visitor: Visitor,
 ) -> None:
-    start(visitor, "frozen_lake-v1", seed="10000", success_rate="1.0")
+    start(visitor, "bandit-v1")
     visitor.send("act", action="Fly")
-    assert '<p class="warned">Fly: invalid</p>' in visitor.text and "New episode" not in visitor.text
+    assert '<p class="warned">Fly: invalid</p>' in visitor.text
+    start(visitor, "frozen_lake-v1", seed="10000", success_rate="1.0")
+    assert visitor.send("act", action="Fly") == 409 and "There is no action" in visitor.text
+    assert "New episode" not in visitor.text
+    visitor.get(visitor.path)
     solve_by_hints(visitor)
     first = visitor.path
     assert visitor.send("again") == 200 and visitor.path != first

@@ -11,9 +11,9 @@ import pytest
 from starlette.requests import Request
 
 from starpod.client import SyncFleet
+from starpod.remote.game import Impossible
 from starpod.trainer.data.episode import Episode
 from starpod.ui import episodes
-from starpod.ui.policies import Impossible
 from tests.support import ServerProcess
 from tests.tools.ui.conftest import site_over
 from tests.tools.ui.test_games import EPISODE, FATAL, live, lost, write_lake

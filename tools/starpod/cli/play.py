@@ -20,8 +20,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from starpod.cli.game import SEPARATOR, Game, NotPossible, action_text, part_text
 from starpod.cli.web import DESKTOP, live_site, show
+from starpod.client import Action, BadArgument, EndReason, Image, Part, SyncFleet, Transition
 from starpod.client.programs import ServiceFailed
 from starpod.remote.catalog import (
     OPTIONS,
@@ -32,10 +32,12 @@ from starpod.remote.catalog import (
     hosted,
     parse_options,
 )
+from starpod.remote.game import SEPARATOR, Impossible, PlayedGame, parse_turn
 from starpod.report.console import safe_console
 from starpod.report.form import fields
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_word import EnvironmentWord
+from starpod.v1.values import action_text
 
 Reader = Callable[[Mapping[str, str]], str | None]
 """Function that returns the next line without its line end, or None at the end of the input.
@@ -47,12 +49,14 @@ _END = "\x04"
 _ESCAPE = "\x1b"
 
 ARROWS = ("up", "down", "left", "right")
+PATIENCE = 20.0
+"""Seconds to wait for the server's reply to a turn. Within them, a game continues on a server that has restarted."""
 COMMANDS = ("hint", "undo", "again", "new", "help", "quit")
 ENDS = {
-    pb.END_REASON_TERMINAL: "the task ended",
-    pb.END_REASON_MAX_TURNS: "no turns left",
-    pb.END_REASON_MAX_ACTIONS: "no actions left",
-    pb.END_REASON_ENVIRONMENT_LIMIT: "the environment's limit was met",
+    EndReason.TERMINAL: "the task ended",
+    EndReason.MAX_TURNS: "no turns left",
+    EndReason.MAX_ACTIONS: "no actions left",
+    EndReason.ENVIRONMENT_LIMIT: "the environment's limit was met",
 }
 SYMBOLS = {"#": "bright_black", "_": "bright_black", ".": "bright_black", "P": "bold cyan", "S": "bold cyan"}
 SYMBOLS |= {"X": "bold yellow", "G": "bold green", "√": "bold green", "O": "bold magenta"}
@@ -90,11 +94,13 @@ def play(
         if web:
             _play_in_browser(server.address, spec, _form_values(spec, parse_options(spec, assignments), seed), version)
             return
+        options, access = parse_options(spec, assignments), server.transport
         with (
-            Game(server, spec, parse_options(spec, assignments), seed) as game,
+            SyncFleet(server.address, token=access.token, tls=access.tls, patience=PATIENCE, discover=False) as fleet,
             keys() if interactive else contextlib.nullcontext(read_line) as read,
         ):
-            Screen(game, safe_console(highlight=False), clears=interactive).run(read)
+            game = fleet.run(PlayedGame.open(fleet.fleet, spec, seed=seed, options=options))
+            GameScreen(fleet, game, safe_console(highlight=False), clears=interactive).run(read)
 
 
 def _form_values(spec: pb.EnvironmentSpec, options: Mapping[str, Any], seed: int | None) -> dict[str, str]:
@@ -129,13 +135,15 @@ def _play_in_browser(address: str, spec: pb.EnvironmentSpec, values: Mapping[str
         raise click.ClickException(f"no page to play on: {error.stderr}") from error
 
 
-class Screen:
-    """Shows the game after every turn and executes what the player types."""
+class GameScreen:
+    """Shows a game after every turn and executes what the player types."""
 
-    def __init__(self, game: Game, console: Console, clears: bool) -> None:
+    def __init__(self, fleet: SyncFleet, game: PlayedGame, console: Console, *, clears: bool) -> None:
+        self._fleet = fleet
         self._game = game
         self._console = console
         self._clears = clears
+        self._transitions: list[Transition] = []
         self._shortcuts = {name.lower(): name for name in game.spec.action_space.names if name.lower() in ARROWS}
         self._note: RenderableType = self._render_help()
 
@@ -162,60 +170,73 @@ class Screen:
         try:
             match command:
                 case "hint":
-                    self._note = Text(f"The expert would play: {game.hint()}", style="cyan")
+                    self._note = Text(self._hint(), style="cyan")
                 case "undo":
-                    game.undo()
+                    self._fleet.run(game.undo(self._fleet.fleet))
+                    self._transitions.pop()
                     self._note = Text("Took the last turn back.")
                 case "again" | "new":
-                    game.again() if command == "again" else game.new()
-                    self._note = Text(f"A new episode, seed {game.seed}.")
+                    self._fleet.run(game.restart(again=command == "again"))
+                    self._transitions = []
+                    self._note = Text(f"A new episode, seed {game.session.seed}.")
                 case "help":
                     self._note = self._render_help()
                 case _ if line:
-                    actions = game.parse(line)
-                    self._note = _describe_turn(actions, game.play(actions), len(game.turns))
-        except NotPossible as problem:
+                    actions = parse_turn(line, game.spec)
+                    self._transitions.append(self._fleet.run(game.step(actions)))
+                    self._note = _describe_turn(actions, self._transitions[-1], len(self._transitions))
+        except (Impossible, BadArgument) as problem:
             self._note = Text(str(problem), style="yellow")
         self._show()
         return True
+
+    def _hint(self) -> str:
+        if self._game.hint:
+            return f"The expert would play: {self._game.hint}"
+        if self._game.spec.capabilities.expert_action:
+            raise Impossible("The expert knows no good action here.")
+        raise Impossible(f"{self._game.spec.id} has no expert.")
 
     def _show(self) -> None:
         game = self._game
         if self._clears:
             self._console.clear()
-        if self._clears or not game.turns:
+        if self._clears or not self._transitions:
             spec = game.spec
-            self._console.print(Text.assemble((spec.id, "bold"), f" {spec.version}  {spec.title}  seed {game.seed}"))
-        picture = game.picture().rstrip()
+            title = f" {spec.version}  {spec.title}  seed {game.session.seed}"
+            self._console.print(Text.assemble((spec.id, "bold"), title))
+        text = "\n".join(map(_part_text, game.session.observation.parts)).rstrip()
+        picture = str(self._fleet.run(game.picture("text"))).rstrip() or text
         board = Panel(_colour(picture), title="state", title_align="left", padding=(0, 2), expand=False)
         self._console.print(Columns([board, self._render_status()], padding=(0, 1)))
-        text = "\n".join(map(part_text, game.observation.parts)).rstrip()
         if text != picture:
             self._console.print(Panel(Text(text), title="what the agent sees", title_align="left", expand=False))
         self._console.print(self._note)
-        if game.over:
+        if game.session.done:
             self._console.print(self._render_end())
 
+    @property
+    def _reward(self) -> float:
+        return sum(transition.reward for transition in self._transitions)
+
     def _render_status(self) -> RenderableType:
-        game = self._game
-        last_reward = game.transition.reward if game.transition else 0.0
-        turns = f"{len(game.turns)} of {game.limits.max_turns}" if game.limits.max_turns else str(len(game.turns))
+        session, turn_count = self._game.session, len(self._transitions)
+        limit = f" of {session.limits.max_turns}" if session.limits.max_turns else ""
+        last_reward = self._transitions[-1].reward if self._transitions else 0.0
         table = Table(show_header=False, box=None, padding=(0, 1))
-        table.add_row("turn", turns)
+        table.add_row("turn", f"{turn_count}{limit}")
         table.add_row("reward", f"{last_reward:+g}")
-        table.add_row("total", f"{game.reward:+g}")
-        if game.observation.HasField("score"):
-            table.add_row("score", f"{game.observation.score:.0%}")
+        table.add_row("total", f"{self._reward:+g}")
+        if session.observation.score is not None:
+            table.add_row("score", f"{session.observation.score:.0%}")
         return table
 
     def _render_help(self) -> RenderableType:
-        game = self._game
-        space = game.spec.action_space
-        actions = [action_text(action) for action in game.observation.valid_actions]
-        lines = [Text(game.instructions.rstrip())] if game.instructions else []
+        instructions, space = self._game.session.instructions, self._game.spec.action_space
+        lines = [Text(instructions.rstrip())] if instructions else []
         lines.append(Text())
-        if space.names or actions:
-            lines.append(Text.assemble(("Actions: ", "bold"), ", ".join(space.names or actions[:30])))
+        if choices := self._game.choices:
+            lines.append(Text.assemble(("Actions: ", "bold"), ", ".join(choices)))
         if space.grammar:
             lines.append(Text.assemble(("An action: ", "bold"), space.grammar))
         for tool in space.tools:
@@ -226,17 +247,15 @@ class Screen:
         return Group(*lines)
 
     def _render_end(self) -> RenderableType:
-        game = self._game
-        transition = game.transition
-        assert transition is not None
-        success = transition.success if transition.HasField("success") else None
+        session, turn_count = self._game.session, len(self._transitions)
+        success = self._transitions[-1].success
         verdict, style = {True: ("Solved", "green"), False: ("Not solved", "red"), None: ("Over", "bold")}[success]
-        turns = f"{len(game.turns)} turn{'s'[: len(game.turns) != 1]}"
-        text = f"{verdict}: {ENDS[transition.end_reason]} after {turns}, total reward {game.reward:+g}"
+        turns = f"{turn_count} turn{'s'[: turn_count != 1]}"
+        text = f"{verdict}: {ENDS[session.end_reason]} after {turns}, total reward {self._reward:+g}"
         return Panel(Text(text, style=style), expand=False, border_style=style)
 
 
-def _describe_turn(actions: Sequence[pb.Action], transition: pb.Transition, number: int) -> Text:
+def _describe_turn(actions: Sequence[Action], transition: Transition, number: int) -> Text:
     """Describe a turn in one line: what each action did and earned."""
     text = Text(f"Turn {number}: ")
     for index, (action, outcome) in enumerate(zip(actions, transition.outcomes, strict=True)):
@@ -255,6 +274,11 @@ def _describe_turn(actions: Sequence[pb.Action], transition: pb.Transition, numb
     if criteria:
         text.append(f"; held: {', '.join(criteria)}")
     return text
+
+
+def _part_text(part: Part) -> str:
+    """Return a part of an observation as text, or a short description of a picture."""
+    return f"[{part.mime}, {len(part.data):,} bytes]" if isinstance(part, Image) else action_text(part)
 
 
 def _colour(picture: str) -> Text:

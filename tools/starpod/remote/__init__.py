@@ -1,1 +1,1 @@
-"""What commands that reach a server share: options, connections, look-up of environments and readable errors."""
+"""What commands and pages share that reach a server: options, connections, look-up, readable errors, and a game."""

@@ -15,6 +15,7 @@ import click
 import grpc
 
 from starpod.client.arguments import expect_exact
+from starpod.client.errors import StarpodError, from_rpc
 from starpod.client.nearest import option_type
 from starpod.client.programs import ServiceFailed, ServiceRefused, start_server
 from starpod.client.spelling import nearest
@@ -50,11 +51,11 @@ class ServerConnection:
 
     address: str
     stub: EnvironmentServiceStub
-    metadata: tuple[tuple[str, str], ...]
+    transport: Transport
 
     def call(self, method: grpc.UnaryUnaryMultiCallable[Request, Response], request: Request) -> Response:
         """Call one of the stub's methods. Raises grpc.RpcError."""
-        return method(request, timeout=TIMEOUT_SECONDS, metadata=self.metadata)
+        return method(request, timeout=TIMEOUT_SECONDS, metadata=self.transport.metadata())
 
 
 def connection_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -196,30 +197,26 @@ def connect(
     options = [("grpc.ssl_target_name_override", name)] if name else []
     with grpc.secure_channel(address, tls.credentials(), options) if tls else grpc.insecure_channel(address) as channel:
         try:
-            yield ServerConnection(address, EnvironmentServiceStub(channel), transport.metadata())
+            yield ServerConnection(address, EnvironmentServiceStub(channel), transport)
         except grpc.RpcError as error:
+            raise explain_failure(from_rpc(error), address) from error
+        except StarpodError as error:
             raise explain_failure(error, address) from error
 
 
-def explain_failure(error: grpc.RpcError, address: str) -> click.ClickException:
+def explain_failure(error: StarpodError, address: str) -> click.ClickException:
     """Return the error to show for a failed call. It is a UsageError if the server rejected an argument."""
-    assert isinstance(error, grpc.Call)
-    details = error.details() or error.code().name
-    match error.code():
+    details = error.message
+    match error.code:
         case grpc.StatusCode.INVALID_ARGUMENT:
             return click.UsageError(details)
         case grpc.StatusCode.UNAVAILABLE:
-            details = f"{address} refuses: {details}" if _from_server(error) else no_answer(address, details)
+            details = f"{address} refuses: {details}" if error.reason else no_answer(address, details)
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             details = f"{address} gave no answer within {TIMEOUT_SECONDS:.0f} s"
         case grpc.StatusCode.UNIMPLEMENTED:
             details = f"{address} is not an environment server, or lacks this: {details}"
     return click.ClickException(details)
-
-
-def _from_server(error: grpc.Call) -> bool:
-    """Return whether the error comes from the server itself and not from gRPC's transport."""
-    return any(key == "grpc-status-details-bin" for key, _ in error.trailing_metadata() or ())
 
 
 def no_answer(address: str, details: str) -> str:

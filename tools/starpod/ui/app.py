@@ -20,6 +20,7 @@ from starlette.routing import Route
 
 from starpod.client import BadArgument, StarpodError, Unreachable
 from starpod.remote.catalog import no_answer
+from starpod.remote.game import Impossible
 from starpod.report.pages import asset, plotly
 from starpod.report.site import headers
 from starpod.serving.sockets import refusal
@@ -44,7 +45,6 @@ from starpod.ui.index import RunIndex
 from starpod.ui.indexer import Indexer
 from starpod.ui.notes import save_notes
 from starpod.ui.page import OWN, LiveSite, render
-from starpod.ui.policies import Impossible
 from starpod.ui.reading import BadFile
 from starpod.ui.runs import run_page, runs_page
 from starpod.ui.turns import (

@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from starpod.client import Reseeding, StarpodError
+from starpod.client import EpisodePath, PathTurn, Reseeding, StarpodError
+from starpod.remote.game import Impossible
 from starpod.trainer.agents.base import Agents, Task
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.evaluation.statistics import wilson_interval
 from starpod.trainer.rollout.play import play
-from starpod.ui.games import Game, Games, Reseedings, close
-from starpod.ui.policies import CHECKPOINT, Impossible, SitePolicies
+from starpod.ui.games import Games, LiveGame, path_of
+from starpod.ui.policies import CHECKPOINT, SitePolicies
 
 MOST_EPISODES = 512
 """Maximum number of continuations that are played for one request."""
@@ -41,7 +42,7 @@ class PlayedBranch:
     """Record from the start of the episode, including the turns before the continuation."""
     turn: int
     """Number of the episode's turns before the continuation."""
-    reseedings: Reseedings
+    path: EpisodePath
 
     @property
     def later(self) -> Sequence[Turn]:
@@ -72,7 +73,7 @@ class Branches:
     """Description of the policy for readers, such as "random actions"."""
     turn: int
     """Number of the episode's turns before the state."""
-    game: Game
+    game: LiveGame
     """Game that was forked, or in which the episode was replayed."""
     lines: list[PlayedBranch]
 
@@ -137,7 +138,7 @@ class Continuing:
 
     # --- finished continuations and jobs ------------------------------------------------------------------------------
 
-    def of(self, game: Game) -> list[Branches]:
+    def of(self, game: LiveGame) -> list[Branches]:
         """Return the continuations that were forked from a game, oldest first."""
         return [tree for tree in self._trees.values() if tree.game is game]
 
@@ -162,27 +163,21 @@ class Continuing:
             raise Impossible(f"This is no longer kept: the site was restarted, or {MOST_JOBS} others came later.")
         return self._jobs[name]
 
-    async def open(self, name: str, number: int, turns: int) -> Game:
+    async def open(self, name: str, number: int, turns: int) -> LiveGame:
         """Open a game in the state of a continuation after `turns` turns of its episode.
 
         Raises Impossible, StarpodError.
         """
         tree, branch = self.get(name, number)
-        if tree.game.copied:
-            raise Impossible("It began in a copy of another's session, whose history is unknown.")
         game = await self.games.replay(
-            branch.episode,
-            tree.game.task,
-            turns,
-            reseedings=branch.reseedings,
-            by=lambda turn: tree.policy if turn >= tree.turn else "the episode",
+            branch.episode, branch.path, turns, lambda turn: tree.policy if turn >= tree.turn else "the episode"
         )
         game.origin, game.run = tree.game.origin, tree.game.run
         return game
 
     # --- continuing a game --------------------------------------------------------------------------------------------
 
-    async def go_on(self, game: Game, policy: str) -> None:
+    async def go_on(self, game: LiveGame, policy: str) -> None:
         """Let a policy continue in the game's session itself. Raises Impossible, StarpodError."""
         _check_open(game)
         game.episode.group = _a_group()
@@ -195,7 +190,7 @@ class Continuing:
                 agent.close()
                 self.games.note_step_time(game.session.address, game.episode.turns[turn_count:])
 
-    async def branch(self, game: Game, policy: str, count: int, watch: Watch = lambda episode: None) -> Branches:
+    async def branch(self, game: LiveGame, policy: str, count: int, watch: Watch = lambda episode: None) -> Branches:
         """Fork the game's state `count` times, reseed each copy, and let a policy continue in each.
 
         watch: called with each continuation that has ended. Raises Impossible, StarpodError.
@@ -218,18 +213,19 @@ class Continuing:
                     )
                 )
         finally:
-            await close(copies)
+            await self.games.close_sessions(copies)
         turn = len(game.turns)
-        lines = [
-            PlayedBranch(past, turn, {**game.reseedings, turn: Reseeding(copy.dynamics_seed)})
-            for past, copy in zip(pasts, copies, strict=True)
-        ]
+        lines = []
+        for past, copy in zip(pasts, copies, strict=True):
+            later_turns = [PathTurn(later.actions, later.observation) for later in past.turns[turn:]]
+            events = [*game.events, Reseeding(copy.dynamics_seed), *later_turns]
+            lines.append(PlayedBranch(past, turn, EpisodePath(game.start, events, past.final_observation or None)))
         return self._keep(self._words(policy, game), game, lines)
 
-    def _words(self, policy: str, game: Game) -> str:
+    def _words(self, policy: str, game: LiveGame) -> str:
         return self.policies.choices(run=game.run).get(policy, policy)
 
-    def _keep(self, words: str, game: Game, lines: list[PlayedBranch]) -> Branches:
+    def _keep(self, words: str, game: LiveGame, lines: list[PlayedBranch]) -> Branches:
         """Store finished continuations. Raises Impossible if one of them failed."""
         for line in lines:
             if line.episode.failed:
@@ -284,27 +280,27 @@ class Continuing:
             for turn in job.episode.turns:
                 job.trees.append(await self.branch(game, job.policy, job.count, _counting(job)))
                 if turn.actions:
-                    await game.step(turn.actions, "the episode")
+                    await game.act(turn.actions, "the episode")
                 if game.session.done:
                     break
         finally:
-            await close([game.session])
+            await self.games.close_sessions([game.session])
 
-    async def _replayed(self, job: TurnValues) -> Game:
+    async def _replayed(self, job: TurnValues) -> LiveGame:
         """Open a game at the start of the job's episode."""
-        game = await self.games.replay(job.episode, job.task, 0)
+        game = await self.games.replay(job.episode, path_of(job.episode, job.task), 0)
         game.origin, game.run = job.link, job.folder
         return game
 
     async def _sample_each_turn(self, job: TurnValues) -> None:
         """Sample continuations by a checkpoint in new sessions, which have the episode's own seeds."""
         game = await self._replayed(job)
-        await close([game.session])
+        await self.games.close_sessions([game.session])
         async with self.policies.agents(job.policy, job.folder) as agents:
             for turn in range(len(job.episode.turns)):
                 job.trees.append(await self._sample(job, game, turn, agents))
 
-    async def _sample(self, job: TurnValues, game: Game, turns: int, agents: Agents) -> Branches:
+    async def _sample(self, job: TurnValues, game: LiveGame, turns: int, agents: Agents) -> Branches:
         """Sample continuations from one turn on. The checkpoint sees the earlier replies as if it had sampled them."""
         episode, task = job.episode, replace(job.task, actions=tuple(game.spec.action_space.names))
         sessions = await (await self.games.fleet()).open(
@@ -330,10 +326,11 @@ class Continuing:
                 )
             )
         finally:
-            await close(sessions)
+            await self.games.close_sessions(sessions)
         if any([turn.reply for turn in branch.turns[:turns]] != [turn.reply for turn in past] for branch in episodes):
             raise Impossible(f"The checkpoint gets other prompts than the episode had before turn {turns + 1}.")
-        lines = [PlayedBranch(replace(branch, turns=[*past, *branch.turns[turns:]]), turns, {}) for branch in episodes]
+        whole = [replace(branch, turns=[*past, *branch.turns[turns:]]) for branch in episodes]
+        lines = [PlayedBranch(branch, turns, path_of(branch, job.task)) for branch in whole]
         return self._keep(job.words, game, lines)
 
 
@@ -344,7 +341,7 @@ def _counting(job: TurnValues) -> Watch:
     return count
 
 
-def _check_open(game: Game) -> None:
+def _check_open(game: LiveGame) -> None:
     if game.session.done:
         raise Impossible("The episode is over: there is nothing to continue.")
 

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from starpod.client import StarpodError
+from starpod.remote.game import Impossible
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.data.updates import ABOVE, BELOW, TRAINED, TokenRecord, read_tokens, read_verdicts, update_file
 from starpod.trainer.rollout.environment import server_words
@@ -25,7 +26,6 @@ from starpod.ui.fleet import picture
 from starpod.ui.games import remarks
 from starpod.ui.index import COUNTED, OUTCOMES, SORTS, Filter
 from starpod.ui.page import LiveSite, number, query, render
-from starpod.ui.policies import Impossible
 from starpod.ui.reading import load_episode, mapping
 
 PAGE = 50

@@ -17,6 +17,7 @@ from starlette.responses import RedirectResponse, Response
 from starpod.client import BadArgument, EpisodeOver, Limits, OutOfOrder, ToolCall
 from starpod.client.pool.replica import Replica
 from starpod.remote.catalog import no_answer
+from starpod.remote.game import SEPARATOR, Impossible, parse_turn
 from starpod.report import form as forms
 from starpod.serving.http import refuse_encoding
 from starpod.serving.sockets import parse_whole
@@ -24,9 +25,8 @@ from starpod.trainer.agents.base import Task
 from starpod.trainer.data.episode import Episode
 from starpod.ui import watching
 from starpod.ui.continuing import COUNTS, Continuing
-from starpod.ui.games import SEPARATOR, Game, Games
+from starpod.ui.games import Games, LiveGame, path_of
 from starpod.ui.page import LiveSite, query, render
-from starpod.ui.policies import Impossible
 from starpod.ui.reading import find_run, in_play, kept_pictures, last_metrics, load_episode, mapping
 from starpod.ui.saving import KINDS, Saved, held_out, save, saved
 from starpod.v1 import environment_pb2 as pb
@@ -123,7 +123,7 @@ async def start_game(site: LiveSite, request: Request) -> Response:
         game = await games.open(environment, options=options, seed=seed)
     except BadArgument as error:
         return await _form_page(site, environment, form, str(error))
-    return to_game(await games.keep(game))
+    return to_game(game)
 
 
 async def game_page(site: LiveSite, request: Request) -> Response:
@@ -131,10 +131,10 @@ async def game_page(site: LiveSite, request: Request) -> Response:
     return await _game_page(site, games_of(site).get(request.path_params["game"]), request.query_params)
 
 
-async def _game_page(site: LiveSite, game: Game, query_values: Mapping[str, str], problem: str = "") -> Response:
+async def _game_page(site: LiveSite, game: LiveGame, query_values: Mapping[str, str], problem: str = "") -> Response:
     """Show a live session. problem: why the last action was refused; empty if there was none."""
     games, continuing = games_of(site), continuing_of(site)
-    picture = await game.picture()
+    picture = await game.picture("png", "text")
     text = game.session.observation.text
     choices = game.choices
     keys = {name: KEYS.get(name.lower(), str(index) if index < 10 else "") for index, name in enumerate(choices, 1)}
@@ -153,7 +153,7 @@ async def _game_page(site: LiveSite, game: Game, query_values: Mapping[str, str]
     )  # fmt: skip
 
 
-def _saved_file(site: LiveSite, query_values: Mapping[str, str], game: Game) -> Saved | None:
+def _saved_file(site: LiveSite, query_values: Mapping[str, str], game: LiveGame) -> Saved | None:
     kind = query_values.get("saved", "")
     return saved(site.index.folder, kind, game.spec.id) if kind in KINDS else None
 
@@ -185,18 +185,18 @@ async def back_to_game(site: LiveSite, request: Request) -> Response:
     return to_game(games_of(site).get(request.path_params["game"]))
 
 
-async def _do(site: LiveSite, games: Games, game: Game, what: str, form: Mapping[str, str]) -> Response:
+async def _do(site: LiveSite, games: Games, game: LiveGame, what: str, form: Mapping[str, str]) -> Response:
     """Carry out one action of a form. Raises HTTPException, Impossible, StarpodError."""
     match what:
         case "act":
             await _act(game, form)
             games.note_step_time(game.session.address, game.episode.turns[-1:])
         case "undo":
-            await games.undo(game)
+            await game.undo(await games.fleet())
         case "fork":
-            return to_game(await games.fork(game))
+            return to_game(await games.keep(await game.fork()))
         case "again":
-            return to_game(await games.keep(await games.open(game.spec.id, options=game.task.options)))
+            return to_game(await games.open(game.spec.id, options=game.options))
         case "branch":
             continuing = continuing_of(site)
             policy, count = continuation(form, continuing.policies.choices(game.spec, game.run))
@@ -218,10 +218,10 @@ async def _do(site: LiveSite, games: Games, game: Game, what: str, form: Mapping
     return to_game(game)
 
 
-async def _act(game: Game, form: Mapping[str, str]) -> None:
+async def _act(game: LiveGame, form: Mapping[str, str]) -> None:
     """Play one turn: typed text, or a tool call whose arguments are form fields. Raises Impossible, StarpodError."""
     if not (name := form.get("tool", "")):
-        await game.play(form.get("action", "").replace("\r\n", "\n"))
+        await game.act(parse_turn(form.get("action", "").replace("\r\n", "\n"), game.spec))
         return
     fields = {tool.name: forms.arguments(tool.parameters_schema_json) for tool in game.spec.action_space.tools}
     if (tool_fields := fields.get(name)) is None:
@@ -230,7 +230,7 @@ async def _act(game: Game, form: Mapping[str, str]) -> None:
         call = ToolCall(name, forms.changed_options(tool_fields, form))
     except ValueError as error:
         raise Impossible(f"{name}: {error}.") from None
-    await game.step([call])
+    await game.act([call])
 
 
 def continuation(form: Mapping[str, str], policies: Mapping[str, str]) -> tuple[str, int]:
@@ -304,7 +304,7 @@ async def fork_episode(site: LiveSite, request: Request) -> Response:
     if turn is None:
         raise HTTPException(400, "The form lacks the turn.")
     games = games_of(site)
-    game = await games.replay(episode, task, turn)
+    game = await games.replay(episode, path_of(episode, task), turn)
     game.origin, game.run = f"{link}#t{turn + 1}", site.folder(form["run"])
     return to_game(await games.keep(game))
 
@@ -318,7 +318,7 @@ async def picture(site: LiveSite, request: Request) -> Response:
         kept_pictures, site.folder(parameters["run"]), parameters["file"], episode.group, episode.member
     )
     if not frames:
-        frames = await games_of(site).frames(link, episode, task)
+        frames = await games_of(site).frames(link, path_of(episode, task))
     if index is None or index >= len(frames):
         raise HTTPException(404, "There is no such turn.")
     return Response(frames[index], media_type="image/png")
@@ -356,6 +356,6 @@ async def posted(site: LiveSite, request: Request, purpose: str) -> dict[str, st
     return form
 
 
-def to_game(game: Game, **values: str) -> Response:
+def to_game(game: LiveGame, **values: str) -> Response:
     path = f"/play/session/{quote(game.id)}"
     return RedirectResponse(query(path, **values) if values else path, 303)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import json
 import secrets
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 from starpod.client import (
@@ -18,22 +17,22 @@ from starpod.client import (
     EpisodePath,
     Fleet,
     Limits,
+    Opening,
+    PathTurn,
     ReplayDiverged,
     Reseeding,
     Session,
     Snapshot,
-    StarpodError,
-    ToolCall,
     Unreachable,
-    Want,
 )
 from starpod.client.transport import Transport
+from starpod.remote.game import Impossible, PlayedGame, reach, wanted
 from starpod.trainer.agents.base import Agent, Task
+from starpod.trainer.agents.scripted import GivenTurn
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.rollout.frames import draw_path
 from starpod.trainer.rollout.play import play
 from starpod.trainer.rollout.saved_starts import SavedStart
-from starpod.ui.policies import Impossible
 from starpod.v1 import environment_pb2 as pb
 
 MOST_GAMES = 100
@@ -60,89 +59,87 @@ REPLAYED = (
     "agent_id",
 )
 """Fields of a turn that a game has if the turn was replayed."""
-SEPARATOR = "||"
-"""Separator between the actions of one turn."""
 YOU = "you"
 PATIENCE = 15.0
 LEASE_SECONDS = 3600.0
 
 UNLIMITED = Limits(max_turns=0, max_actions=0)
 
-Reseedings = Mapping[int, Reseeding]
-"""Reseedings of the dynamics, by the number of turns before them."""
-
 
 @dataclass(frozen=True, slots=True)
 class GameTurn:
-    """One turn of a game."""
+    """One turn of a game, as the page shows it."""
 
     by: str
     """Who played the turn: `YOU`, the name of a policy, or "the episode"."""
     actions: list[str]
-    before: str
-    """Observation before the turn."""
     reward: float
     remarks: str
-    snapshot: Snapshot | None
-    """Snapshot of the state before the turn; None if the environment has no snapshots."""
 
 
-@dataclass(slots=True)
-class Game:
-    """A live session of the site, with its turns."""
+@dataclass
+class LiveGame(PlayedGame):
+    """A game of the site. All turns are played by `rollout.play`, those of a person too, so that they can be saved."""
 
-    id: str
-    session: Session
-    spec: pb.EnvironmentSpec
-    task: Task
-    episode: Episode
     turns: list[GameTurn] = field(default_factory=list)
-    reseedings: Reseedings = field(default_factory=dict)
+    episode: Episode = field(init=False)
     origin: str = ""
     """Link of the episode and turn from which the game was forked."""
     run: Path | None = None
     """Folder of that episode's run."""
-    copied: bool = False
-    """Whether the session is a copy of another client's session, whose earlier turns are not known."""
-    success: bool | None = None
+    id: str = field(default_factory=partial(secrets.token_urlsafe, 9))
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
+        self.episode = Episode.begin(self.session, 0)
 
     @property
     def reward(self) -> float:
         return sum(turn.reward for turn in self.turns)
 
     @property
-    def choices(self) -> list[str]:
-        """Actions that the page offers as buttons, at most 60."""
-        valid = self.session.observation.valid_actions
-        actions = [text_of(action) for action in valid] if valid is not None else list(self.spec.action_space.names)
-        return list(dict.fromkeys(actions))[:60]
+    def options(self) -> dict[str, Any]:
+        return {} if isinstance(self.start, Snapshot) else dict(self.start.options or {})
 
     @property
-    def hint(self) -> str:
-        """The expert's next action; empty if there is none."""
-        action = self.session.observation.expert_action
-        return "" if action is None or self.session.done else text_of(action)
+    def copied(self) -> bool:
+        """Whether the session is a copy of another client's session, whose earlier turns are not known."""
+        return isinstance(self.start, Snapshot)
+
+    @property
+    def task(self) -> Task:
+        """The task of a run whose episodes can begin like this game. Raises Impossible for a copy."""
+        if self.copied:
+            raise Impossible("This is a copy of another's session, whose history is unknown.")
+        return Task(self.spec.id, options=self.options, limits=self.session.limits)
+
+    @property
+    def reseeded(self) -> bool:
+        """Whether the random transitions of the game are not those of its seeds."""
+        return any(isinstance(event, Reseeding) for event in self.events)
 
     def python(self, address: str) -> str:
         """Return a program that plays the same turns; empty for a copy of another client's session."""
-        if self.copied:
+        if isinstance(self.start, Snapshot):
             return ""
-        limits = self.session.limits
+        start, limits = self.start, self.session.limits
         fields = {
-            "seed": self.episode.seed,
-            "dynamics_seed": self.episode.dynamics_seed,
-            "options": self.task.options,
+            "seed": start.seed,
+            "dynamics_seed": start.dynamics_seed,
+            "options": self.options,
             "limits": f"Limits({limits.max_turns}, {limits.max_actions_per_turn}, {limits.max_actions})",
-            "version": repr(f"=={self.session.version}"),
+            "version": repr(start.version),
         }
         arguments = "".join(f", {name}={value}" for name, value in fields.items() if value != {})
-        turns = [[self._action(turn, text) for text in turn.actions] for turn in self.turns]
-        ends = [*self.reseedings, len(turns)]
-        body = _program(turns[: ends[0]])
-        for (at, reseeding), end in zip(self.reseedings.items(), ends[1:], strict=True):
-            seed = reseeding.dynamics_seed
-            body += f"    (session,) = session.fork(1, reseed=True, dynamics_seeds=[{seed}])\n{_program(turns[at:end])}"
+        body, turns = "", list[Sequence[Action]]()
+        for event in self.events:
+            if isinstance(event, PathTurn):
+                turns.append(event.actions)
+            else:
+                seeds = f"dynamics_seeds=[{event.dynamics_seed}]"
+                body += f"{_program(turns)}    (session,) = session.fork(1, reseed=True, {seeds})\n"
+                turns = []
+        body += _program(turns)
         imports = ["Limits", "SyncFleet", *(["ToolCall"] if "ToolCall(" in body else [])]
         return (
             f"from starpod.client import {', '.join(imports)}\n\n"
@@ -151,56 +148,23 @@ class Game:
             f"    print(session.observation.text)\n{body}"
         )
 
-    def _action(self, turn: GameTurn, text: str) -> Action:
-        """Return an action as it was sent: typed text is parsed, because it may be a tool call."""
-        return parse(text, self.spec) if turn.by == YOU else text
-
     def as_start(self) -> SavedStart:
         """Return the current state as a start state for training. Raises Impossible."""
         if self.session.done or not self.turns:
             raise Impossible("A start state needs at least one played turn, and an episode that is not over.")
-        if self.copied:
-            raise Impossible("This is a copy of another's session, whose history is unknown.")
-        session = self.session
-        actions = [action for turn in self.turns for action in turn.actions]
         return SavedStart(
             self.spec.id,
             self.episode.seed,
             self.episode.dynamics_seed,
-            actions,
-            session.observation.text,
-            session.version,
-            dict(self.task.options),
+            [action for turn in self.episode.turns for action in turn.actions],
+            self.session.observation.text,
+            self.session.version,
+            self.task.options,
         )
 
-    async def picture(self) -> bytes | str:
-        """Return the state as a PNG, or as text if the environment draws no pictures."""
-        modes = self.spec.render_modes
-        if "png" in modes:
-            return await self.session.render("png")
-        return await self.session.render("text") if "text" in modes else self.session.observation.text
-
-    async def play(self, line: str) -> None:
-        """Play one turn as typed, with `SEPARATOR` between actions. Raises Impossible, StarpodError."""
-        await self.step([parse(part.strip(), self.spec) for part in line.split(SEPARATOR)])
-
-    async def step(self, actions: Sequence[Action], by: str = YOU) -> None:
-        if self.session.done:
-            raise Impossible("The episode is over.")
-        snapshot = await self.session.snapshot() if self.spec.capabilities.snapshot else None
-        observation = self.session.observation.text
-        start = perf_counter()
-        transition = await self.session.step(list(actions))
-        stepping = perf_counter() - start
-        texts = [text_of(action) for action in actions]
-        text = f" {SEPARATOR} ".join(texts)
-        record = Turn(fresh=not self.turns, observation=observation, text=text, actions=texts, stepping=stepping)
-        record.parts = {"environment": transition.reward}
-        record.take(transition)
-        self.episode.turns.append(record)
-        self.episode.take(transition)
-        self.episode.final_observation = transition.observation.text
-        self.note(by, snapshot)
+    async def act(self, actions: Sequence[Action], by: str = YOU) -> None:
+        """Play one turn. Raises Impossible, StarpodError."""
+        await self._play(GivenTurn(actions), by, actions)
 
     async def go_on(self, agent: Agent, by: str) -> None:
         """Let an agent continue in the session itself, to the end of the episode or for `MOST_TURNS` turns.
@@ -208,27 +172,44 @@ class Game:
         Raises Impossible if the agent fails (its earlier turns are kept), and AgentRefused.
         """
         for _ in range(MOST_TURNS):
-            if self.session.done:
+            if self.session.done or not await self._play(agent, by):
                 break
-            snapshot = await self.session.snapshot() if self.spec.capabilities.snapshot else None
-            await play(agent, self.session, episode=self.episode, turns=1)
-            end = self.episode.end
-            if not self.session.done:  # the agent stopped, but another one may continue
-                self.episode.end, self.episode.success = "", None
-            if end == "failed":
-                del self.episode.turns[len(self.turns) :]
-                raise Impossible(f"It could not continue: {self.episode.error}")
-            if len(self.episode.turns) == len(self.turns):
-                break  # the agent had no action
-            self.note(by, snapshot)
 
-    def note(self, by: str, snapshot: Snapshot | None) -> None:
+    async def _play(self, agent: Agent, by: str, actions: Sequence[Action] | None = None) -> bool:
+        """Let an agent play a turn, and return whether it had an action. actions: what it plays, if that is known."""
+        turn, episode = await self.next_turn(), self.episode
+        await play(agent, self.session, episode=episode, turns=1)
+        end = episode.end
+        if not self.session.done:  # the agent stopped, but another one may continue
+            episode.end, episode.success = "", None
+        if end == "failed":
+            del episode.turns[len(self.turns) :]
+            raise Impossible(f"The turn was not played: {episode.error}")
+        if len(episode.turns) == len(self.turns):
+            return False
+        episode.final_observation = self.session.observation.text
+        self.add(turn, episode.turns[-1].actions if actions is None else actions)
+        self.show_last_turn(by)
+        return True
+
+    def show_last_turn(self, by: str) -> None:
         """Add the last turn of the episode's record to the turns that the page shows."""
         turn = self.episode.turns[-1]
-        self.success = self.episode.success
-        self.turns.append(
-            GameTurn(by, turn.actions, turn.observation, turn.own_reward, ", ".join(remarks(turn)), snapshot)
-        )
+        self.turns.append(GameTurn(by, turn.actions, turn.own_reward, ", ".join(remarks(turn))))
+
+    async def undo(self, fleet: Fleet, *, lease_seconds: float = LEASE_SECONDS) -> None:
+        await super().undo(fleet, lease_seconds=lease_seconds)
+        self.turns.pop()
+        self.episode.turns.pop()
+        self.episode.end, self.episode.success = "", None
+        self.episode.final_observation = self.session.observation.text
+
+    async def fork(self) -> LiveGame:
+        """Return a copy of the game with the same random state. Raises StarpodError."""
+        (session,) = await self.session.fork()
+        twin = LiveGame(session, self.spec, self.start, [*self.events], [*self.turns], self.origin, self.run)
+        twin.episode = copy.deepcopy(self.episode)
+        return twin
 
 
 class Games:
@@ -243,7 +224,7 @@ class Games:
         self._access = access
         self._fleet: Fleet | None = None
         self._connecting = asyncio.Lock()
-        self._games: OrderedDict[str, Game] = OrderedDict()
+        self._games: OrderedDict[str, LiveGame] = OrderedDict()
         self._frames: OrderedDict[str, list[bytes]] = OrderedDict()
         self._drawing = asyncio.Lock()
         self._steps: dict[str, deque[float]] = {}
@@ -293,140 +274,87 @@ class Games:
                 return spec
         raise Impossible(f"{self.address} does not host {environment}.")
 
-    def all(self) -> list[Game]:
+    def all(self) -> list[LiveGame]:
         """Return the open games, most recently used first."""
         return list(reversed(self._games.values()))
 
-    def get(self, name: str) -> Game:
+    def get(self, name: str) -> LiveGame:
         """Return a game and mark it as used. Raises Impossible if it was closed."""
         if name not in self._games:
             raise Impossible("This session has ended: it was closed, or the site was restarted.")
         self._games.move_to_end(name)
         return self._games[name]
 
-    async def open(
-        self,
-        environment: str,
-        *,
-        options: Mapping[str, Any],
-        seed: int | None = None,
-    ) -> Game:
+    async def open(self, environment: str, *, options: Mapping[str, Any], seed: int | None = None) -> LiveGame:
         """Open a new game, whose number of turns is unlimited. Raises Impossible, StarpodError."""
-        spec = await self.spec(environment)
-        (session,) = await (await self.fleet()).open(
-            environment,
-            seed=seed,
-            options=options or None,
-            want=_want(spec),
-            limits=UNLIMITED,
-            lease_seconds=LEASE_SECONDS,
+        spec, fleet = await self.spec(environment), await self.fleet()
+        return await self.keep(
+            await LiveGame.open(fleet, spec, seed=seed, options=options, limits=UNLIMITED, lease_seconds=LEASE_SECONDS)
         )
-        return _begin(session, spec, options)
 
-    async def adopt(self, session: Session) -> Game:
+    async def adopt(self, session: Session) -> LiveGame:
         """Return a new game for a copy of another client's session. Raises Impossible, StarpodError."""
         spec = await self.spec(session.environment_id)
-        task = Task(spec.id, limits=session.limits)
-        game = Game(secrets.token_urlsafe(9), session, spec, task, Episode.begin(session, 0), copied=True)
-        return await self.keep(game)
+        return await self.keep(LiveGame(session, spec, await session.snapshot()))
 
-    async def keep(self, game: Game) -> Game:
+    async def keep(self, game: LiveGame) -> LiveGame:
         """Make a game available by its id, and close the least recently used ones beyond `MOST_GAMES`."""
         self._games[game.id] = game
         while len(self._games) > MOST_GAMES:
             _, oldest_game = self._games.popitem(last=False)
-            await close([oldest_game.session])
+            await self.close_sessions([oldest_game.session])
         return game
 
-    async def forget(self, game: Game) -> None:
+    async def forget(self, game: LiveGame) -> None:
         self._games.pop(game.id, None)
-        await close([game.session])
+        await self.close_sessions([game.session])
 
-    async def undo(self, game: Game) -> None:
-        """Take the last turn back. Raises Impossible, StarpodError."""
-        if not game.turns:
-            raise Impossible("There is no turn to take back.")
-        first = game.turns[0].snapshot
-        if game.copied and first is None:
-            raise Impossible(f"{game.spec.id} has no snapshots: turns of another's session cannot be taken back.")
-        old_session = game.session
-        snapshots = {number: turn.snapshot for number, turn in enumerate(game.turns) if turn.snapshot is not None}
-        path = game.task.path(game.episode, reseedings=game.reseedings, snapshots=snapshots)
-        if game.copied and first is not None:
-            path = replace(path, origin=first)
-        game.session = await self._reach(path, len(game.turns) - 1, old_session.want)
-        game.turns.pop()
-        game.episode.turns.pop()
-        game.reseedings = {at: each for at, each in game.reseedings.items() if at <= len(game.turns)}
-        game.episode.end, game.episode.final_observation = "", game.session.observation.text
-        game.episode.success = None
-        game.success = None
-        await close([old_session])
-
-    async def fork(self, game: Game) -> Game:
-        """Return a copy of the game with the same random state. Raises StarpodError."""
-        (session,) = await game.session.fork()
-        episode, turns = copy.deepcopy(game.episode), list(game.turns)
-        lock, name = asyncio.Lock(), secrets.token_urlsafe(9)
-        return await self.keep(replace(game, id=name, session=session, episode=episode, turns=turns, lock=lock))
+    async def close_sessions(self, sessions: Iterable[Session]) -> None:
+        await (await self.fleet()).close_sessions(sessions)
 
     async def replay(
-        self,
-        episode: Episode,
-        task: Task,
-        turns: int,
-        *,
-        reseedings: Reseedings | None = None,
-        by: Callable[[int], str] = lambda number: "the episode",
-    ) -> Game:
+        self, episode: Episode, path: EpisodePath, turns: int, by: Callable[[int], str] = lambda number: "the episode"
+    ) -> LiveGame:
         """Open a game in the state before a turn of an episode. The caller keeps or closes it.
 
         Args:
             episode: the record of the episode.
-            task: its task.
+            path: its path.
             turns: index of the turn.
-            reseedings: the reseedings of the dynamics since the start.
             by: function that returns who played the turn with a given number.
 
         Raises:
             Impossible: the server's observations differ from the episode's.
         """
-        spec = await self.spec(task.environment)
-        reseedings = reseedings or {}
-        session = await self._reach(_path(episode, task, reseedings), turns, _want(spec))
-        game = _begin(session, spec, task.options, episode.task)
-        game.episode.dynamics_seed, game.episode.begun_at = episode.dynamics_seed, 0
-        game.reseedings = {at: each for at, each in reseedings.items() if at <= turns}
+        spec, fleet, origin = await self.spec(path.origin.environment_id), await self.fleet(), path.origin
+        session = await reach(fleet, path, turns, want=wanted(spec), lease_seconds=LEASE_SECONDS)
+        if isinstance(origin, Opening):
+            origin = replace(origin, limits=session.limits, version=f"=={session.version}")
+        game = LiveGame(session, spec, origin, path.until(turns)[:-1])
+        record = game.episode
+        record.task, record.dynamics_seed, record.begun_at = episode.task, episode.dynamics_seed, 0
         for number, turn in enumerate(episode.turns[:turns]):
-            record = Turn(fresh=not number, parts={"environment": turn.own_reward})
-            for name in REPLAYED:
-                setattr(record, name, getattr(turn, name))
-            game.episode.turns.append(record)
-            game.note(by(number), None)
-        game.episode.final_observation = session.observation.text
+            fields = {name: getattr(turn, name) for name in REPLAYED}
+            record.turns.append(Turn(fresh=not number, parts={"environment": turn.own_reward}, **fields))
+            game.show_last_turn(by(number))
+        record.final_observation = session.observation.text
         if session.done:
-            game.episode.end, game.episode.success = episode.end, episode.success
-            game.success = episode.success
+            record.end, record.success = episode.end, episode.success
         return game
 
-    async def _reach(self, path: EpisodePath, turn: int, want: Want) -> Session:
-        try:
-            return await (await self.fleet()).reach(path, turn, want=want, lease_seconds=LEASE_SECONDS)
-        except ReplayDiverged as error:
-            raise Impossible(str(error)) from None
-
-    async def frames(self, key: str, episode: Episode, task: Task, reseedings: Reseedings | None = None) -> list[bytes]:
+    async def frames(self, key: str, path: EpisodePath) -> list[bytes]:
         """Return a picture of each state of an episode, first and last included, drawn during a replay.
 
         key: key under which the pictures are cached. Raises Impossible if there are no pictures, or if the replay
         differs.
         """
+        environment = path.origin.environment_id
         async with self._drawing:  # a page requests all pictures at once, and one replay draws them
             if key not in self._frames:
-                if "png" not in (await self.spec(task.environment)).render_modes:
-                    raise Impossible(f"{task.environment} draws no pictures.")
+                if "png" not in (await self.spec(environment)).render_modes:
+                    raise Impossible(f"{environment} draws no pictures.")
                 try:
-                    self._frames[key] = await draw_path(await self.fleet(), _path(episode, task, reseedings or {}))
+                    self._frames[key] = await draw_path(await self.fleet(), path)
                 except ReplayDiverged as error:
                     raise Impossible(str(error)) from None
             while len(self._frames) > MOST_FRAMES:
@@ -434,22 +362,11 @@ class Games:
             return self._frames[key]
 
 
-def _want(spec: pb.EnvironmentSpec) -> Want:
-    """Return the optional fields of observations that the page of a game shows."""
-    can = spec.capabilities
-    return Want(valid_actions=can.valid_actions, expert_action=can.expert_action, score=can.score)
-
-
-def _begin(session: Session, spec: pb.EnvironmentSpec, options: Mapping[str, Any], name: str = "") -> Game:
-    """Return a game without turns. name: name of the task of a run."""
-    task = Task(spec.id, options=dict(options), limits=session.limits, name=name)
-    return Game(secrets.token_urlsafe(9), session, spec, task, Episode.begin(session, 0, name))
-
-
-def _path(episode: Episode, task: Task, reseedings: Reseedings) -> EpisodePath:
+def path_of(episode: Episode, task: Task) -> EpisodePath:
+    """Return the path of a recorded episode. Raises Impossible if its first moves are not in the record."""
     if episode.begun_at:
         raise Impossible("The environment's expert began this episode, but its moves are not in the record.")
-    return replace(task, limits=task.limits or UNLIMITED).path(episode, reseedings=reseedings)
+    return task.path(episode)
 
 
 def remarks(turn: Turn) -> list[str]:
@@ -466,14 +383,6 @@ def remarks(turn: Turn) -> list[str]:
     return texts
 
 
-async def close(sessions: Sequence[Session]) -> None:
-    """Close sessions. If a server does not answer, its sessions end when their lease expires."""
-    results = await asyncio.gather(*(session.close() for session in sessions), return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException) and not isinstance(result, StarpodError):
-            raise result
-
-
 def _program(turns: Sequence[Sequence[Action]]) -> str:
     """Return the lines of a program that plays these turns."""
     lines = "".join(f"        {list(actions)!r},\n" for actions in turns if actions)
@@ -484,24 +393,3 @@ def _program(turns: Sequence[Sequence[Action]]) -> str:
         "        transition = session.step(actions)\n"
         "        print(transition.observation.text, transition.reward)\n"
     )
-
-
-def parse(text: str, spec: pb.EnvironmentSpec) -> Action:
-    """Parse a typed action: a tool's name with its arguments as JSON, or else text. Raises Impossible."""
-    name, _, remainder = text.partition(" ")
-    if not any(tool.name == name for tool in spec.action_space.tools):
-        return text
-    try:
-        arguments = json.loads(remainder.strip() or "{}")
-    except ValueError as error:
-        raise Impossible(f"The arguments of {name} are not JSON: {error}") from None
-    if not isinstance(arguments, dict):
-        raise Impossible(f"The arguments of {name} are not a JSON object.")
-    return ToolCall(name, arguments)
-
-
-def text_of(action: Action) -> str:
-    """Write an action as `parse` reads it."""
-    if isinstance(action, ToolCall):
-        return f"{action.name} {json.dumps(dict(action.arguments))}"
-    return action if isinstance(action, str) else str(action)

@@ -11,11 +11,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from starpod.remote.game import Impossible
 from starpod.trainer.output.files import CannotWrite, write_atomic
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.ui.fleet import posted
 from starpod.ui.page import LiveSite, run_link
-from starpod.ui.policies import Impossible
 from starpod.ui.reading import LONGEST_NOTE, LONGEST_TAG, MOST_TAGS
 
 _writing = threading.Lock()

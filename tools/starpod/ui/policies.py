@@ -11,6 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from starpod.client import Session
+from starpod.remote.game import Impossible
 from starpod.trainer.agents.base import Agent, AgentRefused, Agents, Sampling, Task
 from starpod.trainer.agents.scripted import REFERENCES, ReferenceAgent
 from starpod.trainer.data.episode import Episode
@@ -29,10 +30,6 @@ ENDPOINT = "endpoint"
 
 Earlier turns are also presented to these models as if they had played them.
 """
-
-
-class Impossible(Exception):
-    """Raised if a request cannot be carried out. The message says why; nothing has changed."""
 
 
 @dataclass(slots=True)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from starpod.remote.game import Impossible
 from starpod.trainer.configuration.seeds import SeedsConfig
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import append_line
-from starpod.ui.games import Game, Games, close
-from starpod.ui.policies import Impossible
+from starpod.ui.games import Games, LiveGame
 from starpod.ui.reading import mapping
 
 KINDS = ("demonstrations", "starts")
@@ -63,14 +63,14 @@ def held_out(seed: int, run: Path | None) -> tuple[str, int]:
     return seeds.holds_out(seed), seeds.train.start
 
 
-async def save(games: Games, folder: Path, kind: str, game: Game) -> None:
+async def save(games: Games, folder: Path, kind: str, game: LiveGame) -> None:
     """Save a game's turns as a demonstration, or its current state as a start state. Raises Impossible."""
     if not game.turns:
         raise Impossible("There is no turn to save yet.")
     if kind == "starts":
         line = game.as_start().to_line()
     typed = bool(game.spec.action_space.tools)
-    if typed or (kind == "starts" and game.reseedings):
+    if typed or (kind == "starts" and game.reseeded):
         await _confirm(games, game, typed=typed)
     if kind == "starts":
         await asyncio.to_thread(_append, folder, kind, game.episode, game.run, line)
@@ -104,16 +104,15 @@ def _append(folder: Path, kind: str, episode: Episode, run: Path | None, line: s
         raise Impossible(f"{path} cannot be written: {error.strerror or error}") from None
 
 
-async def _confirm(games: Games, game: Game, *, typed: bool) -> None:
+async def _confirm(games: Games, game: LiveGame, *, typed: bool) -> None:
     """Replay a game's turns as a run would, from its seeds and with texts as actions.
 
     typed: whether the player sent tool calls. Raises Impossible if the observations differ.
     """
-    if game.copied:
-        raise Impossible("This is a copy of another's session, whose history is unknown.")
+    path = game.task.path(game.episode)
     try:
-        replay = await games.replay(game.episode, game.task, len(game.turns))
+        replay = await games.replay(game.episode, path, len(game.turns))
     except Impossible as error:
         cause = "calls of tools that are sent as texts" if typed else "these actions and its seeds"
         raise Impossible(f"A run would not reach this state with {cause}: {error}") from None
-    await close([replay.session])
+    await games.close_sessions([replay.session])

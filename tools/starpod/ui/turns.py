@@ -98,8 +98,7 @@ async def continuation_page(site: LiveSite, request: Request) -> Response:
     return render(
         "continuation.html", site=site, tree=tree, branch=branch, number=number, link=continuation_link(tree, number),
         origin=_origin(continuing, tree), token=site.guard.token("continuation"), saved=kept, remarks=remarks,
-        held_out=held_out(branch.episode.seed, game.run), copied=game.copied,
-        pictures="png" in game.spec.render_modes and not game.copied,
+        held_out=held_out(branch.episode.seed, game.run), pictures="png" in game.spec.render_modes,
     )  # fmt: skip
 
 
@@ -107,9 +106,7 @@ async def continuation_picture(site: LiveSite, request: Request) -> Response:
     """Return a picture of the state before a turn of a continuation, drawn by the server."""
     continuing = continuing_of(site)
     tree, number, branch = _find_branch(continuing, request)
-    frames = await continuing.games.frames(
-        continuation_link(tree, number), branch.episode, tree.game.task, branch.reseedings
-    )
+    frames = await continuing.games.frames(continuation_link(tree, number), branch.path)
     turn = parse_whole(request.query_params.get("turn", ""), len(frames) - 1)
     if turn is None:
         raise HTTPException(404, "There is no such turn.")

@@ -15,8 +15,8 @@ from starpod.client import BadArgument, Fleet, Session, Snapshot, StarpodError, 
 from starpod.client.connection import RENDER, RENEW, SNAPSHOT
 from starpod.client.connection.calls import STEP
 from starpod.client.pool.replica import Replica
+from starpod.remote.game import Impossible
 from starpod.ui.games import LEASE_SECONDS
-from starpod.ui.policies import Impossible
 from starpod.v1 import environment_pb2 as pb
 
 SECONDS = 10.0

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from starpod.client import (
+    Action,
     EpisodePath,
     Fleet,
     Limits,
@@ -138,7 +139,7 @@ class Move:
 
     text: str
     """The reply."""
-    actions: Sequence[str] | None
+    actions: Sequence[Action] | None
     """Sub-actions to send in one step, in order. An empty list sends a step without an action, which costs a turn in
     the environment. None sends nothing, and only the trainer counts the turn."""
     thought: str | None = None

@@ -18,6 +18,7 @@ from starpod.trainer.agents.engine import EngineAgent, EngineAgents
 from starpod.trainer.data.episode import Episode, Turn, turns_of
 from starpod.trainer.prompts.conversation import Prompt
 from starpod.trainer.prompts.prompt import PromptConfig
+from starpod.v1.values import action_text
 
 VERDICTS = ACCEPT, REJECT = "Accept", "Reject"
 # --- messages ---------------------------------------------------------------------------------------------------------
@@ -103,7 +104,7 @@ class SolverVerifier(Agent):
         verdicts = replace(task, actions=VERDICTS)
         self._verifier = Speaker(verifier, session, verdicts)
         self._sent_turns: list[int] = []
-        self._proposals: list[Sequence[str]] = []
+        self._proposals: list[list[str]] = []
         self._pending = False
 
     async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
@@ -136,15 +137,15 @@ class SolverVerifier(Agent):
             self._pending = False
             if move.actions is None or move.actions[0] != ACCEPT:
                 return replace(move, actions=None, agent_id=VERIFIER)
-            actions, replies_back = list(self._proposals[-1]), 1
+            actions, replies_back = self._proposals[-1], 1
         else:
-            self._proposals.append(move.actions or ())
+            self._proposals.append([*map(action_text, move.actions or ())])
             self._pending = bool(move.actions) and len(self._proposals) < self._max_proposals
             if self._pending:
                 return replace(move, actions=None, agent_id=SOLVER)
             if len(self._proposals) < self._max_proposals:  # no actions, so there is nothing to judge
                 return replace(move, agent_id=SOLVER)
-            actions, replies_back = list(move.actions) if move.actions else None, 0
+            actions, replies_back = self._proposals[-1] or None, 0
         self._sent_turns.append(index - replies_back)
         self._proposals = []
         return replace(move, actions=actions, of=replies_back, agent_id=VERIFIER if replies_back else SOLVER)

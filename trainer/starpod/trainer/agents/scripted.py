@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import entry_points
 
-from starpod.client import Observation, Session, Want
+from starpod.client import Action, Observation, Session, Want
 from starpod.client.spelling import nearest
 from starpod.trainer.agents.base import Agent, Agents, Move, Stop, Task
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.configuration.user_file import UserFunction
 from starpod.trainer.data.episode import Episode
+from starpod.trainer.prompts.grammar import SEPARATOR
+from starpod.v1.values import action_text
 
 Choose = Callable[[Observation, Sequence[str], random.Random], str | None]
 """Function that returns an action for an observation and the environment's action names; None if it knows no action."""
@@ -80,3 +82,13 @@ class ReferenceAgent(Agent):
     async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
         action = self._choose(observation, self._actions, self._rng)
         return Stop() if action is None else Move(action, [action])
+
+
+class GivenTurn(Agent):
+    """Agent that plays one turn that was chosen elsewhere: by a person at a page, or in a record."""
+
+    def __init__(self, actions: Sequence[Action]) -> None:
+        self._actions = actions
+
+    async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
+        return Move(f" {SEPARATOR} ".join(map(action_text, self._actions)), self._actions)

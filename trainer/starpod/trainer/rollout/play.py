@@ -12,6 +12,7 @@ from starpod.client import Observation, Session, StarpodError
 from starpod.trainer.agents.base import Agent, AgentError, Move, Stop, limits_left
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.rewards.reward import RewardConfig, Rewards
+from starpod.v1.values import action_text
 
 Result = TypeVar("Result")
 MOST_TURNS = 1000
@@ -167,8 +168,8 @@ async def _play_turns(
         acting_turn, transition = episode.turns[-1 - move.of], None
         if move.actions is not None:
             start_time = perf_counter()
-            acting_turn.actions = list(move.actions)
-            transition = await session.step(acting_turn.actions)
+            acting_turn.actions = [action_text(action) for action in move.actions]
+            transition = await session.step(move.actions)
             acting_turn.stepping = perf_counter() - start_time
             acting_turn.take(transition)
             episode.take(transition)
