@@ -17,8 +17,8 @@ from pathlib import Path
 import grpc
 import pytest
 
+from starpod.env_server.processes.child_process import ChildProcess
 from starpod.env_server.processes.hosts import HostDied
-from starpod.env_server.processes.process_host import ProcessHost
 from starpod.env_server.sandbox.sandbox import Sandbox
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
@@ -300,11 +300,11 @@ def test_what_holds_is_shown_by_the_command_line(required: ServerProcess) -> Non
 
 async def test_what_the_system_lacks_is_a_warning_or_refused(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        await ProcessHost(deprived.WithoutLandlock, Sandbox("best-effort")).try_out()
+        await ChildProcess(deprived.WithoutLandlock, Sandbox("best-effort")).try_out()
     assert "missing: " in caplog.text
     assert "files (Landlock: Function not implemented)" in caplog.text
     with pytest.raises(HostDied, match=r"--sandbox require .*Landlock: Function"):
-        await ProcessHost(deprived.WithoutLandlock, Sandbox("require")).try_out()
+        await ChildProcess(deprived.WithoutLandlock, Sandbox("require")).try_out()
 
 
 def refusal(environment: str, module: str, prefix: list[str]) -> str:
@@ -369,12 +369,12 @@ def test_a_server_of_root_gives_each_process_a_user_of_its_own(target: Target) -
 
 async def test_where_threads_cannot_be_bounded_require_refuses() -> None:
     with pytest.raises(HostDied, match=r"--sandbox require asks: .*threads \("):
-        await ProcessHost(deprived.WithoutNamespaces, Sandbox("require")).try_out()
+        await ChildProcess(deprived.WithoutNamespaces, Sandbox("require")).try_out()
 
 
 async def test_closing_ends_a_confined_process() -> None:
-    host = ProcessHost(deprived.OwnUser, Sandbox())
-    await host._start()
+    host = ChildProcess(deprived.OwnUser, Sandbox())
+    await host.start()
     assert host._process is not None
     process = Path(f"/proc/{host._process.pid}")
     host.close()

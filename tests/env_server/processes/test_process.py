@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from starpod.env_server.operation.config import ServerLimits
+from starpod.env_server.processes.child_process import ChildProcess
 from starpod.env_server.processes.process_host import ProcessHost
 from starpod.v1 import environment_pb2 as pb
 from tests.env_server.conftest import Client, Serve, text_of
@@ -19,15 +20,15 @@ from tests.waiting import eventually
 async def test_an_environment_that_stood_still_with_its_server_is_not_hung(client: Client) -> None:
     session = await client.open("fragile-v1")
     host = client.table[session.session_id].host
-    assert isinstance(host, ProcessHost) and host._process is not None
-    host._timeout = 1.0
-    os.kill(host._process.pid, signal.SIGSTOP)
+    assert isinstance(host, ProcessHost) and host._child._process is not None
+    host._child._timeout = 1.0
+    os.kill(host._child._process.pid, signal.SIGSTOP)
     step = asyncio.create_task(client.step(session, 0, "fine"))
     await client.pending(session, 1)
     await asyncio.sleep(0.1)  # it waits for its environment
     time.sleep(1.2)
     await asyncio.sleep(0.05)  # by now the server has seen that the time is up
-    os.kill(host._process.pid, signal.SIGCONT)
+    os.kill(host._child._process.pid, signal.SIGCONT)
     await step
 
 
@@ -43,11 +44,11 @@ async def test_an_environment_that_stood_still_with_its_server_is_not_hung(clien
 async def test_a_death_costs_its_own_session_alone(client: Client, action: str, cause: str) -> None:
     doomed, *others = await client.group("fragile-v1", 3, seed=2)
     host = client.table[doomed.session_id].host
-    assert isinstance(host, ProcessHost) and host._process is not None
+    assert isinstance(host, ProcessHost) and host._child._process is not None
     if action == "hang":
-        host._timeout = 0.5
+        host._child._timeout = 0.5
     if not action:
-        os.kill(host._process.pid, signal.SIGKILL)  # from outside
+        os.kill(host._child._process.pid, signal.SIGKILL)  # from outside
     failing = asyncio.create_task(client.fails(client.step(doomed, 0, action or "fine")))
     turns = [await client.step(other, index, "fine") for other in others for index in range(3)]
     failure = await failing
@@ -68,7 +69,7 @@ async def test_processes_are_bounded_and_end_with_their_sessions(serve: Serve) -
     await client.open("walk-v1")
     await client.close(first)
     await eventually(lambda: not os.path.exists(f"/proc/{pid}"))
-    assert ProcessHost.alive == 1
+    assert ChildProcess.alive == 1
     await client.open("fragile-v1")
 
 
@@ -76,11 +77,11 @@ async def test_calls_at_once_cannot_exceed_the_limit_of_processes(serve: Serve) 
     client = await serve(limits=ServerLimits(max_processes=3))
     opened = await asyncio.gather(*(client.open("fragile-v1") for _ in range(5)), return_exceptions=True)
     sessions = [each for each in opened if isinstance(each, pb.Session)]
-    assert len(sessions) == ProcessHost.alive == 3
+    assert len(sessions) == ChildProcess.alive == 3
     await client.close(sessions.pop())
     forks = await asyncio.gather(*map(client.fork, sessions), return_exceptions=True)
     assert sum(not isinstance(each, BaseException) for each in forks) == 1
-    assert ProcessHost.alive == 3
+    assert ChildProcess.alive == 3
 
 
 async def test_process_and_reset(client: Client) -> None:
@@ -111,7 +112,7 @@ async def test_a_copy_that_dies_leaves_its_original_alone(
     assert (failure.reason, failure.metadata["session"]) == ("ENVIRONMENT_BUG", "intact")
     assert f"the copy's process {cause}" in failure.message
     assert (await client.step(session, 1, "fine")).reward == 1.0
-    assert ProcessHost.alive == 1
+    assert ChildProcess.alive == 1
 
 
 async def test_a_state_too_large_to_leave_its_process_costs_nothing(client: Client) -> None:

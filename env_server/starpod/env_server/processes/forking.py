@@ -12,7 +12,7 @@ from multiprocessing.context import ForkServerContext
 
 from starpod.env_server.episodes.temporary import own_folder
 
-_preloaded = ["starpod.env_server.processes.process_host", "decimal", "heapq", "statistics", "string", "typing"]
+_preloaded = ["starpod.env_server.processes.child", "decimal", "heapq", "statistics", "string", "typing"]
 """Modules that the fork server imports before its first child. Those of the standard library are there for untrusted
 programs."""
 

@@ -21,8 +21,8 @@ from starpod.env_server.episodes.effects import Journal
 from starpod.env_server.operation.config import HTTP, UNLIMITED, ServerConfig, ServerTLS
 from starpod.env_server.operation.metrics import Metrics
 from starpod.env_server.operation.tracing import OpenTelemetryTracer, Tracer
+from starpod.env_server.processes.child_process import ChildProcess
 from starpod.env_server.processes.hosts import HostDied
-from starpod.env_server.processes.process_host import ProcessHost
 from starpod.env_server.registry import Registry
 from starpod.env_server.server import memory
 from starpod.env_server.sessions.calls import Calls
@@ -196,7 +196,7 @@ class EnvironmentServer:
             logger.warning("sandbox: off; environments of class process have all rights of this server")
         for environment in environments if mode != "off" else ():
             try:
-                await ProcessHost(environment, self.config.sandbox).try_out()
+                await ChildProcess(environment, self.config.sandbox).try_out()
             except HostDied as death:
                 if mode == "require":
                     raise ServerError(f"a process of {environment.spec.id} {death}") from death

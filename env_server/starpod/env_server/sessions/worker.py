@@ -19,6 +19,7 @@ from starpod.env_server.episodes.live_episode import Want
 from starpod.env_server.operation.config import ServerLimits
 from starpod.env_server.operation.metrics import Metrics
 from starpod.env_server.operation.tenants import RECEIVED_SECONDS, LoopShare, Tenant
+from starpod.env_server.processes.child_process import ChildProcess
 from starpod.env_server.processes.hosts import EpisodeHost, LocalHost, Pools
 from starpod.env_server.processes.process_host import ProcessHost
 from starpod.env_server.processes.threads import Hung
@@ -102,7 +103,7 @@ class Worker:
         return LocalHost(environment, self.pools, self.journal, want)
 
     def make_room(self, environment: type[Environment]) -> None:
-        if environment.spec.concurrency is Concurrency.PROCESS and ProcessHost.alive >= self.limits.max_processes:
+        if environment.spec.concurrency is Concurrency.PROCESS and ChildProcess.alive >= self.limits.max_processes:
             raise overloaded(
                 "max_processes", f"all {self.limits.max_processes} environment processes are in use", _RETRY_SECONDS
             )

@@ -21,7 +21,7 @@ from starpod.env_server.episodes.errors import CallError, overloaded, release
 from starpod.env_server.episodes.timing import begin, clock
 from starpod.env_server.operation.tenants import Tenant
 from starpod.env_server.operation.tracing import Tracer
-from starpod.env_server.processes.process_host import ProcessHost
+from starpod.env_server.processes.child_process import ChildProcess
 from starpod.env_server.sessions.calls import Calls
 from starpod.env_server.sessions.requests import check_size, extra_members, is_large, measure, parse
 from starpod.env_server.sessions.table import SessionTable
@@ -123,7 +123,7 @@ class EnvironmentService:
         """Describe the sandbox of an environment of class `process`. Other classes have none."""
         if environment.spec.concurrency is Concurrency.PROCESS:
             spec.confinement.mode = self._worker.sandbox.mode
-            if report := ProcessHost.confinements.get(environment):
+            if report := ChildProcess.confinements.get(environment):
                 spec.confinement.applied.extend(report.applied)
                 spec.confinement.missing.extend(report.reasons)
 
