@@ -13,9 +13,7 @@ from starpod.env_server.episodes.timing import begin, clock
 from starpod.env_server.operation.config import ServerLimits
 from starpod.env_server.sessions.columns import Answers
 from starpod.env_server.sessions.responses import split_response
-from starpod.env_server.sessions.table import SessionTable
-from starpod.env_server.transports.auth import Grant
-from starpod.env_server.transports.stream import StreamServer
+from starpod.env_server.transports.outbox import Outbox
 from starpod.v1 import environment_pb2 as pb
 from tests.env_server.conftest import (
     Client,
@@ -108,21 +106,13 @@ async def test_messages_are_written_one_at_a_time(client: Client) -> None:
             self.writing -= 1
             self.replies += len(message.replies)
 
-    async def reply() -> pb.Reply:
-        return pb.Reply(call_id=1)
-
-    connection, table = Connection(), SessionTable()
-    stream = StreamServer(client.server._service._calls, table, connection, Grant(table.tenant))
-    flusher = asyncio.create_task(stream._flush())
+    connection = Connection()
+    outbox = Outbox(connection, max_bytes=0)  # type: ignore[arg-type]
+    outbox.add(pb.Reply(call_id=1), begin(clock()))
     await asyncio.sleep(0)
-    late = asyncio.create_task(reply())
-    await late
-    stream._finish(begin(clock()), late)
-    batch = Answers()
-    batch.message.replies.append(pb.Reply(call_id=2))
-    await stream._write(batch, clock())
+    await outbox.write(pb.StreamResponse(replies=[pb.Reply(call_id=2)]))
     await eventually(lambda: connection.replies == 2)
-    flusher.cancel()
+    outbox.close()
     assert connection.most == 1
 
 

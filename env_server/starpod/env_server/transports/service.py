@@ -27,7 +27,8 @@ from starpod.env_server.sessions.requests import check_size, extra_members, is_l
 from starpod.env_server.sessions.table import SessionTable
 from starpod.env_server.transports.auth import Authenticator
 from starpod.env_server.transports.eager import run_eagerly
-from starpod.env_server.transports.stream import ClientStream, StreamServer
+from starpod.env_server.transports.outbox import ClientStream
+from starpod.env_server.transports.stream import StreamServer
 from starpod.v1 import environment_pb2 as pb
 
 PROTOCOL_VERSION = "1.0"

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 from google.rpc import status_pb2
@@ -24,10 +24,10 @@ from starpod.env_server.sessions.columns import (
     step_rows,
 )
 from starpod.env_server.sessions.requests import check_texts, count_bytes, extra_members, is_large, measure, parse
-from starpod.env_server.sessions.responses import split_response
 from starpod.env_server.sessions.table import SessionTable
 from starpod.env_server.transports.auth import Grant
 from starpod.env_server.transports.eager import run_eagerly
+from starpod.env_server.transports.outbox import ClientStream, Outbox
 from starpod.v1 import environment_pb2 as pb
 
 logger = logging.getLogger(__name__)
@@ -37,8 +37,6 @@ CALLS_AT_ONCE = 65_536
 """Maximum number of calls and rows in one message. Its size is no limit: a row can be as small as six bytes."""
 _MESSAGE_BYTES = 512 * 1024
 """Approximate maximum bytes of a message of many rows. Larger buffers cost more than they save."""
-_UNSENT_BYTES = 8 * 2**20
-"""Above this many bytes of unsent replies, nothing more is read from the caller, who does not read fast enough."""
 _CREATING = ("open", "fork", "restore")
 _BULKY = ("render", "snapshot")
 _BULKY_AT_ONCE = 16
@@ -50,14 +48,6 @@ because the errors would be larger than the rows."""
 _RETRY_SECONDS = 0.1
 
 
-class ClientStream(Protocol):
-    """Transport of a Stream. Both methods may wait. `read` returns grpc.aio.EOF when the caller has half-closed."""
-
-    async def read(self) -> Any: ...
-
-    async def write(self, message: pb.StreamResponse) -> None: ...
-
-
 class StreamServer:
     """One connected stream. Calls that have begun finish, and their replies are cached, even if the connection ends."""
 
@@ -66,16 +56,11 @@ class StreamServer:
         self._worker = calls.worker
         self._table = table
         self._connection = connection
+        self._outbox = Outbox(connection, calls.worker.limits.max_message_bytes)
         self._grant = grant
         self._tenant = grant.tenant
         self._rows_at_once = ROWS_AT_ONCE
-        self._unsent = 0
         self._bulky = 0
-        self._room = asyncio.Event()
-        self._writing = asyncio.Lock()
-        # Store sizes, because measuring a reply takes as long as serializing it.
-        self._finished: list[tuple[pb.Reply, Timing, int]] = []
-        self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def run(self) -> None:
@@ -88,12 +73,10 @@ class StreamServer:
         """
         share = self._worker.share
         self._worker.metrics.streams += 1
-        flusher = asyncio.get_running_loop().create_task(self._flush())
         try:
             while (data := await self._connection.read()) is not grpc.aio.EOF:
                 self._grant.check()
-                if self._unsent > _UNSENT_BYTES:
-                    await self._keep_up()
+                await self._outbox.keep_up()
                 if share.exceeded(self._tenant):
                     await share.wait(self._tenant)
                 self._worker.count_received(self._tenant, len(data))
@@ -108,11 +91,9 @@ class StreamServer:
                 del message
             if self._tasks:
                 await asyncio.wait(self._tasks)
-            async with self._writing:
-                flusher.cancel()
-            await self._write_finished()
+            await self._outbox.finish()
         finally:
-            flusher.cancel()
+            self._outbox.close()
             self._worker.metrics.streams -= 1
 
     async def _serve_message(self, message: pb.StreamRequest, size: int) -> None:
@@ -145,8 +126,7 @@ class StreamServer:
         while index < len(calls):
             if index:
                 await self._pause()
-            if self._unsent > _UNSENT_BYTES:
-                await self._keep_up()
+            await self._outbox.keep_up()
             with self._tenant.working:
                 index = self._start_slice(calls, index, arrived, answers)
             # Collect slices, because a message for each would cost more than the slice. But send before the tenant has
@@ -210,12 +190,6 @@ class StreamServer:
     async def _pause(self) -> None:
         """Yield the event loop in the middle of a long batch."""
         await self._worker.share.pause(self._tenant)
-
-    async def _keep_up(self) -> None:
-        """Wait until the caller has read enough replies. Otherwise they would pile up."""
-        while self._unsent > _UNSENT_BYTES:
-            self._room.clear()
-            await self._room.wait()
 
     async def _refuse(self, call_ids: Sequence[int], error: CallError, arrived: float) -> None:
         """Answer calls with the same error."""
@@ -286,10 +260,7 @@ class StreamServer:
     def _finish(self, timing: Timing, task: asyncio.Task[pb.Reply]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            size = task.result().ByteSize()
-            self._finished.append((task.result(), timing, size))
-            self._unsent += size
-            self._wake.set()
+            self._outbox.add(task.result(), timing)
 
     async def _serve(self, call: pb.Call, verb: str | None) -> pb.Reply:
         try:
@@ -322,47 +293,15 @@ class StreamServer:
         release(error)
         return failure.status()
 
-    async def _flush(self) -> None:
-        """Send replies of calls that finish later. While one batch is written, the next one is collected."""
-        while True:
-            await self._wake.wait()
-            self._wake.clear()
-            await self._write_finished()
-
-    async def _write_finished(self) -> None:
-        async with self._writing:
-            entries, self._finished = self._finished, []
-            if entries:
-                now = clock()
-                timing = pb.ServerTiming(
-                    environment_ms=1e3 * sum(timing.environment for _, timing, _ in entries),
-                    total_ms=1e3 * sum(now - timing.arrived for _, timing, _ in entries),
-                )
-                replies = [reply for reply, _, _ in entries]
-                await self._send(pb.StreamResponse(replies=replies, timing=timing))
-                self._unsent -= sum(size for _, _, size in entries)
-                self._room.set()
-
     async def _write(self, answers: Answers, arrived: float) -> None:
         response, count = answers.message, len(answers)
         if count:
             response.timing.environment_ms = 1e3 * answers.environment_seconds
             response.timing.total_ms = 1e3 * (clock() - arrived) * count
         if count or response.acknowledged:
-            async with self._writing:
-                size = await self._send(response)
+            size = await self._outbox.write(response)
         if count:
             self._rows_at_once = max(1, min(ROWS_AT_ONCE, count * _MESSAGE_BYTES // size))
-
-    async def _send(self, response: pb.StreamResponse) -> int:
-        """Send the message, split if it is too large, and return its size."""
-        size, limit = response.ByteSize(), self._worker.limits.max_message_bytes
-        if not limit or size <= limit:
-            await self._connection.write(response)
-            return size
-        for message in split_response(response, size, limit):
-            await self._connection.write(message)
-        return size
 
 
 async def _expire(task: asyncio.Task[pb.Reply], call_id: int, timeout_ms: int) -> pb.Reply:
