@@ -77,7 +77,7 @@ def record(store: Store, count: int = COUNT) -> list[ShopEpisode]:
     while len(episodes) < count:
         goal = rng.randrange(len(goals))
         shop = Shop(store, goals, ShopState(goal, str(goal)))
-        query = _query(shop.instruction, rng)
+        query = _query(shop.goal.instruction_text, rng)
         if query not in queries:
             queries.add(query)
             episode = _play(shop, query, rng)

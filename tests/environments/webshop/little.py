@@ -148,7 +148,7 @@ class LittleWebShop(Environment):
         return Outcome(effective=changed)
 
     def render(self, mode: str = "text") -> str:
-        return render_html(self._cached_shop) if mode == "html" else self._cached_shop.address()
+        return render_html(self._cached_shop) if mode == "html" else self._cached_shop.state.address()
 
     def get_state(self) -> dict[str, Any]:
         return {"shop": self._cached_shop.state.as_dict()}

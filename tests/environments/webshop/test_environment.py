@@ -78,7 +78,7 @@ def test_searching_without_a_search_bar(rule: str, valid: int, effective: int) -
     assert environment.step("search[lamp]").valid
     again = environment.step("search[chair]")
     assert (again.valid, again.effective) == (valid, effective)
-    assert ("chair" in environment._cached_shop.address()) == effective
+    assert ("chair" in environment._cached_shop.state.address()) == effective
 
 
 def test_what_the_original_raises_on_is_an_outcome() -> None:
@@ -295,7 +295,7 @@ def test_pages_of_any_size_show_the_same_results_and_the_expert_finds_its_way(si
     for shop in (usual, other):
         shop.search("lamp shirt")
         hits = shown.setdefault(shop.page_size, [])
-        while page := shop.page_hits():
+        while page := shop.listing().positions:
             assert len(page) == shop.page_size or len(hits) + len(page) == len(shop.hits())
             hits += page
             shop.click("next >")

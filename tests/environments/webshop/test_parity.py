@@ -95,10 +95,10 @@ class Replay:
 
     def compare_page(self, what: str, recorded: dict[str, Any]) -> None:
         shop = self.shop
-        self.parity.equal(f"{what} url", shop.address(), recorded["url"])
+        self.parity.equal(f"{what} url", shop.state.address(), recorded["url"])
         self.parity.equal(f"{what} text", pages.text(shop), recorded["text"])
         self.parity.equal(f"{what} text_rich", pages.rich(shop), recorded["text_rich"])
-        self.parity.equal(f"{what} search bar", shop.has_search_bar, recorded["has_search_bar"])
+        self.parity.equal(f"{what} search bar", shop.state.has_search_bar, recorded["has_search_bar"])
         self.parity.equal(f"{what} clickables", list(shop.clickables()), recorded["clickables"])
         self.parity.steps += 1
 
@@ -132,7 +132,9 @@ def replay_episode(store: MemoryStore, settings: dict[str, Any], episode: dict[s
         if "reset" in recorded:
             replays.append(replay := Replay(store, recorded["goal_index"], parity, **options))
             replay.shop.state.session = other.get("session_prefix", "") + str(recorded["reset"])
-            parity.equal(f"{what} goal", f"Instruction: {replay.shop.instruction}", recorded["instruction_text"])
+            parity.equal(
+                f"{what} goal", f"Instruction: {replay.shop.goal.instruction_text}", recorded["instruction_text"]
+            )
             replay.compare_page(what, recorded)
         else:
             if recorded.get("random_seed") is not None:

@@ -8,11 +8,12 @@ from typing import Any
 
 from starpod.env_server import Environment, EnvironmentSpec, Limits, Outcome
 
+from .expert import expert_placement
 from .generation import generate
-from .grid import candidates, clashes, clashing, complete, peers
+from .grid import candidates, clashes, clashing, complete, unblocked
 from .options import SudokuOptions
 from .picture import draw, draw_html
-from .reading import read_action
+from .reading import read_action, write_action
 from .texts import GridView, cell_name, instructions
 
 
@@ -92,7 +93,7 @@ class Sudoku(Environment):
         else:
             reward = self._pay(cell)
             self.feedback = f"✓ Correct! {message}" if is_correct else f"⚠ {message} - Valid but not optimal"
-        reward += sum(self._pay(peer) for peer in self._unblocked(cell, old_number))
+        reward += sum(self._pay(peer) for peer in unblocked(self.puzzle, self.grid, self.size, cell, old_number))
         is_solved = self._solved()
         if is_solved:
             reward += self.options.solved_reward
@@ -125,13 +126,6 @@ class Sudoku(Environment):
         self.paid[cell] = reward if old_reward is None else max(reward, old_reward)
         return reward if old_reward is None else max(reward - old_reward, 0.0)
 
-    def _unblocked(self, cell: int, number: int) -> list[int]:
-        """Return the cells whose digit clashed only with `number`, which was just removed from `cell`."""
-        if not number:
-            return []
-        rivals = [peer for peer in sorted(peers(self.size)[cell]) if self.grid[peer] == number]
-        return [peer for peer in rivals if not self.puzzle[peer] and not clashes(self.grid, self.size, peer, number)]
-
     def observe(self) -> str:
         return self._view().text(self.options)
 
@@ -156,7 +150,7 @@ class Sudoku(Environment):
     def valid_actions(self) -> list[str]:
         """Return every placement that is not refused, written in the longest of the accepted forms."""
         return [
-            self._write(cell, number)
+            write_action(cell, number, self.size)
             for cell, digit in enumerate(self.puzzle)
             if not digit
             for number in (
@@ -177,28 +171,11 @@ class Sudoku(Environment):
         return min(right, len(open_cells) - 1) / len(open_cells)
 
     def expert_action(self) -> str | None:
-        """Return the right digit for the first cell that accepts it. Cells with wrong digits come first.
-
-        If wrong digits block each other, return an action that replaces one of them by a third digit, or None.
-        """
         if self._solved():
             return None
-        wrong_cells = [cell for cell, digit in enumerate(self.grid) if digit and digit != self.solution[cell]]
-        cells = wrong_cells + [cell for cell, digit in enumerate(self.grid) if not digit]
         free_for_all = self.options.conflicts == "place"
-        for cell in cells:
-            if free_for_all or not clashes(self.grid, self.size, cell, self.solution[cell]):
-                return self._write(cell, self.solution[cell])
-        for cell in cells:
-            blockers = [peer for peer in peers(self.size)[cell] if self.grid[peer] == self.solution[cell]]
-            if len(blockers) == 1:
-                for number in candidates(self.grid, self.size, blockers[0]):
-                    if number != self.grid[blockers[0]]:
-                        return self._write(blockers[0], number)
-        return None
-
-    def _write(self, cell: int, number: int) -> str:
-        return f"place {number} at row {cell // self.size + 1} col {cell % self.size + 1}"
+        placement = expert_placement(self.grid, self.solution, self.size, free_for_all=free_for_all)
+        return placement and write_action(*placement, self.size)
 
     def _solved(self) -> bool:
         return 0 not in self.grid and (self.grid == self.solution or not clashing(self.grid, self.size))

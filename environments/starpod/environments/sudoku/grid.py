@@ -61,3 +61,11 @@ def complete(grid: Grid, size: int) -> dict[str, bool]:
         for name in (f"row {row + 1}", f"column {column + 1}", f"box {box + 1}"):
             digits.setdefault(name, set()).add(grid[cell])
     return {name: numbers == set(range(1, size + 1)) for name, numbers in digits.items()}
+
+
+def unblocked(puzzle: Grid, grid: Grid, size: int, cell: int, number: int) -> list[int]:
+    """Return the cells whose digit clashed only with `number`, which was just removed from `cell`; 0 is no digit."""
+    if not number:
+        return []
+    rivals = [peer for peer in sorted(peers(size)[cell]) if grid[peer] == number]
+    return [peer for peer in rivals if not puzzle[peer] and not clashes(grid, size, peer, number)]

@@ -1,4 +1,4 @@
-"""Parsing of actions."""
+"""Parsing and writing of actions."""
 
 from __future__ import annotations
 
@@ -34,3 +34,8 @@ def read_action(text: str, size: int) -> tuple[int, int, int]:
             return row, column, number
     excerpt = text if len(text) <= 200 else text[:200] + "..."
     raise ValueError(f"Could not parse action: '{excerpt}'. Expected format: 'place 5 at row 2 col 3' or '2,3,5'")
+
+
+def write_action(cell: int, number: int, size: int) -> str:
+    """Return the placement of a number in a cell, in the longest of the accepted forms."""
+    return f"place {number} at row {cell // size + 1} col {cell % size + 1}"

@@ -31,74 +31,101 @@ def solutions(grid: Sequence[int], size: int, nodes: int, rng: random.Random | N
     Raises:
         SearchLimit: the search exceeded `nodes`.
     """
-    places = units(size)
-    all_digits = (1 << size) - 1
-    used_digits = [[0] * size, [0] * size, [0] * size]
-    for cell, digit in enumerate(grid):
-        if digit:
-            bit = 1 << (digit - 1)
-            for unit, index in zip(used_digits, places[cell], strict=True):
-                if unit[index] & bit:
-                    return
-                unit[index] |= bit
-    rows, columns, boxes = used_digits
-    filled = list(grid)
-    empty_cells = [cell for cell, digit in enumerate(grid) if not digit]
-    budget = nodes
+    search = _Search(size, nodes, rng)
+    return search.completions() if search.enter(grid) else iter(())
 
-    def complete() -> Iterator[Grid]:
-        nonlocal budget
-        min_count, best_index, candidates = size + 1, -1, 0
-        frees = []
-        for index, cell in enumerate(empty_cells):
-            row, column, box = places[cell]
-            options = all_digits & ~(rows[row] | columns[column] | boxes[box])
-            frees.append(options)
-            count = options.bit_count()
-            if count < min_count:
-                min_count, best_index, candidates = count, index, options
-                if count < 2:
-                    break
-        if best_index < 0:
-            yield bytes(filled)
+
+class _Search:
+    """A backtracking search in one grid.
+
+    Attributes:
+        used: bits of the digits in every row, column and box.
+        filled: the cells.
+        empty: the cells without a digit, in any order.
+    """
+
+    def __init__(self, size: int, nodes: int, rng: random.Random | None) -> None:
+        self.size = size
+        self.rng = rng
+        self.budget = nodes
+        self.slow_below = nodes - PATIENCE * size
+        self.places = units(size)
+        self.used = [[0] * size, [0] * size, [0] * size]
+        self.filled: list[int] = []
+        self.empty: list[int] = []
+
+    def enter(self, grid: Sequence[int]) -> bool:
+        """Take over the digits of a grid. Returns False if two of them clash."""
+        self.filled = list(grid)
+        self.empty = [cell for cell, digit in enumerate(grid) if not digit]
+        for cell, digit in enumerate(grid):
+            if digit:
+                bit = 1 << (digit - 1)
+                for unit, index in zip(self.used, self.places[cell], strict=True):
+                    if unit[index] & bit:
+                        return False
+                    unit[index] |= bit
+        return True
+
+    def completions(self) -> Iterator[Grid]:
+        if not self.empty:
+            yield bytes(self.filled)
             return
-        if min_count > 1 and nodes - budget > PATIENCE * size:
-            lone_digits = _lone_digits(size, used_digits, [places[cell] for cell in empty_cells], frees)
-            if lone_digits is None:
-                return
-            for index, cell in enumerate(empty_cells):
-                row, column, box = places[cell]
-                if lone_digit := frees[index] & (lone_digits[0][row] | lone_digits[1][column] | lone_digits[2][box]):
-                    min_count, best_index, candidates = 1, index, lone_digit
-                    break
-        # If two digits have this cell as their only one, there is no completion, as for a cell without candidates.
-        if not min_count or (min_count == 1 and candidates & (candidates - 1)):
+        index, candidates = self._choose()
+        if not candidates:
             return
-        cell = empty_cells[best_index]
-        empty_cells[best_index] = empty_cells[-1]
-        empty_cells.pop()
-        row, column, box = places[cell]
-        digits = [digit for digit in range(1, size + 1) if candidates >> (digit - 1) & 1]
-        if rng is not None:
-            rng.shuffle(digits)
+        empty, filled = self.empty, self.filled
+        cell = empty[index]
+        empty[index] = empty[-1]
+        empty.pop()
+        rows, columns, boxes = self.used
+        row, column, box = self.places[cell]
+        digits = [digit for digit in range(1, self.size + 1) if candidates >> (digit - 1) & 1]
+        if self.rng is not None:
+            self.rng.shuffle(digits)
         for digit in digits:
-            budget -= 1
-            if budget < 0:
+            self.budget -= 1
+            if self.budget < 0:
                 raise SearchLimit
             bit = 1 << (digit - 1)
             rows[row] |= bit
             columns[column] |= bit
             boxes[box] |= bit
             filled[cell] = digit
-            yield from complete()
+            yield from self.completions()
             rows[row] ^= bit
             columns[column] ^= bit
             boxes[box] ^= bit
         filled[cell] = 0
-        empty_cells.append(cell)
-        empty_cells[best_index], empty_cells[-1] = empty_cells[-1], empty_cells[best_index]
+        empty.append(cell)
+        empty[index], empty[-1] = empty[-1], empty[index]
 
-    yield from complete()
+    def _choose(self) -> tuple[int, int]:
+        """Return the index in `empty` of the cell to fill next, and the bits of its candidates; none: a dead end."""
+        rows, columns, boxes = self.used
+        all_digits = (1 << self.size) - 1
+        min_count, best_index, candidates = self.size + 1, 0, 0
+        frees = []
+        for index, cell in enumerate(self.empty):
+            row, column, box = self.places[cell]
+            options = all_digits & ~(rows[row] | columns[column] | boxes[box])
+            frees.append(options)
+            count = options.bit_count()
+            if count < min_count:
+                min_count, best_index, candidates = count, index, options
+                if count < 2:
+                    return best_index, candidates
+        if self.budget >= self.slow_below:
+            return best_index, candidates
+        lone_digits = _lone_digits(self.size, self.used, [self.places[cell] for cell in self.empty], frees)
+        if lone_digits is None:
+            return best_index, 0
+        for index, cell in enumerate(self.empty):
+            row, column, box = self.places[cell]
+            if lone_digit := frees[index] & (lone_digits[0][row] | lone_digits[1][column] | lone_digits[2][box]):
+                # If two digits have this cell as their only one, there is no completion.
+                return index, 0 if lone_digit & (lone_digit - 1) else lone_digit
+        return best_index, candidates
 
 
 def _lone_digits(

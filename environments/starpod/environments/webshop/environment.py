@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from .shop import actions, pages
 from .shop.options import WebShopOptions
 from .shop.policies import expert_action
 from .shop.presentation import present
-from .shop.reward import checklist
+from .shop.purchase import purchase_outcome
 from .shop.shop import Shop, ShopState
 from .shop.starts import choose_goal, goals_of, open_stores, store_named
 from .store.sections import StoreError
@@ -44,6 +44,35 @@ _PAID = {
 }
 _CHANGED = Outcome()
 _UNCHANGED = Outcome(effective=False)
+
+
+@dataclass(slots=True)
+class PastPages:
+    """Earlier pages and actions of an episode, which observations show again."""
+
+    page_count: int
+    """Number of pages that are shown."""
+    action_count: int
+    """Number of actions that are shown."""
+    pages: list[str]
+    """The last pages, oldest first."""
+    actions: list[str]
+
+    @property
+    def is_shown(self) -> bool:
+        return bool(self.page_count or self.action_count)
+
+    def remember(self, page: str, action: str) -> None:
+        """Keep the current page and the action that is about to be executed."""
+        self.pages = [*self.pages, page][-self.page_count :] if self.page_count else []
+        self.actions = [*self.actions, action][-self.action_count :] if self.action_count else []
+
+    def texts(self) -> list[str]:
+        """Return earlier pages and actions alternately, oldest first: a page, the action on it, the next page, ..."""
+        past_texts: list[str] = []
+        for age in range(max(len(self.pages), len(self.actions)), 0, -1):
+            past_texts += [texts[-age] for texts in (self.pages, self.actions) if age <= len(texts)]
+        return past_texts
 
 
 class WebShop(Environment):
@@ -74,10 +103,7 @@ class WebShop(Environment):
 
     _cached_store: Store
     _cached_shop: Shop
-    _remembers: bool
-    _past_pages: list[str]
-    """Earlier pages that are shown again, oldest first."""
-    _past_actions: list[str]
+    _past: PastPages
 
     @classmethod
     def use_stores(cls, stores: Sequence[str]) -> bool:
@@ -101,12 +127,13 @@ class WebShop(Environment):
         store = store_named(options.catalogue)
         goals = goals_of(store, options.goals, options.caps, options.limit_goals)
         session, goal = choose_goal(options, goals, rng, self.seed)
-        self._past_pages, self._past_actions = [], []
         self._enter(store, ShopState(goal, session))
 
-    def _enter(self, store: Store, state: ShopState) -> None:
+    def _enter(
+        self, store: Store, state: ShopState, past_pages: Sequence[str] = (), past_actions: Sequence[str] = ()
+    ) -> None:
         options = self.options
-        self._remembers = bool(options.num_prev_obs or options.num_prev_actions)
+        self._past = PastPages(options.num_prev_obs, options.num_prev_actions, [*past_pages], [*past_actions])
         self._cached_store = store
         self._cached_shop = Shop(
             store,
@@ -121,8 +148,8 @@ class WebShop(Environment):
     def step(self, action: Any) -> Outcome:
         if type(action) is not str or len(action) > actions.MAX_LENGTH:
             return self._invalid()
-        if self._remembers:
-            self._remember(action)
+        if self._past.is_shown:
+            self._past.remember(self._page(), action)
         shop = self._cached_shop
         name, argument = actions.parse(action)
         try:
@@ -131,58 +158,25 @@ class WebShop(Environment):
                 if has_changed is None:
                     return self._invalid()
                 if shop.state.page == "done":
-                    return self._purchase()
+                    return purchase_outcome(shop, self._cached_store, self.options)
                 return _CHANGED if has_changed else _UNCHANGED
             if name == "search" and argument:
-                return self._search(argument)
+                rule = self.options.search_without_bar
+                is_barred = rule != "allowed" and not shop.state.has_search_bar
+                if is_barred and rule == "refused":
+                    return self._invalid()
+                has_changed = shop.search(argument)
+                if is_barred:
+                    return self._invalid(effective=has_changed)
+                return _CHANGED if has_changed else _UNCHANGED
         except TooManyTerms as error:
             return self._invalid({"reason": str(error)})
         return self._invalid()
-
-    def _search(self, words: str) -> Outcome:
-        rule, shop = self.options.search_without_bar, self._cached_shop
-        is_barred = rule != "allowed" and not shop.has_search_bar
-        if is_barred and rule == "refused":
-            return self._invalid()
-        has_changed = shop.search(words)
-        if is_barred:
-            return self._invalid(effective=has_changed)
-        return _CHANGED if has_changed else _UNCHANGED
 
     def _invalid(self, info: Mapping[str, Any] | None = None, effective: bool = False) -> Outcome:
         if self.options.on_invalid == "end":
             return Outcome(terminated=True, success=False, valid=False, effective=effective, info=info)
         return Outcome(valid=False, effective=effective, info=info) if effective or info else INVALID
-
-    def _purchase(self) -> Outcome:
-        options, shop, store = self.options, self._cached_shop, self._cached_store
-        grade, item, goal = shop.appraise(), shop.item(), shop.goal
-        assert item is not None
-        scale, is_solved = options.reward_scale, grade.reward == 1.0
-        if options.reward == "graded":
-            reward = grade.reward * scale
-            parts = {name: share * scale for name, share in grade.parts().items()}
-        else:
-            reward = scale if is_solved else 0.0
-            parts = {"solved": reward}
-        attributes, chosen_options = checklist(item.product, goal, shop.state.options, options.ratio)
-        criteria = {"purchase": True, "price": grade.r_price, "kind": grade.r_type == 1.0}
-        criteria |= {f"attribute: {name}": is_matched for name, is_matched in attributes.items()}
-        criteria |= {f"option: {name}": is_matched for name, is_matched in chosen_options.items()}
-        info = {
-            **grade.as_info(),
-            "score": grade.reward,
-            "asin": item.product.asin,
-            "options": dict(shop.state.options),
-            "price": float(store.prices[item.position]),
-            "goal": goal.index,
-            "goal_asin": goal.asin,
-            "tagger": grade.tagger,
-            "ratio": options.ratio,
-            "catalogue": store.name,
-            "catalogue_digest": store.digest,
-        }
-        return Outcome(reward, terminated=True, success=is_solved, reward_parts=parts, criteria=criteria, info=info)
 
     def instructions(self) -> str:
         return f"{self.spec.instructions} {_PAID[self.options.reward]}"
@@ -194,32 +188,18 @@ class WebShop(Environment):
         if options.presentation != "original":
             return present(shop, options.presentation)
         page = self._page()
-        earlier_texts = self._earlier_texts()
+        earlier_texts = self._past.texts()
         return pages.SEPARATOR.join([*earlier_texts, page]) if earlier_texts else page
 
     def _page(self) -> str:
         mode = self.options.observation
         return _html(self._cached_shop) if mode == "html" else pages.show(self._cached_shop, mode)
 
-    def _remember(self, action: str) -> None:
-        """Keep the current page and the action that is about to be executed, to show them again later."""
-        page_count, action_count = self.options.num_prev_obs, self.options.num_prev_actions
-        self._past_pages = [*self._past_pages, self._page()][-page_count:] if page_count else []
-        self._past_actions = [*self._past_actions, action][-action_count:] if action_count else []
-
-    def _earlier_texts(self) -> list[str]:
-        """Return earlier pages and actions alternately, oldest first: a page, the action on it, the next page, ..."""
-        past_pages, past_actions = self._past_pages, self._past_actions
-        past_texts: list[str] = []
-        for age in range(max(len(past_pages), len(past_actions)), 0, -1):
-            past_texts += [texts[-age] for texts in (past_pages, past_actions) if age <= len(texts)]
-        return past_texts
-
     def valid_actions(self) -> list[str]:
         shop = self._cached_shop
         choices = [actions.click(text) for text in shop.clickables() if text != "search"]
-        if shop.has_search_bar:
-            choices.append(actions.search(shop.instruction))
+        if shop.state.has_search_bar:
+            choices.append(actions.search(shop.goal.instruction_text))
         return [action for action in choices if action is not None]
 
     def state_key(self) -> bytes:
@@ -253,7 +233,7 @@ class WebShop(Environment):
         return {
             "catalogue": [self._cached_store.name, self._cached_store.digest],
             "shop": self._cached_shop.state.as_dict(),
-            "past": [list(self._past_pages), list(self._past_actions)],
+            "past": [list(self._past.pages), list(self._past.actions)],
             "seeds": [self.seed, self.dynamics_seed],
             "dynamics": self._dynamics,
         }
@@ -267,10 +247,9 @@ class WebShop(Environment):
                 f"it is of catalogue {name!r} with digest {digest}, and this server's {store.name!r} has digest "
                 f"{store.digest}; start the server with the same store"
             )
-        self._past_pages, self._past_actions = state["past"]
         self.seed, self.dynamics_seed = state["seeds"]
         self._dynamics = state["dynamics"]
-        self._enter(store, ShopState(**state["shop"]))
+        self._enter(store, ShopState(**state["shop"]), *state["past"])
 
 
 def _html(shop: Shop) -> str:

@@ -80,16 +80,16 @@ def test_the_final_page_writes_options_as_a_template_does() -> None:
     shown = '{"color": "\\u00e7", "size": "5\\u0027 \\u003ca\\u003e \\u0026 b"}'
     assert f"[SEP] options [SEP] {shown} [SEP] attrs" in pages.text(shop)
     assert f"\noptions\n{shown}\nattrs\n" in pages.rich(shop)
-    assert shop.address() == f"{HOME}/done/abc/B07SANDALS/{{'size': \"5' <a> & b\", 'color': 'ç'}}"
+    assert shop.state.address() == f"{HOME}/done/abc/B07SANDALS/{{'size': \"5' <a> & b\", 'color': 'ç'}}"
     assert f"(min 0.0, max 1.0) [SEP] {shop.state.reward} [SEP]" in pages.text(shop)
 
 
 def test_addresses_are_not_escaped() -> None:
     shop = at(SANDAL, "7.5 wide", "features", query="sandals  with 50%/é")
     place = "B07SANDALS/sandals++with+50%/é/1"
-    assert shop.address() == f"{HOME}/item_sub_page/abc/{place}/Features/{{'size': '7.5 wide'}}"
+    assert shop.state.address() == f"{HOME}/item_sub_page/abc/{place}/Features/{{'size': '7.5 wide'}}"
     shop.click("< prev")
-    assert shop.address() == f'{HOME}/item_page/abc/{place}/{{"size": "7.5 wide"}}'
+    assert shop.state.address() == f'{HOME}/item_page/abc/{place}/{{"size": "7.5 wide"}}'
 
 
 def test_ragen_adds_advice_and_possible_actions() -> None:
@@ -137,4 +137,4 @@ def test_compact_shows_in_brackets_all_that_can_be_clicked_and_nothing_else() ->
 def test_show_chooses_the_mode() -> None:
     shop = at(SANDAL)
     shown = [pages.show(shop, mode) for mode in ("text", "text_rich", "url")]
-    assert shown == [pages.text(shop), pages.rich(shop), shop.address()]
+    assert shown == [pages.text(shop), pages.rich(shop), shop.state.address()]

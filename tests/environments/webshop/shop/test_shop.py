@@ -122,7 +122,7 @@ def test_pages_have_no_end() -> None:
     shop.search("all")
     for _ in range(4):
         assert shop.click("next >")
-    assert (shop.state.number, len(shop.hits()), list(shop.page_hits())) == (5, len(PRODUCTS), [])
+    assert (shop.state.number, len(shop.hits()), list(shop.listing().positions)) == (5, len(PRODUCTS), [])
     assert shop.click("< prev")
     assert shop.state.number == 4
 
@@ -132,7 +132,7 @@ def test_a_page_is_known_by_its_address() -> None:
     shop.search("search_results sandals")
     shop.click(SANDAL.asin)
     shop.click("< prev")  # as if it stood on the results, one page back
-    assert (shop.state.page, shop.state.number, list(shop.page_hits())) == ("search_results", 0, [])
+    assert (shop.state.page, shop.state.number, list(shop.listing().positions)) == ("search_results", 0, [])
     assert list(shop.clickables()) == ["back to search", "next >"]
     shop.click("next >")
     assert shop.state.number == 1
@@ -149,7 +149,7 @@ def test_after_the_purchase_one_can_only_search() -> None:
     assert shop.click("buy now")
     assert shop.grade is not None
     assert shop.state.reward == shop.grade.reward > 0
-    assert not shop.has_search_bar
+    assert not shop.state.has_search_bar
     assert shop.click("back to search") is None
     assert shop.search("lamp")
     assert (shop.state.reward, shop.grade) == (None, None)

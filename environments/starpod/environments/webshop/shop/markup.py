@@ -51,7 +51,7 @@ def render_html(shop: Shop, *, action_url: str = "act", hidden: Mapping[str, str
     state = shop.state
     fields: dict[str, Any] = {
         "page": state.page,
-        "instruction": shop.instruction,
+        "instruction": shop.goal.instruction_text,
         "keywords": " ".join(state.keywords or ()),
         "action": Markup(f' action="{escape(action_url)}"') if action_url else "",
         "url": action_url,

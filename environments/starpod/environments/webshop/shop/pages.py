@@ -28,7 +28,7 @@ def show(shop: Shop, mode: TextMode) -> str:
     """
     if mode == "text":
         return text(shop)
-    return rich(shop) if mode == "text_rich" else shop.address()
+    return rich(shop) if mode == "text_rich" else shop.state.address()
 
 
 def text(shop: Shop) -> str:
@@ -37,7 +37,7 @@ def text(shop: Shop) -> str:
     page = state.page
     if page == "done":
         return SEPARATOR.join(node.strip() for node in _final_nodes(shop))
-    instruction = "".join(_joined(_visible([shop.instruction])))
+    instruction = "".join(_joined(_visible([shop.goal.instruction_text])))
     if page == "index":
         return f"WebShop{SEPARATOR}Instruction:{instruction}{SEPARATOR}Search"
     if page == "search_results":
@@ -58,7 +58,7 @@ def rich(shop: Shop) -> str:
     page = state.page
     if page == "done":
         return _lines(_final_nodes(shop))
-    instruction = _lines(_visible([shop.instruction]))
+    instruction = _lines(_visible([shop.goal.instruction_text]))
     if page == "index":
         return f"WebShop\nInstruction: \n{instruction}[button] Search [button_]\n"
     head = f"Instruction:\n{instruction}[button] Back to Search [button_]\n"
@@ -70,7 +70,7 @@ def rich(shop: Shop) -> str:
     assert item is not None
     if page == "item_sub_page":
         return head + previous + _sub_page_rich(item, state.sub_page)
-    clicked_lines, options = _options_rich(item, shop.address())
+    clicked_lines, options = _options_rich(item, shop.state.address())
     return f"{clicked_lines}{head}{previous}{options}{_item_rich(item)}"
 
 

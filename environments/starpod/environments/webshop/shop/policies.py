@@ -39,7 +39,7 @@ def expert_action(shop: Shop) -> str | None:
         return actions.search(plan.query)
     if state.page == "search_results":
         return _results_action(shop, plan)
-    if state.asin != plan.item.product.asin or shop.page_by_address() != state.page:
+    if state.asin != plan.item.product.asin or shop.state.page_by_address() != state.page:
         return "click[back to search]"
     if state.page == "item_sub_page":
         return "click[< prev]"
@@ -89,7 +89,7 @@ def _plan(shop: Shop) -> ShoppingPlan | None:
 
 def _queries(shop: Shop) -> list[str]:
     """Return the queries that can be written as actions, in the order in which they are tried."""
-    texts = (shop.instruction, shop.goal.name, f"<q> {shop.goal.query}")
+    texts = (shop.goal.instruction_text, shop.goal.name, f"<q> {shop.goal.query}")
     return [actions.parse(action)[1] for action in map(actions.search, texts) if action]
 
 

@@ -35,7 +35,7 @@ def present(shop: Shop, style: str) -> str:
 
 def _ragen(shop: Shop) -> str:
     """Return page, advice and possible actions. On the index, the page is only the instruction."""
-    page = f"Instruction: {shop.instruction}" if shop.state.page == "index" else text(shop)
+    page = f"Instruction: {shop.goal.instruction_text}" if shop.state.page == "index" else text(shop)
     choices = list(_actions(shop, "search[<content>]"))
     if choices == ["click[back to search]", "click[< prev]", "click[next >]"]:
         choices.pop()  # this page of results is empty, and so are all further ones
@@ -45,7 +45,7 @@ def _ragen(shop: Shop) -> str:
 def _verl_agent(shop: Shop) -> str:
     """Return the task, the page's texts after the instruction (each in quotes), and a line per possible action."""
     parts = text(shop).split(SEPARATOR)
-    task = shop.instruction.strip()
+    task = shop.goal.instruction_text.strip()
     page = SEPARATOR.join(parts)
     if task in parts:
         page = SEPARATOR.join(f"'{part}'" for part in parts[parts.index(task) + 1 :])
@@ -55,7 +55,7 @@ def _verl_agent(shop: Shop) -> str:
 
 def _actions(shop: Shop, search: str, *, hide_search: bool = True) -> Iterator[str]:
     """Yield the possible actions. verl-agent also lists `click[search]`, which does nothing."""
-    if shop.has_search_bar:
+    if shop.state.has_search_bar:
         yield search
     yield from (f"click[{clickable}]" for clickable in shop.clickables() if clickable != "search" or not hide_search)
 
@@ -66,7 +66,7 @@ def _compact(shop: Shop) -> str:
     The chosen value follows the name of an option: `color = red: [red] [blue]`.
     """
     buttons = (clickable.text for clickable in shop.clickables().values() if clickable.kind == "button")
-    lines = [shop.instruction, *_content(shop), " ".join(f"[{text}]" for text in buttons if text != "search")]
+    lines = [shop.goal.instruction_text, *_content(shop), " ".join(f"[{text}]" for text in buttons if text != "search")]
     return "\n".join(line for line in lines if line)
 
 

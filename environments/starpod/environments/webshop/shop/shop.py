@@ -71,6 +71,34 @@ class ShopState:
         """Return a copy as plain values; `ShopState(**state.as_dict())` is an equal state."""
         return asdict(self)
 
+    @property
+    def has_search_bar(self) -> bool:
+        return self.page == "index"
+
+    def address(self) -> str:
+        """Return the address of the page. Keywords are joined by '+', and nothing is escaped."""
+        keywords = "+".join(self.keywords or ())
+        match self.page:
+            case "index":
+                return f"{HOME}/{self.session}"
+            case "search_results":
+                return f"{HOME}/search_results/{self.session}/{keywords}/{self.number}"
+            case "item_page":
+                options = json.dumps(self.options)
+                return f"{HOME}/item_page/{self.session}/{self.asin}/{keywords}/{self.number}/{options}"
+            case "item_sub_page":
+                path = f"{self.session}/{self.asin}/{keywords}/{self.number}/{self.sub_page}"
+                return f"{HOME}/item_sub_page/{path}/{self.options}"
+        return f"{HOME}/done/{self.session}/{self.asin}/{self.options}"
+
+    def page_by_address(self) -> Page:
+        """Return the page as the original WebShop determines it, from the address.
+
+        It is the first name in _PAGES that occurs in the address, even among the keywords.
+        """
+        address = self.address()
+        return next((page for page in _PAGES if page in address), "index")
+
 
 @dataclass(eq=False)
 class Shop:
@@ -96,15 +124,7 @@ class Shop:
     def goal(self) -> Goal:
         return self.goals[self.state.goal]
 
-    @property
-    def instruction(self) -> str:
-        return self.goal.instruction_text
-
     # --- the page ------------------------------------------------------------------------------------------------
-
-    @property
-    def has_search_bar(self) -> bool:
-        return self.state.page == "index"
 
     def hits(self) -> Sequence[int]:
         """Return the positions of all hits of the current search, best first; empty before the first search."""
@@ -122,14 +142,11 @@ class Shop:
         """Return the product at a position, with the clickable texts of its page."""
         return self._cache.item(position, self.show_attributes)
 
-    def page_hits(self) -> Sequence[int]:
-        """Return the positions on this page of results. Pages before the first or after the last are empty."""
-        number, size = self.state.number, self.page_size
-        return self.hits()[(number - 1) * size : number * size] if number > 0 else ()
-
     def listing(self) -> Listing:
-        """Return the products on this page of results."""
-        return self._cache.listing(tuple(map(int, self.page_hits())))
+        """Return the products on this page of results. Pages before the first or after the last are empty."""
+        number, size = self.state.number, self.page_size
+        hits = self.hits()[(number - 1) * size : number * size] if number > 0 else ()
+        return self._cache.listing(tuple(map(int, hits)))
 
     def item(self) -> ShopItem | None:
         """Return the open or bought product; None on the index and on results."""
@@ -163,23 +180,6 @@ class Shop:
         text = text.lower()
         return None if text == SEARCH.text else self.clickables().get(text)
 
-    def address(self) -> str:
-        """Return the address of the page. Keywords are joined by '+', and nothing is escaped."""
-        state = self.state
-        keywords = "+".join(state.keywords or ())
-        match state.page:
-            case "index":
-                return f"{HOME}/{state.session}"
-            case "search_results":
-                return f"{HOME}/search_results/{state.session}/{keywords}/{state.number}"
-            case "item_page":
-                options = json.dumps(state.options)
-                return f"{HOME}/item_page/{state.session}/{state.asin}/{keywords}/{state.number}/{options}"
-            case "item_sub_page":
-                path = f"{state.session}/{state.asin}/{keywords}/{state.number}/{state.sub_page}"
-                return f"{HOME}/item_sub_page/{path}/{state.options}"
-        return f"{HOME}/done/{state.session}/{state.asin}/{state.options}"
-
     # --- actions -------------------------------------------------------------------------------------------------
 
     def search(self, text: str) -> bool:
@@ -202,7 +202,7 @@ class Shop:
                 state.asin, state.sub_page, state.opened, state.options = "", "", [], {}
                 return True
             case "next >" | "< prev" as text:
-                page = self.page_by_address()
+                page = state.page_by_address()
                 if page == "search_results":
                     return self._show_results(state.keywords or [], state.number + (1 if text == "next >" else -1))
                 if text == "< prev" and page == "item_page":
@@ -238,14 +238,6 @@ class Shop:
         state.page, state.keywords, state.number, state.drawn = "search_results", keywords, number, drawn
         state.asin, state.sub_page, state.options, state.reward = "", "", {}, None
         return has_changed
-
-    def page_by_address(self) -> Page:
-        """Return the page as the original WebShop determines it, from the address.
-
-        It is the first name in _PAGES that occurs in the address, even among the keywords.
-        """
-        address = self.address()
-        return next((page for page in _PAGES if page in address), "index")
 
     # --- grades --------------------------------------------------------------------------------------------------
 

@@ -118,7 +118,7 @@ class ShopSite:
         if spec is None:
             raise HTTPException(503, f"The server does not host {self.environment}.")
         fields = options.fields(spec.options_schema_json, first=_FIRST, hidden=_HIDDEN)
-        return self._page(
+        return _render(
             request, "home.html", status, problem=problem, spec=spec, key=secrets.token_urlsafe(16),
             first=[field for field in fields if field.name in _FIRST],
             more=[field for field in fields if field.name not in _FIRST], token=self.guard.token("start"),
@@ -157,7 +157,7 @@ class ShopSite:
     async def shop(self, request: Request, session: str) -> Response:
         page = await self._fetch_page(session)
         place = page.place
-        banner = self._template("bar.html").render(
+        banner = _templates().get_template("bar.html").render(
             session=session, place=_encode_place(place),
             notice=_NOTICES.get(request.query_params.get("notice", ""), ""), token=self.guard.token(session),
             own=session in self._own, epoch=place.epoch, nonce=request.state.nonce,
@@ -195,7 +195,7 @@ class ShopSite:
 
     async def watch(self, request: Request, session: str) -> Response:
         page = await self._fetch_page(session)
-        return self._page(
+        return _render(
             request, "watch.html", session=session, place=_encode_place(page.place), trail=self.trail.of(session)
         )  # fmt: skip
 
@@ -230,15 +230,9 @@ class ShopSite:
             raise HTTPException(403, "This form is too old, or it did not come from this site. Open the page again.")
         return form
 
-    def _template(self, name: str) -> Any:
-        return _templates().get_template(name)
-
-    def _page(self, request: Request, name: str, status: int = 200, **fields: Any) -> Response:
-        return HTMLResponse(self._template(name).render(nonce=request.state.nonce, **fields), status)
-
     def _failed(self, request: Request, error: StarpodError, form: Mapping[str, str] | None = None) -> Response:
         status, title, advice = self._explain(request, error)
-        response = self._page(
+        response = _render(
             request, "error.html", status, title=title, advice=advice, detail=error.message, again=form or {},
             action=request.url.path,
         )  # fmt: skip
@@ -260,15 +254,6 @@ class ShopSite:
             status, title, _ = self._explain(request, error)
             return JSONResponse({"error": title}, status)
         return self._failed(request, error)
-
-    def http_error(self, request: Request, error: Exception) -> Response:
-        """Show any other error as a page."""
-        assert isinstance(error, HTTPException)
-        title = HTTPStatus(error.status_code).phrase
-        detail = "" if error.detail == title else error.detail
-        return self._page(
-            request, "error.html", error.status_code, title=title, advice=detail, detail="", again={}, action=""
-        )  # fmt: skip
 
 
 def create_app(
@@ -305,7 +290,7 @@ def create_app(
         request.state.nonce = secrets.token_urlsafe(16)
         request.state.framed = False
         if problem := refusal(request.method, request.headers, hosts):
-            response = site.http_error(request, HTTPException(*problem))
+            response = _http_error(request, HTTPException(*problem))
         else:
             response = await call(request)
         scripts = f"{script_hash()} 'nonce-{request.state.nonce}'"
@@ -324,8 +309,22 @@ def create_app(
         lifespan=lifespan,
     )
     app.add_exception_handler(StarpodError, site.refused)
-    app.add_exception_handler(HTTPException, site.http_error)
+    app.add_exception_handler(HTTPException, _http_error)
     return app
+
+
+def _render(request: Request, name: str, status: int = 200, **fields: Any) -> Response:
+    return HTMLResponse(_templates().get_template(name).render(nonce=request.state.nonce, **fields), status)
+
+
+def _http_error(request: Request, error: Exception) -> Response:
+    """Show an error other than a failed call as a page."""
+    assert isinstance(error, HTTPException)
+    title = HTTPStatus(error.status_code).phrase
+    detail = "" if error.detail == title else error.detail
+    return _render(
+        request, "error.html", error.status_code, title=title, advice=detail, detail="", again={}, action=""
+    )  # fmt: skip
 
 
 def _with_path_parameters(endpoint: Callable[..., Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:

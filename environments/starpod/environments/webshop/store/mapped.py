@@ -233,7 +233,7 @@ class _NameTable:
 
 
 def _columns(positions_by_name: Mapping[str, array[int]]) -> dict[str, np.ndarray]:
-    """Return the arrays of `_Names`. Offsets and ends begin with 0 and have one entry more than there are names."""
+    """Return the arrays of `_NameTable`. Offsets and ends begin with 0 and have one entry more than there are names."""
     rows = sorted((_bytes(name), positions) for name, positions in positions_by_name.items())
     return {
         "names": np.frombuffer(b"".join(name for name, _ in rows), np.uint8),
