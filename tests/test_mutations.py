@@ -112,12 +112,12 @@ MUTATIONS: dict[str, tuple[str, Callable[..., Any], str]] = {
         "tests/trainer/algorithms/test_losses.py::test_the_four_averages",
     ),
     "StarPO-S: groups by mean reward": (
-        f"{TRAINER}.data.episode:Group.reward_std",
+        f"{TRAINER}.data.group:Group.reward_std",
         lambda right, group: sum(group.returns),
         "tests/trainer/algorithms/test_filters.py::test_starpo_s_keeps_the_most_uncertain_quarter",
     ),
     "several environments: one filter for all": (
-        f"{TRAINER}.data.episode:by_kind",
+        f"{TRAINER}.data.group:by_kind",
         lambda right, groups: {"": list(groups)},
         "tests/trainer/rollout/test_mixture.py::test_each_environment_has_a_quota_of_the_filter",
     ),
@@ -139,7 +139,7 @@ MUTATIONS: dict[str, tuple[str, Callable[..., Any], str]] = {
     "resume: random streams begin anew": (
         f"{TRAINER}.run.persistence:restore_rng",
         lambda right, state: None,
-        "tests/trainer/test_run.py::test_a_checkpoint_brings_back_the_random_streams",
+        "tests/trainer/run/test_run.py::test_a_checkpoint_brings_back_the_random_streams",
     ),
     "replies: the end token is part of the text": (
         f"{TRAINER}.prompts.conversation:Template.decode",

@@ -11,7 +11,7 @@ from starpod.trainer.configuration.config import Config
 from starpod.trainer.configuration.loading import parse_config
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.configuration.stages import StageConfig, Stages, difference, may_change
-from tests.trainer.test_run import make_run
+from tests.trainer.run.scripted_run import make_run
 
 
 def until(**values: Any) -> StageConfig:

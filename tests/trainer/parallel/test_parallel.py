@@ -19,8 +19,8 @@ from starpod.trainer.parallel import sharding
 from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.parallel.threads import MOST_IDLE
 from tests.forks import run_forks, run_ranks
-from tests.trainer import parallel_worker
-from tests.trainer.parallel_worker import adapt, make_policy, team, train
+from tests.trainer.parallel import worker
+from tests.trainer.parallel.worker import adapt, make_policy, team, train
 
 
 @given(st.lists(st.integers(), max_size=30), st.integers(1, 9), st.integers(1, 3))
@@ -99,7 +99,7 @@ def assert_close(theirs: dict[str, Any], ours: dict[str, Any], rtol: float, atol
 def test_two_ranks_do_what_one_does(tmp_path):
     alone = train(Parallel(), tmp_path / "one")
     make_policy().save(tmp_path / "base")
-    run_ranks(parallel_worker.main, tmp_path)
+    run_ranks(worker.main, tmp_path)
     results = json.loads((tmp_path / "results.json").read_text())
     # The norm is that of the sum over the ranks: their mean would give half of it.
     for name in ("losses", "norms", "critic_norms"):

@@ -26,7 +26,7 @@ from starpod.trainer.evaluation.statistics import interval_of_mean, wilson_inter
 from starpod.trainer.rollout.collect import Start
 from starpod.trainer.rollout.mixture import Mixture
 from tests.trainer.algorithms.builders import a_rollout
-from tests.trainer.test_run import ScriptedCollector, make_run
+from tests.trainer.run.scripted_run import ScriptedCollector, make_run
 from tests.trainer.turns import a_turn
 
 TWO = {"arms": {"id": "bandit-v1", "weight": 1}, "lake": {"id": "frozen_lake-v1", "weight": 3}}

@@ -17,7 +17,7 @@ from starpod.trainer.rollout.collect import CollectionFailed
 from starpod.trainer.run.collecting import Collecting
 from starpod.trainer.run.interrupts import Interrupts
 from starpod.trainer.run.progress import Progress, Settings
-from tests.trainer.test_run import Outcome, ScriptedCollector, TwoRanks, episode
+from tests.trainer.run.scripted_run import Outcome, ScriptedCollector, TwoRanks, episode
 
 
 def make_collecting(

@@ -18,7 +18,7 @@ from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.rollout.collect import Collected
 from starpod.trainer.run.evaluating import Evaluating
 from starpod.trainer.run.progress import Progress
-from tests.trainer.test_run import episode
+from tests.trainer.run.scripted_run import episode
 
 
 class Scripted:

@@ -26,7 +26,7 @@ from starpod.trainer.scorers.config import ScorerConfig
 from starpod.trainer.scorers.implicit import ImplicitScorer, pair_loss, pairs_of
 from starpod.trainer.scorers.q import QScorer, turn_targets
 from tests.trainer.algorithms.builders import a_rollout
-from tests.trainer.test_run import make_run, save
+from tests.trainer.run.scripted_run import make_run, save
 from tests.trainer.tiny_learner import built, group_of
 from tests.trainer.turns import a_turn
 

@@ -20,7 +20,7 @@ from starpod.trainer.data.group import Group
 from starpod.trainer.diagnostics.metrics import spent_in
 from starpod.trainer.rollout.collect import Start
 from starpod.trainer.run.run import Run
-from tests.trainer.test_run import ScriptedCollector, episode, make_run, save, saved_by
+from tests.trainer.run.scripted_run import ScriptedCollector, episode, make_run, save, saved_by
 from tests.trainer.turns import a_turn
 
 
