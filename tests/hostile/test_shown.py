@@ -122,7 +122,7 @@ ACTIVE = ("script", "iframe", "base", "object", "embed", "form", "style", "link"
 @pytest.mark.minutes
 def test_what_a_report_shows_of_a_run(tmp_path: Path) -> None:
     folder = write_run(tmp_path, steps=3)
-    file = folder.episode_files()[-1]
+    file = folder.episodes.files()[-1]
     text = file.read_text()
     assert "the goal" in text
     own = Tags(write_report(folder.path).read_text())

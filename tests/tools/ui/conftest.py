@@ -57,11 +57,11 @@ def make_run(path: Path, *, collapse: bool = False, seed: int = 0, **changes: An
     odd.turns[0].actions, odd.end = [], "max_turns"
     others = a_group(2, [1.0, 1.0])
     others[1].turns[1].actions = ["Left"]
-    folder.write_rollouts(150, [*members, *others, odd], max_bytes=2**20)
+    folder.episodes.write_rollouts(150, [*members, *others, odd], max_bytes=2**20)
     verdicts = {1: Verdict(True, "Its reward_std is the largest."), 2: Verdict(False, "Its score tells nothing apart.")}
     marks = np.array([TRAINED, TRAINED | BELOW, *[TRAINED] * 5, 0] * 2, np.uint8)
     learnt = TokenRecord(np.linspace(-1, 1, 16).astype(np.float16), np.linspace(0.7, 1.3, 16).astype(np.float16), marks)
-    folder.write_update(150, verdicts, [(made, learnt) for made in members], max_bytes=2**20)
+    folder.episodes.write_update(150, verdicts, [(made, learnt) for made in members], max_bytes=2**20)
     solved = [number % (3 + seed) > 0 for number in range(20)]
     results = {
         "seed": list(range(20)), "sample": [0] * 20, "success": solved, "return": [float(each) for each in solved]
@@ -69,7 +69,7 @@ def make_run(path: Path, *, collapse: bool = False, seed: int = 0, **changes: An
     summary = {"step": 150, "success": sum(solved) / 20, "success_low": 0.4, "success_high": 0.8, "return_mean": 0.6}
     setting = {"environment": "frozen_lake-v1", "version": "1.0.0", "options": {}, "limits": {}}
     folder.write_final({**summary, **setting, "episodes": 20, "seeds": [0, 20], "samples": 1, "results": results})
-    folder.write_episodes(
+    folder.episodes.write(
         150, [episode(number, solved=each, group=number) for number, each in enumerate(solved)], "final"
     )
     write_pictures(folder.pictures, {("final-000150.jsonl", 3, 0): [b"\x89PNG one", b"\x89PNG two"]})

@@ -363,7 +363,7 @@ def test_a_list_of_a_live_run_tells_of_newer_episodes(phone: Any, tmp_path: Path
             news = find(phone, "#news a")[0]
             before = find(phone, "#episodes")[0].text
             assert not news.is_displayed()
-            folder.write_rollouts(151, a_group(9, [1.0, 0.0]), max_bytes=2**20)
+            folder.episodes.write_rollouts(151, a_group(9, [1.0, 0.0]), max_bytes=2**20)
             wait_until(news.is_displayed)
             assert find(phone, "#episodes")[0].text == before
             news.send_keys("\n")

@@ -78,7 +78,7 @@ def test_the_seeds_of_the_episodes_own_run_count(
 ) -> None:
     ranges = {"final": (10_000, 10_100), "selection": (0, 10), "train": (500, 600), "warmstart": (600, 700)}
     seeds = {name: {"start": first, "stop": after} for name, (first, after) in ranges.items()}
-    write_lake(tmp_path / "lake", seeds=seeds).write_rollouts(1, [lost[1]], max_bytes=2**20)
+    write_lake(tmp_path / "lake", seeds=seeds).episodes.write_rollouts(1, [lost[1]], max_bytes=2**20)
     with visiting(tmp_path, "--address", server.address, page="/episodes?run=lake", shown="1 episode<") as visitor:
         visitor.get(EPISODE)
         visitor.send("/fork", turn="1")

@@ -83,7 +83,7 @@ def lost(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> tup
     with SyncFleet(server.address) as fleet:  # what evaluations hold out cannot be saved
         episode = next(lost for seed in range(10_000, 10_100) if (lost := _lose(fleet, seed, {"success_rate": 1.0})))
     solved = replace(episode, group=1, success=True)
-    write_lake(folder / "lake").write_rollouts(1, [episode, solved], max_bytes=2**20)
+    write_lake(folder / "lake").episodes.write_rollouts(1, [episode, solved], max_bytes=2**20)
     return folder, episode
 
 
@@ -442,7 +442,7 @@ def test_which_turn_lost_it(visitor: Visitor) -> None:
 def test_an_episode_that_the_server_does_not_repeat(visitor: Visitor, lost: tuple[Path, Episode]) -> None:
     folder, episode = RunFolder(lost[0] / "lake"), Episode.from_json(lost[1].to_json())
     episode.turns[1].observation = "another lake"
-    folder.write_rollouts(2, [episode], max_bytes=2**20)
+    folder.episodes.write_rollouts(2, [episode], max_bytes=2**20)
     path = EPISODE.replace("000001", "000002")
     wait_until(lambda: visitor.get(path) == 200)
     assert visitor.send("/fork", turn="2") == 409 and "at step 1: another observation" in visitor.text

@@ -71,7 +71,7 @@ def test_a_searched_group_shows_its_branches(tmp_path: Path) -> None:
     branch.turns[1].actions = ["Up"]
     lone = a_group(5, [1.0])
     lone[0].turns[0] = turn("", actions=[])
-    make_run(tmp_path / "tree").write_rollouts(151, [*members, *lone], max_bytes=2**20)
+    make_run(tmp_path / "tree").episodes.write_rollouts(151, [*members, *lone], max_bytes=2**20)
     group = "run=tree&file=train-000151.jsonl.gz&group"
     with site_over(tmp_path, page="/episodes?run=tree&step=151", shown="4 episodes") as http:
         text, own, alone = (

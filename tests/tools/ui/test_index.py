@@ -244,7 +244,7 @@ def test_the_newest_with_a_common_word_are_found(
     folder, index, indexer = indexed
     run = RunFolder(folder / "calm")
     for step in (152, 151):
-        run.write_rollouts(step, [episode(step, solved=True, group=step)], max_bytes=2**20)
+        run.episodes.write_rollouts(step, [episode(step, solved=True, group=step)], max_bytes=2**20)
         indexer.update()
     monkeypatch.setattr("starpod.ui.index.SEARCHED", 1)
     asked = Filter(only(index)["run"], text="goal")

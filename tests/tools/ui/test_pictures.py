@@ -48,7 +48,7 @@ def test_what_the_server_cannot_draw_is_not_asked_for(
         words.turns = [a_turn(observation=session.observation.text, actions=["1"], text="1")]
     other = Episode.from_json(lost[1].to_json())
     other.group, other.turns[0].observation = 1, "another lake"
-    folder.write_rollouts(1, [words, other], max_bytes=2**20)
+    folder.episodes.write_rollouts(1, [words, other], max_bytes=2**20)
     with site_over(tmp_path, "--address", server.address, page="/episodes?run=mixed", shown="2 episodes") as http:
         for group in (0, 1):
             place = f"run=mixed&file=train-000001.jsonl.gz&group={group}"

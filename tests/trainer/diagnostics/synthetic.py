@@ -114,6 +114,6 @@ def write_run(path: Path, *, steps: int = 150, seed: int = 0, collapse: bool = F
             }
         )
         played = [episode(number, solved=number % 3 != 0 and step > 0, group=number) for number in range(8)]
-        folder.write_episodes(step, played)
+        folder.episodes.write(step, played)
     folder.end("Finished: the time was up.", seconds=252.0, limits=["minutes"])
     return folder

@@ -31,8 +31,8 @@ def test_each_picture_is_kept_once_and_a_damaged_file_is_none(tmp_path: Path) ->
 def test_some_of_each_kind_come_first(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path).begin({})
     for step in (0, 25, 50):
-        folder.write_episodes(step, [episode(number, solved=number > 5, group=number) for number in range(8)])
-    folder.write_episodes(25, [episode(9, solved=True)], "final")
+        folder.episodes.write(step, [episode(number, solved=number > 5, group=number) for number in range(8)])
+    folder.episodes.write(25, [episode(9, solved=True)], "final")
     first = [(shown[0], each.success) for shown, each in list(in_order(folder))[:5]]
     assert set(first) == {
         ("eval-000000.jsonl", True), ("eval-000000.jsonl", False), ("eval-000050.jsonl", True),
@@ -43,7 +43,7 @@ def test_some_of_each_kind_come_first(tmp_path: Path) -> None:
 
 def test_the_report_shows_all_kept_episodes_and_pictures_of_those_that_have_some(tmp_path: Path) -> None:
     folder = write_run(tmp_path, steps=50)
-    folder.write_episodes(50, [episode(3, solved=True), Episode(1, 0, "frozen_lake-v1", end="failed")], "final")
+    folder.episodes.write(50, [episode(3, solved=True), Episode(1, 0, "frozen_lake-v1", end="failed")], "final")
     write_pictures(folder.pictures, {("final-000050.jsonl", 0, 0): [ONE, TWO, ONE, TWO]})
     text = write_report(tmp_path).read_text(encoding="utf-8")
     shown = re.findall(r'<details class="episode" id="([^"]+)" data-when="([^"]+)" data-outcome="([^"]+)"', text)
@@ -62,7 +62,7 @@ def test_the_report_shows_all_kept_episodes_and_pictures_of_those_that_have_some
 
 def test_evaluations_between_are_shown_as_far_as_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_run(tmp_path, steps=150)  # evaluated every 25
-    size = folder.episode_files()[1].stat().st_size
+    size = folder.episodes.files()[1].stat().st_size
     monkeypatch.setattr(report, "BETWEEN", 2 * size + size // 2)
     text = write_report(tmp_path).read_text(encoding="utf-8")
     assert set(re.findall('data-when="(step [^"]+)"', text)) == {"step 50", "step 100"}

@@ -93,7 +93,7 @@ def test_the_report_tells_the_run_and_fetches_nothing(tmp_path: Path) -> None:
     assert len(charts_of(source)) >= 12 and "light-dark(" in source
     assert write_report(tmp_path, commands).read_text(encoding="utf-8") == source, "the same folder gives the same page"
     scripts = page.tags.count("script")
-    file = RunFolder(tmp_path).episode_files()[-1]
+    file = RunFolder(tmp_path).episodes.files()[-1]
     file.write_text(file.read_text().replace("the goal", "</script><script>alert(1)</script><b>"))
     assert read(write_report(tmp_path)).tags.count("script") == scripts, "text of the policy cannot break the page"
 
@@ -105,7 +105,7 @@ def test_groups_that_were_searched_are_drawn_as_trees(tmp_path: Path) -> None:
     won.turns[:2], won.turns[2].actions, won.parent = parent.turns[:2], ["Up"], (0, 2)
     lone = episode(8, solved=True, group=4)
     for step in (1, 2):
-        folder.write_rollouts(step, [parent, won, lone], max_bytes=10**9)
+        folder.episodes.write_rollouts(step, [parent, won, lone], max_bytes=10**9)
     assert "Branches" not in read(write_report(tmp_path)).text
     searched = folder.read_config() | {"collect": {"search": {"strategy": "pivots"}}}
     folder.config.write_text(json.dumps(searched))
@@ -118,7 +118,7 @@ def test_groups_that_were_searched_are_drawn_as_trees(tmp_path: Path) -> None:
         "before turn 3 of member 0: 2",
     )
     assert "group 4" not in page.text
-    folder.episodes.joinpath("train-000002.jsonl.gz").write_bytes(b"torn")
+    folder.episodes.path.joinpath("train-000002.jsonl.gz").write_bytes(b"torn")
     assert "Branches" not in read(write_report(tmp_path)).text
 
 

@@ -73,7 +73,7 @@ def test_a_run_that_has_just_begun_has_no_rows(tmp_path: Path) -> None:
 def test_episodes_are_those_of_the_last_evaluation_unless_another_is_named(folder: RunFolder) -> None:
     for step, kind, count in ((0, "eval", 1), (2, "eval", 2), (2, "final", 3)):
         played = [episode(0, solved=number > 0, member=number) for number in range(count)]
-        folder.write_episodes(step, played, kind)
+        folder.episodes.write(step, played, kind)
     run = RunResults(folder.path)
     assert (len(run.episodes()), len(run.episodes(kind="eval")), len(run.episodes(kind="eval", step=0))) == (3, 2, 1)
     assert [each.member for each in run.episodes(solved=True)] == [1, 2]

@@ -25,7 +25,7 @@ def test_it_holds_what_was_asked_for_and_with_what_code(tmp_path: Path) -> None:
     facts = folder.read_facts()
     assert facts["title"] == "a lake" and facts["differs_from_defaults"] == {"seed": [1, 0], "model.layers": [2, 4]}
     assert "torch" in facts["packages"] and facts["platform"]["cores"] >= 1
-    assert folder.checkpoints.is_dir() and folder.episodes.is_dir()
+    assert folder.checkpoints.is_dir() and folder.episodes.path.is_dir()
 
 
 def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
@@ -53,22 +53,22 @@ def test_resuming_keeps_the_id_and_notes_what_changed(tmp_path: Path) -> None:
 
 
 def names_of(folder: RunFolder) -> list[str]:
-    return sorted(path.name for path in folder.episodes.iterdir())
+    return sorted(path.name for path in folder.episodes.path.iterdir())
 
 
 def test_the_oldest_rollouts_make_room(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path).begin(CONFIG)
     played = [episode(seed, solved=True) for seed in range(4)]
-    assert folder.write_rollouts(1, played, max_bytes=10**6)
-    size = (folder.episodes / "train-000001.jsonl.gz").stat().st_size
+    assert folder.episodes.write_rollouts(1, played, max_bytes=10**6)
+    size = (folder.episodes.path / "train-000001.jsonl.gz").stat().st_size
     for step in range(2, 7):
-        assert folder.write_rollouts(step, played, max_bytes=3 * size + size // 2)
+        assert folder.episodes.write_rollouts(step, played, max_bytes=3 * size + size // 2)
     assert names_of(folder) == [f"train-{step:06d}.jsonl.gz" for step in (4, 5, 6)]
     # They are read as any others are: here to train on.
     assert [group.id for group in read_groups(tmp_path)] == [0, 1, 2]
     folder.cut_after(5)
     assert names_of(folder) == [f"train-{step:06d}.jsonl.gz" for step in (4, 5)]
-    assert not folder.write_rollouts(6, played, max_bytes=size // 2)
+    assert not folder.episodes.write_rollouts(6, played, max_bytes=size // 2)
     assert names_of(folder) == []
 
 
@@ -77,10 +77,10 @@ def test_what_came_after_a_step_is_cut_and_an_evaluation_that_is_done_again_appe
     played = [episode(seed, solved=seed == 1) for seed in range(3)]
     for step, success in ((0, 0.1), (50, 0.2), (100, 0.3), (50, 0.25), (100, 0.3)):
         folder.append_evaluation({"step": step, "success": success})
-        path = folder.write_episodes(step, played)
+        path = folder.episodes.write(step, played)
     assert [Episode.from_json(json.loads(line)) for line in path.read_text().splitlines()] == played
     folder.write_final({"step": 50})
-    folder.write_episodes(50, [], "final")
+    folder.episodes.write(50, [], "final")
     with folder.evaluations.open("a") as file:
         file.write('{"step": 15')
     folder.cut_after(50)
@@ -116,15 +116,15 @@ def test_what_updates_made_of_rollouts_goes_with_them_and_counts(tmp_path: Path)
     verdicts = {0: Verdict(True, "first")}
     tokens = TokenRecord(np.zeros(3, np.float16), np.ones(3, np.float16), np.ones(3, np.uint8))
     for step in (1, 2, 3):
-        assert folder.write_rollouts(step, played, max_bytes=10**6)
-        folder.write_update(step, verdicts, [(each, tokens) for each in played], max_bytes=10**6)
+        assert folder.episodes.write_rollouts(step, played, max_bytes=10**6)
+        folder.episodes.write_update(step, verdicts, [(each, tokens) for each in played], max_bytes=10**6)
     folder.cut_after(2)
     names = ["train-000001.jsonl.gz", "train-000001.update.gz", "train-000002.jsonl.gz", "train-000002.update.gz"]
     assert names_of(folder) == names
-    size = sum((folder.episodes / name).stat().st_size for name in names[2:])
-    assert folder.write_rollouts(2, played, max_bytes=size)
+    size = sum((folder.episodes.path / name).stat().st_size for name in names[2:])
+    assert folder.episodes.write_rollouts(2, played, max_bytes=size)
     assert names_of(folder) == names[2:]
     # What alone is too large takes the update with it, and none is written beside no rollouts.
-    assert not folder.write_rollouts(2, played, max_bytes=size // 8)
-    folder.write_update(2, verdicts, [], max_bytes=size)
+    assert not folder.episodes.write_rollouts(2, played, max_bytes=size // 8)
+    folder.episodes.write_update(2, verdicts, [], max_bytes=size)
     assert names_of(folder) == []

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from starpod.trainer.checkpoints.checkpoint import CheckpointError, Checkpoints, Snapshot, load_checkpoint
+from starpod.trainer.checkpoints.checkpoint import CheckpointError, Checkpoints, StateCopy, load_checkpoint
 from starpod.trainer.checkpoints.folders import list_checkpoints
 from starpod.trainer.configuration.config import Config
 from starpod.trainer.output.screen import Screen
@@ -82,7 +82,7 @@ async def test_a_checkpoint_is_written_while_training_goes_on(tmp_path: Path, mo
     persistence, progress, learner, _ = make_persistence(tmp_path, [])
     disk, write = threading.Event(), Checkpoints.write
 
-    def slowly(checkpoints: Checkpoints, snapshot: Snapshot) -> Path:
+    def slowly(checkpoints: Checkpoints, snapshot: StateCopy) -> Path:
         assert disk.wait(60)
         return write(checkpoints, snapshot)
 

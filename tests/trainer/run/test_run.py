@@ -68,7 +68,7 @@ async def test_all_that_was_played_is_kept_and_ends_are_counted(tmp_path: Path) 
     run = make_run(tmp_path, lambda n: [1.0, 1.0] if n == 1 else [1.0, 0.0], algorithm="dapo")
     run.begin_step()
     await run.collect()
-    (file,) = run.output.folder.episodes.iterdir()
+    (file,) = run.output.folder.episodes.path.iterdir()
     assert file.name == "train-000001.jsonl.gz"
     # What dynamic sampling passed over was played as well.
     assert [group.returns for group in read_groups(file)].count([1.0, 1.0]) == 1
@@ -78,7 +78,7 @@ async def test_all_that_was_played_is_kept_and_ends_are_counted(tmp_path: Path) 
         run = make_run(tmp_path, path=f"run-{bound}", collect=collect)
         told = told_by(run)
         await run.collect()
-        assert list(run.output.folder.episodes.iterdir()) == []
+        assert list(run.output.folder.episodes.path.iterdir()) == []
         assert words in "".join(told)
 
 
@@ -88,7 +88,7 @@ async def test_what_the_filter_and_the_update_made_of_the_episodes_is_kept(tmp_p
     kept = await played(run)
     run.progress.version = 1  # what was made up, no policy sampled
     await run.learn(kept)
-    (file,) = run.output.folder.episodes.glob("*.update.gz")
+    (file,) = run.output.folder.episodes.path.glob("*.update.gz")
     found = read_verdicts(file)
     assert {group for group, verdict in found.items() if verdict.kept} == {group.id for group in kept} == {0, 2}
     assert "dynamic sampling" in found[1].why
@@ -108,7 +108,7 @@ async def test_an_advantage_over_scored_turns_can_be_computed_again_from_what_is
     kept = await played(run)
     run.progress.version = 1  # what was made up, no policy sampled
     await run.learn(kept)
-    (file,) = run.output.folder.episodes.glob("*.update.gz")
+    (file,) = run.output.folder.episodes.path.glob("*.update.gz")
     groups = read_groups(run.output.folder.path)
     assert len(groups) == 4
     for group in groups:
@@ -391,7 +391,7 @@ async def test_the_final_figure_is_the_best_checkpoints_on_seeds_that_did_not_ch
     assert final is not None
     assert (final["step"], final["last_step"], final["success"], final["seeds"]) == (2, 3, 0.0, [0, 4])
     assert final["results"] == {"seed": [0, 1, 2, 3], "sample": [0] * 4, "success": [False] * 4, "return": [0.0] * 4}
-    assert [file.name for file in run.output.folder.episode_files("final")] == ["final-000002.jsonl"]
+    assert [file.name for file in run.output.folder.episodes.files("final")] == ["final-000002.jsonl"]
     # The checkpoint to go on from holds the last weights.
     saved = saved_by(run)
     assert (saved.step, saved.state["version"]) == (3, 3)

@@ -68,7 +68,7 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class StateCopy:
     """This rank's copy of the state of a run. Training may continue while it is written."""
 
     step: int
@@ -119,7 +119,7 @@ class Checkpoints:
         state: Mapping[str, Any],
         *,
         score: float | None = None,
-    ) -> Snapshot:
+    ) -> StateCopy:
         """Copy the state after iteration `step` to main memory. Each rank copies its part of sharded tensors.
 
         Args:
@@ -133,9 +133,9 @@ class Checkpoints:
             raise ValueError(f"tensors are named in lower-case letters, digits and _: {bad_names[0]!r} is not")
         is_main = self._parallel.is_main
         files = {name: TensorFile.copied(file_tensors, is_main=is_main) for name, file_tensors in tensors.items()}
-        return Snapshot(step, files, json.dumps(state).encode() if is_main else b"", score)
+        return StateCopy(step, files, json.dumps(state).encode() if is_main else b"", score)
 
-    def write(self, snapshot: Snapshot) -> Path:
+    def write(self, snapshot: StateCopy) -> Path:
         """Write a snapshot, remove surplus checkpoints, and return the new folder. All ranks take part.
 
         Checkpoints of later steps are removed as well. They exist if the run went back to an earlier step.
@@ -159,7 +159,7 @@ class Checkpoints:
                 f"{_free_space(self.folder)}earlier checkpoints are untouched"
             ) from error
 
-    def _begin(self, snapshot: Snapshot) -> Path:
+    def _begin(self, snapshot: StateCopy) -> Path:
         """Create a temporary folder with files for all ranks to fill. Return it on rank 0, an empty path elsewhere."""
         if not self._parallel.is_main:
             return Path()
@@ -175,7 +175,7 @@ class Checkpoints:
             raise
         return temporary
 
-    def _finish(self, snapshot: Snapshot, temporary: Path) -> Path:
+    def _finish(self, snapshot: StateCopy, temporary: Path) -> Path:
         """Write the manifest and rename the folder to its final path on rank 0. Return that path on all ranks."""
         folder = self.folder / temporary.name.removeprefix(TEMPORARY)
         if not self._parallel.is_main:
@@ -296,12 +296,12 @@ class _Damaged(Exception):
     """A file is damaged. The message says how."""
 
 
-def _write_parts(snapshot: Snapshot, folder: Path) -> None:
+def _write_parts(snapshot: StateCopy, folder: Path) -> None:
     for name, file in snapshot.files.items():
         file.write_parts(folder / f"{name}.safetensors")
 
 
-def _seal_folder(folder: Path, snapshot: Snapshot) -> None:
+def _seal_folder(folder: Path, snapshot: StateCopy) -> None:
     """Write the state and the manifest beside the tensors."""
     _write(folder / STATE, snapshot.state)
     files = {path.name: {"bytes": path.stat().st_size, "sha256": _digest(path)} for path in sorted(folder.iterdir())}

@@ -90,7 +90,7 @@ def regime(*, high_entropy: bool, high_information: bool) -> Regime:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class ReasoningSample:
     """The reasoning of one turn."""
 
     prompt: list[int]
@@ -101,7 +101,7 @@ class Sample:
 
 def reasoning_of(
     turns: Sequence[Turn], index: int, decode: Callable[[list[int]], str], tags: tuple[str, str]
-) -> Sample | None:
+) -> ReasoningSample | None:
     """Return the reasoning of one turn and its context; None if there is none between the tags.
 
     decode: ids to text, with special tokens. The opening tag may be prefilled in the prompt or sampled.
@@ -119,7 +119,7 @@ def reasoning_of(
     reasoning = reply[begin:stop]
     if not decode(reasoning).strip():
         return None
-    return Sample(context_of(turns, index) + reply[:begin], reasoning)
+    return ReasoningSample(context_of(turns, index) + reply[:begin], reasoning)
 
 
 def context_of(turns: Sequence[Turn], index: int) -> list[int]:
@@ -215,7 +215,7 @@ class InformationProbe:
                 metrics |= self._measure(name, valid_samples, score)
         return metrics
 
-    def _measure(self, name: str, samples: Sequence[Sample], score: Score) -> dict[str, float]:
+    def _measure(self, name: str, samples: Sequence[ReasoningSample], score: Score) -> dict[str, float]:
         prompts: dict[tuple[int, ...], int] = {}
         own_N = torch.tensor([prompts.setdefault(tuple(sample.prompt), len(prompts)) for sample in samples])
         columns = [list(prompt) for prompt in prompts]

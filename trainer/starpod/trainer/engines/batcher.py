@@ -20,7 +20,7 @@ from starpod.trainer.models.vision import showing
 
 
 @dataclass(slots=True)
-class Job:
+class PendingReply:
     """One request that is waiting or being sampled."""
 
     request: Request
@@ -36,7 +36,7 @@ class Job:
     slot: int = -1
     cached_tokens: int = 0
     """Number of tokens of the context that are in the cache."""
-    leader: Job | None = None
+    leader: PendingReply | None = None
     """Running job whose context begins with the same `shared` tokens. This job waits and copies their cache entries.
     The leader may itself wait for a leader."""
     shared: int = 0
@@ -65,14 +65,14 @@ class Batcher:
         self.stats = stats
         self.prefill_rows = prefill_rows
         self.slots = Slots(cache.slots)
-        self.running: list[Job] = []
-        self.waiting: list[Job] = []
+        self.running: list[PendingReply] = []
+        self.waiting: list[PendingReply] = []
 
     @property
     def busy(self) -> bool:
         return bool(self.running or self.waiting)
 
-    def add(self, job: Job) -> None:
+    def add(self, job: PendingReply) -> None:
         insort(self.waiting, job, key=lambda waiting_job: waiting_job.request.order)
 
     def forget(self, conversation: str) -> None:
@@ -88,7 +88,7 @@ class Batcher:
         for job in self.running:
             job.cached_tokens, job.leader = 0, None
 
-    def drop_all(self) -> list[Job]:
+    def drop_all(self) -> list[PendingReply]:
         """Drop all jobs and caches and return the unfinished jobs."""
         jobs = [*self.running, *self.waiting]
         self.slots = Slots(self.cache.slots)
@@ -97,7 +97,7 @@ class Batcher:
 
     def step(
         self, read: Callable[[Any], Tensor], head: Callable[[Tensor], Tensor], version: int
-    ) -> list[tuple[Job, Reply]]:
+    ) -> list[tuple[PendingReply, Reply]]:
         """Feed the model once, sample a token for each completely read context, and return the finished replies.
 
         `read` computes the hidden states of a feed's rows, and `head` their logits.
@@ -111,7 +111,7 @@ class Batcher:
         feed: Any = self.cache.lay_out(spans)
         with showing({key: image for job in jobs for key, image in job.request.images.items()}):
             states = read(feed)
-        ready_jobs: list[Job] = []
+        ready_jobs: list[PendingReply] = []
         rows: list[int] = []
         for job, span, row in zip(jobs, spans, feed.last, strict=True):
             job.cached_tokens += len(span.tokens)
@@ -135,7 +135,7 @@ class Batcher:
                 self._follow(job)
             self.running.append(job)
 
-    def _follow(self, job: Job) -> None:
+    def _follow(self, job: PendingReply) -> None:
         """Set the running job that shares the longest beginning of the prompt as leader. The prompt's last token is
         never shared, because it must be fed to sample the first one of the reply."""
         prompt = job.context[:-1]
@@ -156,7 +156,7 @@ class Batcher:
                     job.cached_tokens = job.shared
                 job.leader = None
 
-    def _choose(self) -> tuple[list[Job], list[Span]]:
+    def _choose(self) -> tuple[list[PendingReply], list[Span]]:
         """Choose the tokens to feed: one per sampling job, and at most `prefill_rows` tokens of prompts."""
         jobs, spans = [], []
         room = self.prefill_rows
@@ -179,8 +179,13 @@ class Batcher:
         return jobs, spans
 
     def _sample(
-        self, jobs: Sequence[Job], states: Tensor, rows: list[int], head: Callable[[Tensor], Tensor], version: int
-    ) -> list[tuple[Job, Reply]]:
+        self,
+        jobs: Sequence[PendingReply],
+        states: Tensor,
+        rows: list[int],
+        head: Callable[[Tensor], Tensor],
+        version: int,
+    ) -> list[tuple[PendingReply, Reply]]:
         # Pad the rows to whole vectors here too; see slot_cache.py.
         padded_rows = rows + [rows[0]] * (pad(len(rows)) - len(rows))
         logits = head(states[torch.tensor(padded_rows, device=states.device)]).float()[: len(rows)]
@@ -211,7 +216,7 @@ class Batcher:
         if cancelled := [job for job in self.running if job.cancelled]:
             self._release(cancelled)
 
-    def _release(self, jobs: Sequence[Job]) -> None:
+    def _release(self, jobs: Sequence[PendingReply]) -> None:
         for job in jobs:
             conversation = job.request.conversation if job.keep else ""
             self.slots.give_back(job.slot, conversation, job.context[: job.cached_tokens])

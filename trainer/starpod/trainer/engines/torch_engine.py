@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from starpod.trainer.engines.base import EngineStats, Reply, Request, check_prompt
-from starpod.trainer.engines.batcher import Batcher, Job
+from starpod.trainer.engines.batcher import Batcher, PendingReply
 from starpod.trainer.engines.lean import LeanDecoder
 from starpod.trainer.engines.own_caches import make_cache
 from starpod.trainer.engines.slot_cache import SlotCache
@@ -62,7 +62,7 @@ class TorchEngine:
             self._lean = LeanDecoder(self._model, self._cache)
         self._batcher = Batcher(self._cache, self._stats, prefill_rows=prefill_rows)
         self._version = 0
-        self._inbox: deque[Job | str] = deque()  # new jobs and names of conversations to forget, in order
+        self._inbox: deque[PendingReply | str] = deque()  # new jobs and names of conversations to forget, in order
         self._executor = ThreadPoolExecutor(1, "torch-engine", torch.set_num_threads, (torch.get_num_threads(),))
         self._worker: asyncio.Future[None] | None = None
         self._paused = False
@@ -76,7 +76,7 @@ class TorchEngine:
         limit = min(request.max_tokens, self.max_context - len(request.prompt))
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Reply] = loop.create_future()
-        job = Job(request, (loop, future), limit)
+        job = PendingReply(request, (loop, future), limit)
         self._inbox.append(job)
         self._wake()
         try:
@@ -118,7 +118,7 @@ class TorchEngine:
 
     def stats(self) -> EngineStats:
         """Return a copy of the counters."""
-        waiting = len(self._batcher.waiting) + sum(isinstance(item, Job) for item in tuple(self._inbox))
+        waiting = len(self._batcher.waiting) + sum(isinstance(item, PendingReply) for item in tuple(self._inbox))
         return replace(self._stats, running=len(self._batcher.running), waiting=waiting)
 
     async def close(self) -> None:
@@ -171,20 +171,20 @@ class TorchEngine:
     def _take_inbox(self) -> None:
         while self._inbox:
             item = self._inbox.popleft()
-            if isinstance(item, Job):
+            if isinstance(item, PendingReply):
                 self._batcher.add(item)
             else:
                 self._batcher.forget(item)
 
 
-def _deliver(finished: list[tuple[Job, Reply]]) -> None:
+def _deliver(finished: list[tuple[PendingReply, Reply]]) -> None:
     for job, reply in finished:
         _, future = job.handle
         if not future.done():
             future.set_result(reply)
 
 
-def _fail(jobs: list[Job], error: BaseException) -> None:
+def _fail(jobs: list[PendingReply], error: BaseException) -> None:
     for job in jobs:
         _, future = job.handle
         if not future.done():

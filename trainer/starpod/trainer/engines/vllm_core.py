@@ -86,22 +86,9 @@ class VllmCore:
         # Do not pass "auto": vLLM would run a float32 model in a 16-bit type.
         dtype = config.computes_in(str(compute_dtype(model)).removeprefix("torch."))
         self.dtype: torch.dtype = getattr(torch, dtype)
-        self._arguments = {
-            "skip_tokenizer_init": True,
-            "dtype": dtype,
-            "max_model_len": max_context,
-            "max_num_seqs": config.slots,
-            "tensor_parallel_size": config.tensor_parallel,
-            "enable_prefix_caching": True,
-            # Log-probabilities at the request's temperature. vLLM's default ignores the temperature.
-            "logprobs_mode": "processed_logprobs",
-            "worker_extension_cls": WORKER_EXTENSION,
-            "disable_log_stats": True,
-            "enable_sleep_mode": config.sleep,
-            "use_tqdm_on_load": False,  # no progress bar at each hand-over
-            **_device_arguments(config, max_context, on_cpu=self.on_cpu),
-            **(ARGUMENTS if pretrained_view(model) is not None else {}),
-        }
+        self._arguments = _core_arguments(config, max_context, dtype, on_cpu=self.on_cpu)
+        if pretrained_view(model) is not None:
+            self._arguments |= ARGUMENTS
         self.llm: Any = None
         self.is_asleep = False
         self._cpu_seconds = 0.0
@@ -198,10 +185,26 @@ class VllmCore:
         return not has_stopped and self._cpu_seconds - before > WORKING_SHARE * LOOK_SECONDS
 
 
-def _device_arguments(config: EngineConfig, max_context: int, *, on_cpu: bool) -> dict[str, Any]:
+def _core_arguments(config: EngineConfig, max_context: int, dtype: str, *, on_cpu: bool) -> dict[str, Any]:
+    """Return vLLM's engine arguments."""
+    arguments = {
+        "skip_tokenizer_init": True,
+        "dtype": dtype,
+        "max_model_len": max_context,
+        "max_num_seqs": config.slots,
+        "tensor_parallel_size": config.tensor_parallel,
+        "enable_prefix_caching": True,
+        # Log-probabilities at the request's temperature. vLLM's default ignores the temperature.
+        "logprobs_mode": "processed_logprobs",
+        "worker_extension_cls": WORKER_EXTENSION,
+        "disable_log_stats": True,
+        "enable_sleep_mode": config.sleep,
+        "use_tqdm_on_load": False,  # no progress bar at each hand-over
+    }
     if not on_cpu:
-        return {"gpu_memory_utilization": config.gpu_memory_fraction}
+        return {**arguments, "gpu_memory_utilization": config.gpu_memory_fraction}
     return {
+        **arguments,
         "enforce_eager": True,
         # With chunked prefill, the worker rewinds its random generator, which CPU generators do not support.
         "enable_chunked_prefill": False,

@@ -14,8 +14,9 @@ from pathlib import Path
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import BadEpisodes, read_episodes
 from starpod.trainer.data.untrusted import MAX_LINE, open_regular, read_json
+from starpod.trainer.output.episode_folder import step_of
 from starpod.trainer.output.files import CannotWrite
-from starpod.trainer.output.run_folder import RunFolder, step_of
+from starpod.trainer.output.run_folder import RunFolder
 
 INDEX = "frames.json"
 
@@ -25,10 +26,10 @@ Shown = tuple[str, int, int]
 
 def shown_files(folder: RunFolder) -> dict[str, Path]:
     """Return the files of episodes that the report shows: before training, after it, and the final evaluation."""
-    evaluations = folder.episode_files()
+    evaluations = folder.episodes.files()
     files = {"before training": evaluations[0], "after training": evaluations[-1]} if len(evaluations) > 1 else {}
     files |= {"evaluation": evaluations[0]} if len(evaluations) == 1 else {}
-    if final_files := folder.episode_files("final"):
+    if final_files := folder.episodes.files("final"):
         files["final evaluation"] = final_files[-1]
     return files
 
@@ -38,7 +39,7 @@ def files_between(folder: RunFolder, max_files: int) -> tuple[dict[str, Path], i
 
     If all files together exceed `max_files` bytes, an evenly spaced selection is returned.
     """
-    files = folder.episode_files()[1:-1]
+    files = folder.episodes.files()[1:-1]
     for stride in range(1, len(files) + 1):
         chosen_files = files[stride // 2 :: stride]
         if sum(path.stat().st_size for path in chosen_files) <= max_files:

@@ -128,7 +128,7 @@ def _outcome(episode: Episode) -> str:
 
 def _trees(folder: RunFolder) -> dict[str, Any] | None:
     """Return trees of some branched groups of the last collection. Groups with mixed outcomes come first."""
-    files = folder.episode_files("train")
+    files = folder.episodes.files("train")
     if not files or folder.read_config().get("collect", {}).get("search", {}).get("strategy", "none") == "none":
         return None
     try:

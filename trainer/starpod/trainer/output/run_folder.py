@@ -12,16 +12,14 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from starpod.trainer.checkpoints.folders import list_checkpoints, marks_of
 from starpod.trainer.configuration.strict_yaml import dump_yaml, load_yaml
-from starpod.trainer.data.episode import Episode
-from starpod.trainer.data.files import write_episodes
 from starpod.trainer.data.untrusted import MAX_LINE, read_bytes, read_json
-from starpod.trainer.data.updates import TokenRecord, Verdict, update_file, write_update
+from starpod.trainer.output.episode_folder import EpisodeFolder
 from starpod.trainer.output.files import CannotWrite, cut_after, read_lines, to_json_line, write_atomic
 
 PACKAGES = "starpod torch transformers tokenizers numpy grpcio protobuf peft vllm".split()
@@ -64,7 +62,7 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self.evaluations = path / "evaluations.jsonl"
         self.final = path / "final.json"
-        self.episodes = path / "episodes"
+        self.episodes = EpisodeFolder(path / "episodes")
         self.checkpoints = path / "checkpoints"
         self.pictures = path / "pictures.zip"
         self.report = path / "report.html"
@@ -92,7 +90,7 @@ class RunFolder:
                 f"{folder.path} holds a run already. Go on with it by --resume, or choose another folder with "
                 "--run-dir; nothing is overwritten"
             )
-        folders = (*reversed(folder.path.parents), folder.path, folder.episodes, folder.checkpoints)
+        folders = (*reversed(folder.path.parents), folder.path, folder.episodes.path, folder.checkpoints)
         folder._created_folders = [directory for directory in folders if not directory.exists()]
         try:
             for directory in folders:
@@ -232,62 +230,6 @@ class RunFolder:
         """Write final.json. Raises CannotWrite."""
         write_atomic(self.final, to_json_line(summary))
 
-    def write_episodes(self, step: int, episodes: Iterable[Episode], kind: str = "eval") -> Path:
-        """Write episodes/<kind>-<step>.jsonl, one episode per line. Raises CannotWrite."""
-        path = self.episodes / f"{kind}-{step:06d}.jsonl"
-        write_atomic(path, "".join(to_json_line(episode.to_json()) for episode in episodes))
-        return path
-
-    def write_rollouts(self, step: int, episodes: Iterable[Episode], *, max_bytes: int) -> bool:
-        """Write episodes/train-<step>.jsonl.gz, and remove the oldest of these files beyond `max_bytes` in total.
-
-        Returns False if the new file alone was too large and was removed. Raises CannotWrite.
-        """
-        path = self.episodes / f"train-{step:06d}.jsonl.gz"
-        try:
-            write_episodes(path, episodes)
-        except OSError as error:
-            raise CannotWrite(path, error) from error
-        self._make_room(max_bytes)
-        return path.exists()
-
-    def write_update(
-        self,
-        step: int,
-        verdicts: Mapping[int, Verdict],
-        records: Iterable[tuple[Episode, TokenRecord]],
-        *,
-        max_bytes: int,
-    ) -> None:
-        """Write the record of a step's update if the step's rollouts are still kept. Raises CannotWrite.
-
-        max_bytes: maximum total size of rollouts and records in bytes, beyond which the oldest ones are removed.
-        """
-        rollouts = self.episodes / f"train-{step:06d}.jsonl.gz"
-        if not rollouts.exists():
-            return
-        try:
-            write_update(update_file(rollouts), verdicts, records)
-        except OSError as error:
-            raise CannotWrite(update_file(rollouts), error) from error
-        self._make_room(max_bytes)
-
-    def _make_room(self, max_bytes: int) -> None:
-        """Remove the oldest rollouts and their update records until the total is at most `max_bytes`."""
-        total = 0
-        for file in sorted(self.episodes.glob("train-*.jsonl.gz"), key=step_of, reverse=True):
-            for path in (file, update_file(file)):
-                if path.exists():
-                    total += path.stat().st_size
-                    if total > max_bytes:
-                        path.unlink()
-            if not file.exists():
-                update_file(file).unlink(missing_ok=True)
-
-    def episode_files(self, kind: str = "eval") -> list[Path]:
-        """Return the episode files of a kind, in the order of their steps."""
-        return sorted(self.episodes.glob(f"{kind}-*.jsonl*"), key=step_of)
-
     def cut_after(self, step: int) -> None:
         """Remove what was written after a step, to restore the folder of that step's checkpoint.
 
@@ -295,9 +237,7 @@ class RunFolder:
         """
         cut_after(self.evaluations, step)
         self.final.unlink(missing_ok=True)
-        for path in (*self.episodes.glob("*-*.jsonl*"), *self.episodes.glob("*-*.update.gz")):
-            if step_of(path) > step or path.name.startswith("final-"):
-                path.unlink()
+        self.episodes.cut_after(step)
 
     def end(self, outcome: str, *, seconds: float, limits: Sequence[str] = ()) -> None:
         """Record in run.json how the run ended.
@@ -312,12 +252,6 @@ class RunFolder:
 
     def _write_facts(self, facts: Mapping[str, Any]) -> None:
         write_atomic(self.facts, json.dumps(facts, indent=2, default=str) + "\n")
-
-
-def step_of(path: Path) -> int:
-    """Return the step in the name of an episode file; -1 if there is none."""
-    digits = path.name.partition(".")[0].rpartition("-")[2]
-    return int(digits) if digits.isdecimal() else -1
 
 
 def differences(config: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str = "") -> dict[str, list[Any]]:

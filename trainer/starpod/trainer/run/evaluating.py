@@ -86,7 +86,7 @@ class Evaluating:
             self._screen.evaluation(step, summary)
         if self._parallel.is_main:
             self._folder.append_evaluation(summary)
-            self._folder.write_episodes(step, self.held_out.kept_episodes(collections))
+            self._folder.episodes.write(step, self.held_out.kept_episodes(collections))
 
     async def play_final(self, step: int, progress: Progress) -> None:
         """Play start states that were used neither to train nor to choose the weights, and record each episode.
@@ -121,7 +121,7 @@ class Evaluating:
             seeds = self.held_out.seeds(name, "final")
             final_figures(summary, self.held_out.task(name), seeds, collected.episodes)
         self._folder.write_final(summary)
-        self._folder.write_episodes(summary["step"], self.held_out.kept_episodes(collections), "final")
+        self._folder.episodes.write(summary["step"], self.held_out.kept_episodes(collections), "final")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as JSON values."""

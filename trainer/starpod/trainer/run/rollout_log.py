@@ -9,7 +9,7 @@ from starpod.trainer.algorithms.sections import FilterConfig
 from starpod.trainer.data.batch import RolloutBatch
 from starpod.trainer.data.group import Group
 from starpod.trainer.data.updates import Verdict, token_records
-from starpod.trainer.output.run_folder import RunFolder
+from starpod.trainer.output.episode_folder import EpisodeFolder
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.parallel.ranks import Parallel
 
@@ -20,7 +20,7 @@ class RolloutLog:
     mib: maximum size of the log in MiB, beyond which the oldest steps are deleted. With 0 nothing is written.
     """
 
-    def __init__(self, folder: RunFolder, parallel: Parallel, screen: Screen, *, mib: float) -> None:
+    def __init__(self, folder: EpisodeFolder, parallel: Parallel, screen: Screen, *, mib: float) -> None:
         self._folder = folder
         self._parallel = parallel
         self._screen = screen

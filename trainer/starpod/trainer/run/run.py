@@ -120,7 +120,7 @@ class Run:
         )
         self.diagnosis = Diagnosis(config, learner, weights=self.weights, parallel=parallel)
         self.rollouts = RolloutLog(
-            output.folder, parallel, screen, mib=0.0 if parts.offline else config.collect.keep_mib
+            output.folder.episodes, parallel, screen, mib=0.0 if parts.offline else config.collect.keep_mib
         )
         persistent = Persistent(
             learner=learner,
