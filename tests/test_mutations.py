@@ -247,7 +247,7 @@ MUTATIONS: dict[str, tuple[str, Callable[..., Any], str]] = {
         "tests/tools/gateway/test_lineage.py::test_sampling_is_the_gateways_and_streams_are_the_sessions",
     ),
     "load: what was not measured is met": (
-        f"{LOAD}.requirements:Requirement.met",
+        f"{LOAD}.requirements:Threshold.met",
         lambda right, requirement, value: value is None or right(requirement, value),
         "tests/tools/load/test_thresholds.py::test_what_was_not_measured_is_not_met_and_said_so",
     ),
@@ -257,7 +257,7 @@ MUTATIONS: dict[str, tuple[str, Callable[..., Any], str]] = {
         "tests/tools/load/test_schedule.py::test_constant_arrivals_of_all_generators_are_one_clock",
     ),
     "load: fewer steps per second are better": (
-        f"{LOAD}.report:_judge_change",
+        f"{LOAD}.comparison:_judge_change",
         lambda right, name, *change: right("latency", *change),
         "tests/tools/load/test_comparison.py::test_twice_as_slow_is_worse_and_the_other_way_round_better",
     ),

@@ -27,7 +27,7 @@ from benchmarks.results import Columns, cells_of, duration, print_table, write_r
 from benchmarks.serving.lake import ENVIRONMENT, OPTIONS, TASK, WALK
 from benchmarks.serving.measure import Measurement, Run, check, drive, summarise
 from benchmarks.serving.ways import open_unary
-from starpod.load.generator import tune_garbage_collection
+from starpod.load.processes import tune_garbage_collection
 from tests.support import ROOT, ServerProcess
 
 _WARM_UP_SECONDS = 0.3

@@ -27,7 +27,7 @@ from benchmarks.serving.lake import ENDLESS_SERVER, TASK
 from benchmarks.serving.measure import Measurement
 from benchmarks.serving.report import Result, print_results, write_plot
 from benchmarks.serving.ways import WAYS, Way
-from starpod.load.generator import tune_garbage_collection
+from starpod.load.processes import tune_garbage_collection
 from tests.support import ROOT, ServerProcess
 
 WARM_UP_SECONDS = 0.3

@@ -47,12 +47,12 @@ class Played:
 async def play(plan: LoadPlan, *stages: Stage, stop: asyncio.Event | None = None) -> Played:
     """Plays stages in this process, or until `stop`; the last report tells of closing too."""
     place: list[StageResult] = []
-    generator = Generator(plan, 0, lambda interval: place[-1].add(interval))
+    generator = Generator(plan, 0, lambda interval: place[-1].add(interval), stop or asyncio.Event())
     await generator.start()
     for stage in stages:
         place.append(StageResult(stage, time.time()))
         await generator.prepare(stage)
-        place[-1].summaries = [await generator.run(time.monotonic() + 0.02, stop or asyncio.Event())]
+        place[-1].summaries = [await generator.run(time.monotonic() + 0.02)]
         place[-1].ended = place[-1].summaries[0].ended
     closing: Interval = await generator.close()
     place[-1].add(closing)

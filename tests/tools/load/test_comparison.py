@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from starpod.load.comparison import FEWEST, compare_loads, intervals_of
 from starpod.load.measurements import Histogram
-from starpod.load.report import FEWEST, compare_loads, figures, intervals_of
+from starpod.load.report import figures
 
 
 def report(seed: int, *, slower: float = 1.0, intervals: int = 20, calls: int = 300, name: str = "64 sessions") -> Any:

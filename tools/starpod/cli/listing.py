@@ -14,7 +14,7 @@ from rich.table import Table
 from starpod.client.nearest import option_type
 from starpod.remote.catalog import (
     VERSION,
-    ServerConnection,
+    UnaryConnection,
     connection_options,
     find_environment,
     hosted,
@@ -31,7 +31,7 @@ _ROOMY_COLUMNS = 120
 @connection_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def list_environments(
-    connection: AbstractContextManager[ServerConnection], word: EnvironmentWord, as_json: bool
+    connection: AbstractContextManager[UnaryConnection], word: EnvironmentWord, as_json: bool
 ) -> None:
     """List the environments of a server.
 
@@ -75,7 +75,7 @@ def _format_count(number: int, noun: str) -> str:
 @VERSION
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def describe(
-    connection: AbstractContextManager[ServerConnection],
+    connection: AbstractContextManager[UnaryConnection],
     word: EnvironmentWord,
     environment: str,
     version: str,

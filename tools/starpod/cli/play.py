@@ -26,7 +26,7 @@ from starpod.client.programs import ServiceFailed
 from starpod.remote.catalog import (
     OPTIONS,
     VERSION,
-    ServerConnection,
+    UnaryConnection,
     connection_options,
     find_environment,
     hosted,
@@ -72,7 +72,7 @@ SYMBOLS |= {"X": "bold yellow", "G": "bold green", "√": "bold green", "O": "bo
 @VERSION
 @click.option("--web", is_flag=True, help="Play in a browser: print the address of the page and run until Ctrl-C.")
 def play(
-    connection: AbstractContextManager[ServerConnection],
+    connection: AbstractContextManager[UnaryConnection],
     word: EnvironmentWord,
     environment: str,
     seed: int | None,

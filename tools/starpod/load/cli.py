@@ -16,12 +16,13 @@ import click
 from rich.console import Console
 
 from starpod.client.spelling import nearest
+from starpod.load.comparison import compare_loads
 from starpod.load.discovery import make_plan, make_stages
-from starpod.load.generator import GeneratorProcesses, RunFailed
 from starpod.load.measurements import StageResult
 from starpod.load.page import write_page
 from starpod.load.plan import EXTRAS, LoadPlan, Stage, Think, parse_duration, write_recording
-from starpod.load.report import FORMAT, compare_loads, document, judge, stage_report
+from starpod.load.processes import GeneratorProcesses, RunFailed
+from starpod.load.report import FORMAT, document, judge, stage_report
 from starpod.load.requirements import find_rate, parse_requirement
 from starpod.load.screen import LoadScreen
 from starpod.remote.catalog import JSON, OPTIONS, VERSION, WORD, access_options, write_report
@@ -146,13 +147,6 @@ option = functools.partial(click.option, show_default=True)
     help="How the agents choose their actions.",
 )
 @option(
-    "--action",
-    "actions",
-    multiple=True,
-    metavar="TEXT",
-    help="Action for random agents to choose from, instead of the environment's own actions. Repeatable.",
-)
-@option(
     "--mix",
     type=ParsedOption(_parse_mix),
     metavar="CALL=SHARE,...",
@@ -163,12 +157,6 @@ option = functools.partial(click.option, show_default=True)
     type=click.IntRange(0),
     default=0,
     help="Close a session and open another after this many episodes; 0: never.",
-)
-@option(
-    "--transport",
-    type=click.Choice(["auto", "stream", "unary"]),
-    default="auto",
-    help="auto: stream if the server has it.",
 )
 @option("--processes", type=click.IntRange(1, 256), default=1, help="Generator processes.")
 @option("--timeout", type=DURATION, default="30s", metavar="DURATION", help="Timeout of one call.")

@@ -12,7 +12,7 @@ import click
 import grpc
 
 from starpod.client.transport import Transport, as_addresses, join_endpoint, split_address
-from starpod.load.plan import ActionSource, LoadPlan, ServerAddress, Stage, Wire, read_recording
+from starpod.load.plan import ActionSource, LoadPlan, ServerAddress, Stage, read_recording
 from starpod.remote.catalog import connect, expect_writable, find_environment, hosted, parse_options, serving
 from starpod.report.figures import show
 from starpod.v1 import environment_pb2 as pb
@@ -72,18 +72,6 @@ def find_servers(addresses: str, transport: Transport, environment: str, version
     return Servers(tuple(places.values()), spec, description)
 
 
-def choose_wire(transport: str, description: pb.DescribeResponse) -> Wire:
-    """Return `stream` if the server has it and unary was not asked for, else `unary`.
-
-    Raise BadParameter if `stream` was asked for and the server does not have it.
-    """
-    if transport == "stream" and not description.capabilities.stream:
-        raise click.BadParameter("the server has no Stream; use unary", param_hint="--transport")
-    if transport == "unary" or not description.capabilities.stream:
-        return "unary"
-    return "stream"
-
-
 def check_plan(plan: LoadPlan, spec: pb.EnvironmentSpec) -> None:
     """Raise UsageError if the environment cannot do what the plan needs."""
     can = spec.capabilities
@@ -95,7 +83,7 @@ def check_plan(plan: LoadPlan, spec: pb.EnvironmentSpec) -> None:
     if plan.turns.kind != "recorded" and not plan.turns.actions and not can.valid_actions:
         raise click.UsageError(
             f"{spec.id} neither names its actions nor lists valid ones ({spec.action_space.grammar or 'no grammar'}):"
-            " give some with --action, or a recording with --policy recorded:FILE"
+            " play a recording with --policy recorded:FILE"
         )
 
 
@@ -145,8 +133,6 @@ def make_plan(values: Mapping[str, Any]) -> tuple[LoadPlan, dict[str, Any]]:
         raise click.UsageError("--ramp and --find-rate both say which rates to try: leave one out")
     expect_writable(values["json_file"], values["html_file"], values["record"])
     kind, recording = values["policy"]
-    if values["actions"] and kind == "recorded":
-        raise click.UsageError("a recording has its own actions: leave --action out")
     plan = LoadPlan(
         places=(),
         transport=access,
@@ -166,11 +152,11 @@ def make_plan(values: Mapping[str, Any]) -> tuple[LoadPlan, dict[str, Any]]:
     plan = replace(
         plan,
         places=servers.places,
-        wire=choose_wire(values["transport"], servers.description),
+        wire="stream" if servers.description.capabilities.stream else "unary",
         environment_id=spec.id,
         version=spec.version,
         options=parse_options(spec, values["assignments"]),
-        turns=_make_turns(kind, recording, values["actions"] or tuple(spec.action_space.names), spec.id),
+        turns=_make_turns(kind, recording, spec.action_space.names, spec.id),
     )
     check_plan(plan, spec)
     try_options(plan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 import random
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from google.protobuf import json_format
+from google.protobuf import json_format, struct_pb2
 
 from starpod.client.transport import Transport
 from starpod.v1 import environment_pb2 as pb
@@ -81,12 +82,25 @@ class LoadPlan:
     """Whether to keep the episodes that are played."""
 
     @property
+    def options_message(self) -> struct_pb2.Struct | None:
+        """The environment's options as in OpenRequest."""
+        message = struct_pb2.Struct()
+        message.update(dict(self.options or {}))
+        return message if self.options else None
+
+    @property
+    def want(self) -> pb.Want:
+        """The observation's fields that the agents look at."""
+        chooses = self.turns.kind != "recorded"
+        return pb.Want(valid_actions=chooses and not self.turns.actions, expert_action=self.turns.kind == "expert")
+
+    @property
     def continuous(self) -> bool:
         """Whether a closed-loop session can send its next step, in plain text, without reading the previous reply."""
         turns = [turn for episode in self.turns.episodes for turn in episode["turns"]]
         texts = all(isinstance(action, str) for turn in turns for action in turn)
         is_blind = self.turns.kind == "recorded" or (self.turns.kind == "random" and bool(self.turns.actions))
-        return is_blind and texts and not (self.mix or self.think or self.record)
+        return is_blind and texts and not (self.mix or self.think or self.record or self.episodes_per_session)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,12 +212,22 @@ FORMAT = "starpod-load-recording"
 _DRAWN_TURNS = 1 << 16
 
 
-class SessionPolicy(ABC):
-    """An agent that chooses the actions of one session."""
+SEED_STRIDE = 2**20
+"""Difference between the seeds of a session's episodes, larger than the number of a run's sessions."""
 
-    def begin(self) -> tuple[int | None, int | None]:
-        """Begin an episode. Return its seed and dynamics seed if the policy prescribes them, else None."""
-        return None, None
+
+class SessionPolicy(ABC):
+    """An agent that chooses the actions of one session.
+
+    Attributes:
+        seeds: seeds of its episodes, unless it prescribes others.
+    """
+
+    seeds: Iterator[int] = itertools.count()
+
+    def begin(self) -> tuple[int, int | None]:
+        """Begin an episode. Return its seed, and its dynamics seed (None lets the server derive one)."""
+        return next(self.seeds), None
 
     @abstractmethod
     def next(self, observation: pb.Observation | None) -> Turn | None:
@@ -259,11 +283,12 @@ class Recorded(SessionPolicy):
         self._episode = place - 1
         self._turns: Iterator[Turn] = iter(())
 
-    def begin(self) -> tuple[int | None, int | None]:
+    def begin(self) -> tuple[int, int | None]:
         self._episode = (self._episode + 1) % len(self._episodes)
         episode = self._episodes[self._episode]
         self._turns = map(_read_turn, episode["turns"])
-        return episode.get("seed"), episode.get("dynamics_seed")
+        seed = episode.get("seed")
+        return next(self.seeds) if seed is None else seed, episode.get("dynamics_seed")
 
     def next(self, observation: pb.Observation | None) -> Turn | None:
         return next(self._turns, None)
@@ -272,10 +297,14 @@ class Recorded(SessionPolicy):
 def make_policy(turns: ActionSource, place: int, seed: int) -> SessionPolicy:
     """Return the policy of the session with number `place`."""
     rng = random.Random(f"{seed}/{place}")
+    policy: SessionPolicy
     if turns.kind == "recorded":
-        return Recorded(turns.episodes, place % len(turns.episodes))
-    policy = Listed(_draw_turns(turns.actions, seed), rng) if turns.actions else Valid(rng)
-    return Expert(policy) if turns.kind == "expert" else policy
+        policy = Recorded(turns.episodes, place % len(turns.episodes))
+    else:
+        policy = Listed(_draw_turns(turns.actions, seed), rng) if turns.actions else Valid(rng)
+    policy = Expert(policy) if turns.kind == "expert" else policy
+    policy.seeds = itertools.count(seed + place, SEED_STRIDE)
+    return policy
 
 
 def as_turn(actions: Sequence[pb.Action]) -> Turn:

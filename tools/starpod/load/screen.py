@@ -12,9 +12,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from starpod.load.comparison import Comparison
 from starpod.load.measurements import Point, StageResult
 from starpod.load.plan import Stage
-from starpod.load.report import Comparison, describe_paths, describe_servers
+from starpod.load.report import describe_paths, describe_servers
 from starpod.load.requirements import CALLS, SearchResult
 from starpod.report.figures import milliseconds, show
 

@@ -1,106 +1,70 @@
-"""Connections of a generator to servers, and the sessions whose calls they carry."""
+"""Connections of a generator to servers, and its sessions on them."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
-from collections.abc import Container
-from typing import Any, Protocol
+from typing import Any
 
-from starpod.client.connection import (
-    METHODS,
-    Method,
-    Reset,
-    ServerCall,
-    ServerConnection,
-    SessionStep,
-    StartRow,
-    StepBatch,
-)
+from starpod.client.connection import AwaitedCall, Method, Reset, ServerConnection, SessionStep, StartRow, StepBatch
 from starpod.client.errors import StarpodError
-from starpod.client.transport import Backoff
-from starpod.load.measurements import ServerTime
-from starpod.load.plan import LoadPlan, ServerAddress, SessionPolicy
+from starpod.load.measurements import Log, ServerTime, error_class
+from starpod.load.plan import LoadPlan, ServerAddress, SessionPolicy, Turn
 from starpod.v1 import environment_pb2 as pb
 
 HOLD_SECONDS = 0.001
 """Maximum seconds that a step waits for others, so that steps can share a message."""
+
+EpisodeState = tuple[pb.Observation | None, bool]
+"""The observation, if it came in a message of its own, and whether the episode has ended."""
 
 clock = time.monotonic
 """Clock that all generators of a machine share, and that the event loop uses too."""
 
 
 class LoadSession(SessionStep):
-    """A session, the policy that plays it, and at most one call in flight.
+    """A session on a server, with at most one step or reset in flight.
 
     Attributes:
-        actions: the turn that the policy chose: texts or Action messages.
-        call: name of the call in flight; empty if there is none.
-        due: when the call should have been sent.
-        sent: when the call was sent.
-        deadline_start: when the call was last sent or counted as missed; the next deadline counts from here.
-        request: the request of a call other than a step or reset.
-        seeds: the seed and the dynamics seed of the next episode.
-        over: whether the episode has ended.
-        observation: the latest observation, if the policy looks at it, else None.
-        resend: whether the turn was refused and must be played again.
-        failing: whether the latest call failed.
-        abandoned: whether another session has replaced this one; late replies to it are ignored.
-        recording: the turns of the episode, if they are recorded.
+        server: the server.
+        policy: chooses the next turns and seeds while the server is `continuous`.
+        due: when the call in flight should have been made.
+        sent: when it was sent.
+        seeds: seed and dynamics seed of the episode.
+        reply: the reply of the call in flight, or of a later one if the server is continuous.
     """
 
-    __slots__ = (
-        "abandoned",
-        "backoff",
-        "call",
-        "deadline_start",
-        "due",
-        "episodes",
-        "failing",
-        "missed",
-        "number",
-        "observation",
-        "over",
-        "policy",
-        "recording",
-        "request",
-        "resend",
-        "seeds",
-        "sent",
-        "server",
-    )
+    __slots__ = ("due", "policy", "reply", "seeds", "sent", "server")
 
-    def __init__(self, number: int, policy: SessionPolicy) -> None:
-        super().__init__("", 0, 0)
-        self.number = number
+    def __init__(self, server: LoadServer, policy: SessionPolicy, state: pb.Session) -> None:
+        super().__init__(state.session_id, state.epoch, state.step_index)
+        self.server = server
         self.policy = policy
-        self.server: LoadServer | None = None
-        self.over = self.resend = self.failing = self.abandoned = False
-        self.observation: pb.Observation | None = None
-        self.call = ""
-        self.due = self.sent = self.deadline_start = 0.0
-        self.request: Any = None
-        self.seeds: tuple[int, int | None] = (0, None)
-        self.episodes = 0
-        self.missed = 0
-        self.recording: list[Any] | None = None
-        self.backoff = Backoff(0.02, 1.0)
+        self.due = self.sent = 0.0
+        self.seeds = state.seed, state.dynamics_seed
+        self.reply: asyncio.Future[EpisodeState] = server.loop.create_future()
 
+    async def step(self, turn: Turn, due: float) -> EpisodeState:
+        """Play a turn. Raise StarpodError."""
+        self.actions = turn  # type: ignore[assignment]
+        self.plain = all(isinstance(action, str) for action in turn)
+        return await self._submit(self, due)
 
-class Receiver(Protocol):
-    """Receives the outcomes of calls. `sees` is True if the policies look at observations."""
+    async def reset(self, seed: int, dynamics_seed: int | None, due: float) -> EpisodeState:
+        """Begin an episode. Raise StarpodError."""
+        return await self._submit(_EpisodeReset(self, seed, dynamics_seed), due)
 
-    sees: bool
+    async def _submit(self, call: SessionStep | Reset, due: float) -> EpisodeState:
+        self.due, self.sent = due, clock()
+        self.reply = self.server.loop.create_future()
+        self.server.submit(call)
+        return await self.reply
 
-    def stepped(self, server: LoadServer, steps: list[LoadSession], ended: Container[int], now: float) -> None:
-        """Continue after steps were answered; `ended` has the indices in `steps` whose episodes ended."""
-
-    def answered(self, session: LoadSession, response: Any, now: float) -> None: ...
-
-    def failed(self, session: LoadSession, error: StarpodError, now: float) -> None: ...
-
-    def connected(self) -> None:
-        """Handle that a server was connected, for the first time or again."""
+    def resolve(self, state: EpisodeState) -> None:
+        """Let the player go on, unless it has been cancelled."""
+        if not self.reply.done():
+            self.reply.set_result(state)
 
 
 class LoadServer(ServerConnection):
@@ -112,16 +76,17 @@ class LoadServer(ServerConnection):
         number: index of the server in the plan.
         sessions: number of this generator's sessions on it.
         paths: number of steps that were answered, by key of plan.PATHS.
+        continuous: whether sessions step again as soon as a reply arrives, without their player.
     """
 
-    def __init__(self, number: int, place: ServerAddress, plan: LoadPlan, receiver: Receiver) -> None:
+    def __init__(self, number: int, place: ServerAddress, plan: LoadPlan, log: Log) -> None:
         super().__init__(
             place.address,
             plan.transport,
             self,
             server_name=place.server_name,
             timeout=plan.timeout,
-            patience=float("inf"),  # the receiver counts deadlines and gives up
+            patience=plan.timeout,  # missed deadlines are counted, and the player sends the call again
             grace=0.0,
             hold=HOLD_SECONDS,
             stream=plan.wire == "stream",
@@ -130,18 +95,17 @@ class LoadServer(ServerConnection):
         self.number = number
         self.sessions = 0
         self.paths: Counter[str] = Counter()
+        self.continuous = False
         self._single_path = "messages" if plan.wire == "stream" else "unary"
-        self._session_receiver = receiver
+        self.log = log
 
-    def send(self, session: LoadSession) -> None:
-        """Send the session's call. Its outcome goes to the receiver."""
-        match session.call:
-            case "step":
-                self.submit(session)
-            case "reset":
-                self.submit(_SessionReset(self._session_receiver, session))
-            case _:
-                self.submit(_SessionCall(self._session_receiver, session))
+    async def call_once(self, method: Method[Any, Any], request: Any, due: float) -> Any:
+        """Make a call other than a step or reset and return its reply. Raise StarpodError."""
+        future, sent = self.loop.create_future(), clock()
+        self.submit(AwaitedCall(method, request, future))
+        reply = await future
+        self.log.answered(self.number, method.field, due, sent, clock())
+        return reply
 
     def server_time(self) -> ServerTime:
         """Return the sums of the times that the server has reported so far."""
@@ -150,70 +114,89 @@ class LoadServer(ServerConnection):
     def _changed(self) -> None:
         if self.ready:
             self.queue.calls_allowed = 0  # no client-side limit: the run must see how the server refuses overload
-            self._session_receiver.connected()
 
     # --- outcomes of steps (connection.StepReceiver) ------------------------------------------------------------
 
     def stepped(self, batch: StepBatch) -> None:
-        self.paths["columns"] += len(batch.steps)
-        self._session_receiver.stepped(self, batch.steps, batch.ends, clock())  # type: ignore[arg-type]
+        """Pass the replies on, or send the next steps at once if the server is continuous.
+
+        This is the hot path; measure it with `python -m benchmarks.serving.throughput --way "starpod load" --way
+        "starpod, step_many"`.
+        """
+        sessions: list[LoadSession] = batch.steps  # type: ignore[assignment]
+        now, ends = clock(), batch.ends
+        self.paths["columns"] += len(sessions)
+        if self.log.open_loop:
+            for session in sessions:
+                self.log.answered(self.number, "step", session.due, session.sent, now)
+        else:
+            self.log.answered_steps(self.number, [session.due for session in sessions], now)
+        next_steps: list[LoadSession] = []
+        for row, session in enumerate(sessions):
+            session.step_index += 1
+            if not self.continuous:
+                session.resolve((None, row in ends))
+            elif row not in ends and self.take_turn(session, now):
+                next_steps.append(session)
+            else:
+                session.due = session.sent = now
+                self.submit(_EpisodeReset(session, *session.policy.begin(), is_continuous=True))
+        self.submit_steps(next_steps)
+
+    def take_turn(self, session: LoadSession, now: float) -> bool:
+        """Prepare the next step of a continuous session. Return False if its policy has no further turn."""
+        turn = session.policy.next(None)
+        if turn is not None:
+            session.actions = turn  # type: ignore[assignment]
+            session.due = session.sent = now
+        return turn is not None
 
     def answered(self, step: SessionStep, response: pb.StepResponse) -> None:
         assert isinstance(step, LoadSession)
         self.paths[self._single_path] += 1
-        if self._session_receiver.sees:
-            step.observation = response.transition.observation
-        ended_rows = (0,) if response.transition.end_reason else ()
-        self._session_receiver.stepped(self, [step], ended_rows, clock())
+        self.log.answered(self.number, "step", step.due, step.sent, clock())
+        step.step_index += 1
+        step.resolve((response.transition.observation, bool(response.transition.end_reason)))
 
     def refused(self, step: SessionStep, error: StarpodError) -> None:
         assert isinstance(step, LoadSession)
-        self._session_receiver.failed(step, error, clock())
+        if not step.reply.done():
+            step.reply.set_exception(error)
 
 
-class _SessionCall(ServerCall[Any, Any]):
-    """A call other than a step or reset."""
+class _EpisodeReset(Reset):
+    """A reset of a session. If it is continuous, the session's player does not know of it."""
 
-    __slots__ = ("_receiver", "_session")
-
-    def __init__(self, receiver: Receiver, session: LoadSession) -> None:
-        super().__init__(Method(session.call, METHODS[session.call]))
-        self._receiver = receiver
-        self._session = session
-
-    def request(self) -> Any:
-        return self._session.request
-
-    def answered(self, response: Any) -> None:
-        self._receiver.answered(self._session, response, clock())
-
-    def refused(self, error: StarpodError) -> None:
-        self._receiver.failed(self._session, error, clock())
-
-
-class _SessionReset(Reset):
-    """A reset of a session."""
-
-    __slots__ = ("_receiver",)
+    __slots__ = ("_is_continuous",)
 
     session: LoadSession
 
-    def __init__(self, receiver: Receiver, session: LoadSession) -> None:
-        super().__init__(session, *session.seeds)
-        self._receiver = receiver
+    def __init__(
+        self, session: LoadSession, seed: int, dynamics_seed: int | None, *, is_continuous: bool = False
+    ) -> None:
+        super().__init__(session, seed, dynamics_seed)
+        self._is_continuous = is_continuous
 
     def started(self, start: StartRow) -> None:
-        session = pb.Session(
-            session_id=self.session.session_id,
-            epoch=self.session.epoch + 1,
-            seed=start.seed,
-            dynamics_seed=start.dynamics_seed,
-            observation=pb.Observation(parts=[pb.Part(text=start.text)]) if self._receiver.sees else None,
-        )
-        self.answered(pb.ResetResponse(session=session))
+        self._begin_episode((start.seed, start.dynamics_seed), None)
 
     def answered(self, response: pb.ResetResponse) -> None:
-        self._receiver.answered(self.session, response, clock())
+        state = response.session
+        self._begin_episode((state.seed, state.dynamics_seed), state.observation)
+
+    def _begin_episode(self, seeds: tuple[int, int], observation: pb.Observation | None) -> None:
+        session, server, now = self.session, self.session.server, clock()
+        server.log.answered(server.number, "reset", session.due, session.sent, now)
+        session.epoch, session.step_index, session.seeds = session.epoch + 1, 0, seeds
+        if server.continuous and self._is_continuous and server.take_turn(session, now):
+            server.submit(session)
+        else:
+            session.resolve((observation, False))
 
     def refused(self, error: StarpodError) -> None:
-        self._receiver.failed(self.session, error, clock())
+        session = self.session
+        if self._is_continuous:
+            session.server.log.failed(session.server.number, "reset", error_class(error), str(error))
+            session.resolve((None, True))  # the player makes a reset of its own
+        else:
+            session.server.refused(session, error)

@@ -46,7 +46,7 @@ Response = TypeVar("Response")
 
 
 @dataclass(frozen=True, slots=True)
-class ServerConnection:
+class UnaryConnection:
     """A connection to one server, for unary calls."""
 
     address: str
@@ -108,7 +108,7 @@ def serving(word: EnvironmentWord) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _connect_word(word: EnvironmentWord, access: Transport) -> Iterator[ServerConnection]:
+def _connect_word(word: EnvironmentWord, access: Transport) -> Iterator[UnaryConnection]:
     with serving(word) as address, connect(address, access) as connection:
         yield connection
 
@@ -184,7 +184,7 @@ def connect(
     address: str,
     transport: Transport = Transport(),  # noqa: B008 - frozen
     server_name: str = "",
-) -> Iterator[ServerConnection]:
+) -> Iterator[UnaryConnection]:
     """Connect to `host:port`. Calls that fail inside the context raise a ClickException with a readable message.
 
     Args:
@@ -197,7 +197,7 @@ def connect(
     options = [("grpc.ssl_target_name_override", name)] if name else []
     with grpc.secure_channel(address, tls.credentials(), options) if tls else grpc.insecure_channel(address) as channel:
         try:
-            yield ServerConnection(address, EnvironmentServiceStub(channel), transport)
+            yield UnaryConnection(address, EnvironmentServiceStub(channel), transport)
         except grpc.RpcError as error:
             raise explain_failure(from_rpc(error), address) from error
         except StarpodError as error:
@@ -229,7 +229,7 @@ def no_answer(address: str, details: str) -> str:
     return f"no server answers at {address} ({details})"
 
 
-def hosted(connection: ServerConnection) -> pb.DescribeResponse:
+def hosted(connection: UnaryConnection) -> pb.DescribeResponse:
     """Return the server's description. Raises ClickException if its protocol version is not 1.x."""
     response = connection.call(connection.stub.Describe, pb.DescribeRequest())
     if response.protocol_version.partition(".")[0] != "1":
