@@ -216,10 +216,10 @@ def test_keys_that_are_never_used_again_are_bounded(target: Target, monkeypatch:
     monkeypatch.setattr(module, "_REMEMBERED_BYTES", 10_000)
 
     async def open_with(key: str) -> pb.OpenResponse:
-        async def create() -> pb.OpenResponse:
+        async def create(_: object, request: pb.OpenRequest) -> pb.OpenResponse:
             return pb.OpenResponse(instructions="x" * 500)
 
-        return await table.once(key, pb.OpenRequest(key=key), pb.OpenResponse, create)
+        return await table.once(pb.OpenRequest(key=key), pb.OpenResponse, create)
 
     async def flood() -> int:
         for number in range(1000):

@@ -25,9 +25,10 @@ from starpod.env_server.operation.tracing import TracingUnavailable
 from starpod.env_server.processes.threads import THREAD_NAME
 from starpod.env_server.registry import Registry, RegistryError
 from starpod.env_server.server import memory
+from starpod.env_server.server.listening import ServerError
 from starpod.env_server.server.logs import configure_logs
 from starpod.env_server.server.options import OPTIONS, read_options
-from starpod.env_server.server.server import EnvironmentServer, ServerError
+from starpod.env_server.server.server import EnvironmentServer
 from starpod.env_server.server.supervisor import supervise
 from starpod.env_server.sessions.seal import SealKeyError
 from starpod.env_server.transports.auth import TokenFileError

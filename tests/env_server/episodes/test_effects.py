@@ -17,7 +17,8 @@ from starpod.env_server.episodes import effects
 from starpod.env_server.episodes.effects import EffectFailed, Journal, UselessReply
 from starpod.env_server.operation.config import ServerConfig
 from starpod.env_server.registry import Registry, RegistryError
-from starpod.env_server.server.server import EnvironmentServer, ServerError
+from starpod.env_server.server.listening import ServerError
+from starpod.env_server.server.server import EnvironmentServer
 from tests.env_server.judged import Judged, Model
 
 JUDGED = "judged-v1"

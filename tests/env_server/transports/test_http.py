@@ -17,7 +17,7 @@ import pytest
 import trustme
 
 from starpod.env_server.operation.config import HTTP, ServerLimits, ServerTLS
-from starpod.env_server.server.server import ServerError
+from starpod.env_server.server.listening import ServerError
 from starpod.env_server.transports.encoding import write_json
 from starpod.v1 import environment_pb2 as pb
 from tests.env_server.conftest import Client, Serve, entered, step_request

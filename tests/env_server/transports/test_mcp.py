@@ -15,7 +15,7 @@ from mcp.client import Client as McpClient
 from starpod.env_server import Environment, EnvironmentSpec, Outcome, Tool, ToolCall
 from starpod.env_server.operation.config import HTTP, ServerLimits
 from starpod.env_server.operation.tenants import Quota
-from starpod.env_server.server.server import ServerError
+from starpod.env_server.server.listening import ServerError
 from starpod.environments.frozen_lake import FrozenLake
 from tests.env_server.conftest import Serve, entered
 from tests.env_server.troublesome import Waiting, Walk

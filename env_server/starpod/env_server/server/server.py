@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
-import resource
-import socket
-import ssl
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
 
 import grpc
 from grpc_health.v1 import health, health_pb2
@@ -18,46 +13,38 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2
 
 from starpod.env_server.authoring.environment import Concurrency
 from starpod.env_server.episodes.effects import Journal
-from starpod.env_server.operation.config import HTTP, UNLIMITED, ServerConfig, ServerTLS
+from starpod.env_server.operation.config import UNLIMITED, ServerConfig
 from starpod.env_server.operation.metrics import Metrics
 from starpod.env_server.operation.tracing import OpenTelemetryTracer, Tracer
 from starpod.env_server.processes.child_process import ChildProcess
 from starpod.env_server.processes.hosts import HostDied
 from starpod.env_server.registry import Registry
-from starpod.env_server.server import memory
+from starpod.env_server.server.http_front import HTTPFront
+from starpod.env_server.server.listening import (
+    ServerError,
+    allow_descriptors,
+    check_port,
+    connection_options,
+    credentials,
+)
+from starpod.env_server.server.upkeep import Upkeep
 from starpod.env_server.sessions.calls import Calls
 from starpod.env_server.sessions.seal import SnapshotSeal
 from starpod.env_server.sessions.worker import Worker
 from starpod.env_server.transports.admission import CallsInFlight, ContractAdmission, OpenAdmission
 from starpod.env_server.transports.auth import Authenticator
-from starpod.env_server.transports.connections import Connections, address_of
 from starpod.env_server.transports.service import EnvironmentService
 from starpod.serving.sockets import is_loopback
 from starpod.v1 import environment_pb2 as pb
 
-if TYPE_CHECKING:
-    from starpod.env_server.transports.exchange import Carried
-    from starpod.env_server.transports.http.server import HTTPServer
-    from starpod.env_server.transports.mcp.service import MCPService
-
 logger = logging.getLogger(__name__)
 
 SERVICE_NAME = pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
-_REAP_SECONDS = 1.0
 _SHORT_LIVED_CALLS = 1_000
 """Number of concurrent calls that gRPC accepts beyond the calls with their own limits, so that excess calls can be
 refused with a reason."""
-_TRIM_BYTES = 16 * 2**20
-"""Free memory is returned to the system after large requests of this many bytes in total. After fewer bytes, it is
-returned once no more large requests arrive."""
 _CALLS_PER_CONNECTION = 2_048
 _OTHER_DESCRIPTORS = 1_024
-_IDLE_KEEPALIVES = 2
-"""A connection without a call for this many times `keepalive_seconds` is closed. Clients reconnect by themselves."""
-
-
-class ServerError(RuntimeError):
-    """The server cannot start. The message says why and how to fix it."""
 
 
 class EnvironmentServer:
@@ -97,13 +84,11 @@ class EnvironmentServer:
         services = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
         self._open.add(health_pb2.DESCRIPTOR, self._health)
         self._open.add(reflection_pb2.DESCRIPTOR, reflection.aio.ReflectionServicer(services))
-        self._reaper: asyncio.Task[None] | None = None
+        self._http = HTTPFront(self._service, self.worker, self._open_calls, self._open)
+        self._upkeep: asyncio.Task[None] | None = None
         self._stop_metrics: Callable[[], None] | None = None
         self._server: grpc.aio.Server | None = None
         self._health_server: grpc.aio.Server | None = None
-        self._http: HTTPServer | None = None
-        self._connections = Connections()
-        self._mcp: asyncio.Task[None] | None = None
 
     @property
     def address(self) -> str:
@@ -114,7 +99,7 @@ class EnvironmentServer:
     def http_address(self) -> str:
         """The URL for HTTP; empty if HTTP is not served."""
         scheme = "https" if self.config.tls else "http"
-        return f"{scheme}://{self._at(self._http.port)}" if self._http else ""
+        return f"{scheme}://{self._at(self._http.port)}" if self._http.port else ""
 
     def _at(self, port: int) -> str:
         host = self.config.host
@@ -124,7 +109,7 @@ class EnvironmentServer:
         """Start to listen and serve. Raises ServerError."""
         limits = self.config.limits
         limit = limits.max_message_bytes or -1
-        _allow_descriptors(limits.max_connections + limits.max_processes + _OTHER_DESCRIPTORS)
+        allow_descriptors(limits.max_connections + limits.max_processes + _OTHER_DESCRIPTORS)
         server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", limit),
@@ -142,7 +127,7 @@ class EnvironmentServer:
                 # Our own limit on calls in flight answers with RetryInfo; gRPC's cancels random calls.
                 ("grpc.server.max_pending_requests", 2**31 - 1),
                 ("grpc.server.max_pending_requests_hard_limit", 2**31 - 1),
-                *_connection_options(self.config),
+                *connection_options(self.config),
                 # Further calls of a client wait in the client.
                 ("grpc.max_concurrent_streams", _CALLS_PER_CONNECTION),
             ],
@@ -151,12 +136,12 @@ class EnvironmentServer:
         )
         contract = ContractAdmission(self._service.handlers(), self._open_calls, self.metrics, self.worker.share)
         server.add_generic_rpc_handlers((contract, self._open))
-        credentials = _credentials(self.config.tls) if self.config.tls else None
+        tls = credentials(self.config.tls) if self.config.tls else None
         for option, port in self._ports():
-            _check_port(self.config.host, port, option)
+            check_port(self.config.host, port, option)
         try:
-            if credentials:
-                self.port = server.add_secure_port(self.address, credentials)
+            if tls:
+                self.port = server.add_secure_port(self.address, tls)
             else:
                 self.port = server.add_insecure_port(self.address)
         except RuntimeError as error:
@@ -172,8 +157,9 @@ class EnvironmentServer:
         if self.config.health_port:
             await self._serve_health(self.config.health_port)
         if self.config.http:
-            await self._serve_http(self.config.http)
-        self._reaper = asyncio.create_task(self._reap())
+            await self._http.start(self.config, self.config.http)
+        upkeep = Upkeep(self.worker, self._service, self._authenticator, self._counted_ports)
+        self._upkeep = asyncio.create_task(upkeep.run())
         await self._set_health(health_pb2.HealthCheckResponse.SERVING)
 
     def _ports(self) -> Iterator[tuple[str, int]]:
@@ -187,6 +173,10 @@ class EnvironmentServer:
         ):
             if port:
                 yield option, port
+
+    def _counted_ports(self) -> list[int]:
+        """Return the ports whose connections are counted by address."""
+        return [port for port in (self.port, self.config.health_port, self._http.port) if port]
 
     async def _try_sandbox(self) -> None:
         """Start a process of each class, so that missing confinement is known now, and Describe reports it."""
@@ -215,15 +205,10 @@ class EnvironmentServer:
 
     async def stop(self, grace: float = 1.0) -> None:
         """Close every connection and session."""
-        if self._reaper:
-            self._reaper.cancel()
-        stops = [self._http.stop()] if self._http else []
-        if self._server:
-            stops.append(self._server.stop(grace))
-        await asyncio.gather(*stops)
-        if self._mcp:
-            self._mcp.cancel()
-            await asyncio.wait([self._mcp])
+        if self._upkeep:
+            self._upkeep.cancel()
+        stops = [self._server.stop(grace)] if self._server else []
+        await asyncio.gather(self._http.stop(), *stops)
         if self._health_server:
             await self._health_server.stop(None)
         self.worker.shut_down(list(self._service.tables.values()))
@@ -232,7 +217,7 @@ class EnvironmentServer:
         self._tracer.close()
 
     async def _serve_health(self, port: int) -> None:
-        server = grpc.aio.server(options=[("grpc.so_reuseport", 0), *_connection_options(self.config)])
+        server = grpc.aio.server(options=[("grpc.so_reuseport", 0), *connection_options(self.config)])
         server.add_generic_rpc_handlers((self._open,))
         try:
             server.add_insecure_port(self._at(port))
@@ -241,142 +226,6 @@ class EnvironmentServer:
         await server.start()
         self._health_server = server
 
-    async def _serve_http(self, http: HTTP) -> None:
-        try:
-            from starpod.env_server.transports.http.server import HTTPServer
-            from starpod.env_server.transports.http.service import HTTPService
-            from starpod.env_server.transports.ors import ORSService
-        except ImportError as error:
-            hint = "from a clone of the repository: pip install '.[http]'"
-            raise ServerError(f"--http needs its extra; {hint}") from error
-        protocols: list[Carried] = [await self._start_mcp()] if http.mcp else []
-        if http.ors:
-            protocols.append(ORSService(self._service, self.worker))
-        service = HTTPService(
-            self._service,
-            self.worker,
-            self._open_calls,
-            self._open,
-            hosts=(self.config.host, *http.hosts),
-            endpoints=http.endpoints,
-            protocols=protocols,
-        )
-        try:
-            self._http = HTTPServer(service, self.config, http.port, self._count_hang_ups)
-        except OSError as error:
-            raise ServerError(f"cannot listen for HTTP on port {http.port}: {error}") from error
-        await self._http.start()
-
-    def _count_hang_ups(self, requests: int) -> None:
-        self.metrics.hang_ups["http"] += requests
-
-    async def _start_mcp(self) -> MCPService:
-        try:
-            from starpod.env_server.transports.mcp.service import MCPService
-        except ImportError as error:
-            hint = "from a clone of the repository: pip install '.[mcp]'"
-            raise ServerError(f"--mcp needs its extra; {hint}") from error
-        service, ready = MCPService(self._service, self.worker), asyncio.Event()
-        self._mcp = asyncio.create_task(service.run(ready))
-        waiting = asyncio.create_task(ready.wait())
-        await asyncio.wait((waiting, self._mcp), return_when=asyncio.FIRST_COMPLETED)
-        if self._mcp.done():
-            waiting.cancel()
-            raise ServerError(f"MCP did not start: {self._mcp.exception() or 'its service ended'}")
-        return service
-
     async def _set_health(self, status: int) -> None:
         for service in ("", SERVICE_NAME, *self.worker.registry.ids):
             await self._health.set(service, status)
-
-    async def _bound_connections(self) -> None:
-        limit = self.config.limits.max_connections_per_address
-        ports = [self.port, *filter(None, [self.config.health_port, self._http.port if self._http else 0])]
-        if limit:
-            kept_addresses = frozenset(map(address_of, self._service.stream_peers))
-            if count := await asyncio.to_thread(self._connections.shut_excess, ports, limit, kept_addresses):
-                logger.warning("closed connections beyond the limit of an address", extra={"connections": count})
-
-    async def _reap(self) -> None:
-        last_bytes = 0
-        while True:
-            start = time.monotonic()
-            await asyncio.sleep(_REAP_SECONDS)
-            pause = time.monotonic() - start - _REAP_SECONDS
-            try:
-                self._authenticator.reload()
-                if pause > _REAP_SECONDS:
-                    logger.warning("this process stood still; leases continue from now", extra={"seconds": pause})
-                    self.worker.extend_leases(list(self._service.tables.values()), pause)
-                count = self.worker.reap(list(self._service.tables.values()))
-                await self._bound_connections()  # last, because it needs descriptors, which may have run out
-            except Exception:
-                logger.exception("the reaper failed and will try again")
-                continue
-            if (large_bytes := self.worker.large_bytes) > _TRIM_BYTES or 0 < large_bytes == last_bytes:
-                self.worker.large_bytes = large_bytes = 0
-                await asyncio.to_thread(memory.give_back)
-            last_bytes = large_bytes
-            if count:
-                logger.info("reaped sessions whose lease ran out", extra={"sessions": count})
-
-
-def _connection_options(config: ServerConfig) -> list[tuple[str, int]]:
-    """Return options against connections that are never established or not used, and against floods of connections."""
-    return [
-        ("grpc.server_handshake_timeout_ms", int(config.handshake_seconds * 1000)),
-        ("grpc.max_connection_idle_ms", int(_IDLE_KEEPALIVES * config.keepalive_seconds * 1000)),
-        ("grpc.max_allowed_incoming_connections", config.limits.max_connections),
-    ]
-
-
-def _check_port(host: str, port: int, option: str) -> None:
-    """Check that a port can be bound. gRPC would write the cause of a failure to standard error instead of raising it.
-
-    Raises:
-        ServerError: the port cannot be used.
-    """
-    problems: list[OSError] = []
-    try:
-        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError as error:
-        raise ServerError(f"cannot listen on {host!r}: {error.strerror}; choose another --host") from error
-    for family, socket_type, protocol, _, address in addresses:
-        try:
-            with socket.socket(family, socket_type, protocol) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(address)
-        except OSError as error:
-            problems.append(error)
-    if any(problem.errno == errno.EADDRINUSE for problem in problems):
-        raise ServerError(f"port {port} of {host} is in use; choose another --{option}")
-    if len(problems) == len(addresses):
-        raise ServerError(
-            f"cannot listen on {host} port {port}: {problems[0].strerror}; choose another --host or --{option}"
-        )
-
-
-def _allow_descriptors(count: int) -> None:
-    """Raise this process's limit on open files as much as permitted, because each connection takes one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < count:
-        allowed = count if hard == resource.RLIM_INFINITY else min(count, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-
-
-def _credentials(tls: ServerTLS) -> grpc.ServerCredentials:
-    try:
-        key, certificate = tls.key.read_bytes(), tls.certificate.read_bytes()
-        client_ca = tls.client_ca.read_bytes() if tls.client_ca else None
-        trial = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        trial.load_cert_chain(tls.certificate, tls.key, password="")
-        if tls.client_ca:
-            trial.load_verify_locations(tls.client_ca)
-    except ssl.SSLError as error:
-        raise ServerError(
-            f"cannot use the TLS files: {error.reason or error}; certificate, key and CA must be PEM, the key without "
-            "a password and the certificate's own"
-        ) from error
-    except OSError as error:
-        raise ServerError(f"cannot read the TLS file {error.filename}: {error.strerror}") from error
-    return grpc.ssl_server_credentials([(key, certificate)], client_ca, require_client_auth=client_ca is not None)

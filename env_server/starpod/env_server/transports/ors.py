@@ -7,12 +7,11 @@ executed once, however often its reply is requested.
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import re
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -23,7 +22,14 @@ from starpod.env_server.sessions.worker import Worker
 from starpod.env_server.transports.encoding import check_values, read_json, write_json
 from starpod.env_server.transports.exchange import Carried, HTTPExchange, RequestRefused
 from starpod.env_server.transports.service import EnvironmentService, server_version
-from starpod.env_server.transports.tools import actions_of, turn_tools, whole_number
+from starpod.env_server.transports.tools import (
+    NamedSession,
+    SessionNames,
+    actions_of,
+    block_of,
+    turn_tools,
+    whole_number,
+)
 from starpod.v1 import environment_pb2 as pb
 
 SPLITS = {"train": range(1_000), "test": range(1_000_000, 1_000_200)}
@@ -42,15 +48,12 @@ Json = dict[str, Any]
 
 
 @dataclass(eq=False)
-class _ORSSession:
-    """A session that a caller named by an id. `prompt` is its first observation; `turn` admits one call at a time."""
+class _ORSSession(NamedSession):
+    """A session that a caller named by an id."""
 
-    environment: str
-    session_id: str = ""
-    epoch: int = 0
-    step_index: int = 0
+    environment: str = ""
     prompt: Sequence[Json] = ()
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """The instructions and the first observation."""
 
 
 class ORSService(Carried):
@@ -61,7 +64,7 @@ class ORSService(Carried):
     def __init__(self, service: EnvironmentService, worker: Worker) -> None:
         self._service = service
         self._worker = worker
-        self._played: dict[tuple[str, str], _ORSSession] = {}
+        self._played = SessionNames[_ORSSession]()
 
     def admit(self, exchange: HTTPExchange) -> None:
         if (key := exchange.header("x-api-key")) and not exchange.header("authorization"):
@@ -181,19 +184,13 @@ class ORSService(Carried):
             raise CallError("UNKNOWN_SESSION", "the session of this id was deleted, or its lease expired: use a new id")
         old_session = self._played.get((tenant.id, id))
         if old_session is None or old_session.session_id != session.session_id:
-            self._forget()
+            self._played.make_room(self._service, self._worker.limits.max_sessions)
             texts = filter(None, [reply.instructions])
             prompt = [*({"type": "text", "text": text} for text in texts), *_blocks(session.observation)]
-            played = _ORSSession(environment, session.session_id, session.epoch, session.step_index, prompt)
+            played = _ORSSession(environment=environment, prompt=prompt)
+            played.follow(session)
             self._played[tenant.id, id] = played
         return {"sid": id}
-
-    def _forget(self) -> None:
-        """Forget ids whose session has ended, once there are as many as `max_sessions`."""
-        if len(self._played) < self._worker.limits.max_sessions:
-            return
-        live_ids = {session_id for table in self._service.tables.values() for session_id in table}
-        self._played = {key: played for key, played in self._played.items() if played.session_id in live_ids}
 
     # --- turns -------------------------------------------------------------------------------------------------------
 
@@ -247,18 +244,7 @@ class ORSService(Carried):
 
 
 def _blocks(observation: pb.Observation) -> list[Json]:
-    return [_block(part) for part in observation.parts]
-
-
-def _block(part: pb.Part) -> Json:
-    match part.WhichOneof("kind"):
-        case "image":
-            return {"type": "image", "data": base64.b64encode(part.image.data).decode(), "mimeType": part.image.mime}
-        case "tensor":
-            return {"type": "text", "text": write_json(part.tensor).decode()}
-        case "json":
-            return {"type": "text", "text": part.json}
-    return {"type": "text", "text": part.text}
+    return [block_of(part) for part in observation.parts]
 
 
 def _session_id(exchange: HTTPExchange) -> str:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import json
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-from starpod.env_server.episodes.errors import bad_argument
+from starpod.env_server.episodes.errors import bad_argument, overloaded
+from starpod.env_server.transports.encoding import write_json
+from starpod.env_server.transports.service import EnvironmentService
 from starpod.v1 import environment_pb2 as pb
 
 Schema = dict[str, Any]
 
 STEP = "step"
+_RETRY_SECONDS = 0.5
 
 
 def turn_tools(spec: pb.EnvironmentSpec, used_names: Collection[str] = (STEP,)) -> Iterator[tuple[str, str, Schema]]:
@@ -56,3 +62,48 @@ def whole_number(name: str, value: object, end: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < end:
         raise bad_argument(name, f"is not a whole number from 0 to {end - 1}")
     return value
+
+
+def block_of(part: pb.Part) -> dict[str, str]:
+    """Return a part of an observation as a content block, which both protocols write alike."""
+    match part.WhichOneof("kind"):
+        case "image":
+            return {"type": "image", "data": base64.b64encode(part.image.data).decode(), "mimeType": part.image.mime}
+        case "tensor":
+            return {"type": "text", "text": write_json(part.tensor).decode()}
+        case "json":
+            return {"type": "text", "text": part.json}
+    return {"type": "text", "text": part.text}
+
+
+@dataclass(eq=False)
+class NamedSession:
+    """A session that a caller named, and the position of its next turn."""
+
+    session_id: str = ""
+    epoch: int = 0
+    step_index: int = 0
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Lock that admits one call at a time, in the order of arrival."""
+
+    def follow(self, session: pb.Session) -> None:
+        """Name this session from now on."""
+        self.session_id, self.epoch, self.step_index = session.session_id, session.epoch, session.step_index
+
+
+Named = TypeVar("Named", bound=NamedSession)
+
+
+class SessionNames(dict[tuple[str, ...], Named]):
+    """The named sessions of all tenants, by tenant and name."""
+
+    def make_room(self, service: EnvironmentService, limit: int) -> None:
+        """Forget names whose session has ended, once there are `limit`. Raises OVERLOADED if none has."""
+        if len(self) < limit:
+            return
+        live_ids = {session_id for table in service.tables.values() for session_id in table}
+        for name, session in list(self.items()):
+            if session.session_id not in live_ids and not session.turn.locked():
+                del self[name]
+        if len(self) >= limit:
+            raise overloaded("max_sessions", "all sessions are in use", _RETRY_SECONDS)

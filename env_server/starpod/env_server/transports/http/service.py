@@ -13,25 +13,21 @@ from starlette import routing
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
-from starpod.env_server.episodes.errors import CallError, bad_argument
 from starpod.env_server.episodes.timing import begin, clock
 from starpod.env_server.operation.tenants import Tenant
 from starpod.env_server.sessions.responses import too_large
 from starpod.env_server.sessions.worker import Worker
 from starpod.env_server.transports.admission import CallsInFlight, OpenAdmission, receive_in_time
 from starpod.env_server.transports.encoding import max_bytes, read_json, write_json
-from starpod.env_server.transports.exchange import Carried, Headers, HTTPExchange, RequestRefused
-from starpod.env_server.transports.http.openapi import openapi
-from starpod.env_server.transports.http.page import EnvironmentsPage
+from starpod.env_server.transports.exchange import Carried, HTTPExchange, RequestRefused
+from starpod.env_server.transports.http.open_pages import Answer, OpenPages, no_such
 from starpod.env_server.transports.http.routes import ROUTES, Route
 from starpod.env_server.transports.service import Body, EnvironmentService
 from starpod.serving.http import KnownHosts
 from starpod.v1 import environment_pb2 as pb
 
 HEALTH, OPENAPI, PAGE = "/v1/health", "/openapi.json", "/docs"
-Answer = Callable[[HTTPExchange], Awaitable[None]]
 Work = Callable[[HTTPExchange, Tenant], Awaitable[bytes | None]]
-_SERVICE = pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
 
 
 class HTTPService:
@@ -54,13 +50,15 @@ class HTTPService:
         self._service = service
         self._worker = worker
         self._calls = calls
-        self._open_admission = open_admission
+        self._pages = OpenPages(worker, open_admission)
         self._endpoints = endpoints
         default_protocol = next((protocol for protocol in protocols if not protocol.paths), None)
-        default = _Endpoint(self._call_carried, default_protocol) if default_protocol else _Endpoint(self._refuse_path)
+        default = (
+            _Endpoint(self._call_carried, default_protocol) if default_protocol else _Endpoint(self._pages.refuse_path)
+        )
         # Not a whole Starlette application: its handling of exceptions would cost several percent of a step.
         router = routing.Router(list(self._routes(protocols)), redirect_slashes=False, default=default)
-        self._app = KnownHosts(router, hosts, _Endpoint(self._refuse_host))
+        self._app = KnownHosts(router, hosts, _Endpoint(self._pages.refuse_host))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._worker.share.note_accepted_call()
@@ -73,8 +71,9 @@ class HTTPService:
             # An empty id matches too: the call is refused for its token before its session is looked up.
             path = route.path.replace("{session_id}", "{session_id:path}")
             yield self._route(path, route.verb, functools.partial(self._call, route.name, call))
-        for path, answer in ((HEALTH, self._health), (OPENAPI, self._describe), (PAGE, self._show)):
-            yield self._route(path, "GET", functools.partial(self._answer_anyone, answer))
+        pages = self._pages
+        for path, answer in ((HEALTH, pages.health), (OPENAPI, pages.describe), (PAGE, pages.show)):
+            yield self._route(path, "GET", functools.partial(pages.answer, answer))
         for protocol in protocols:
             for path in protocol.paths:
                 yield self._route(path, "POST", functools.partial(self._call_carried, protocol))
@@ -87,41 +86,8 @@ class HTTPService:
         if exchange.method == verb:
             await answer(exchange)
         else:
-            error = _no_such("method", exchange.method)
-            await self._refuse(exchange, error, HTTPStatus.METHOD_NOT_ALLOWED, (("allow", verb),))
-
-    async def _answer_anyone(self, answer: Answer, exchange: HTTPExchange) -> None:
-        """Answer a request that needs no token, within the limits on such requests."""
-        try:
-            async with self._open_admission.take_turn(exchange.peer):
-                await answer(exchange)
-        except CallError as error:
-            await exchange.fail(error)
-
-    def _refuse(
-        self, exchange: HTTPExchange, error: CallError, status: HTTPStatus | None = None, headers: Headers = ()
-    ) -> Awaitable[None]:
-        """Refuse a request that needs no token."""
-        return self._answer_anyone(lambda exchange: exchange.fail(error, status, headers), exchange)
-
-    async def _refuse_host(self, exchange: HTTPExchange) -> None:
-        host = exchange.header("host")
-        problem = f"{host[:80]!r} is not a name of this server; start it with --http-host NAME, or call its address"
-        await self._refuse(exchange, bad_argument("host", problem), HTTPStatus.MISDIRECTED_REQUEST)
-
-    async def _refuse_path(self, exchange: HTTPExchange) -> None:
-        await self._refuse(exchange, _no_such("path", exchange.path), HTTPStatus.NOT_FOUND)
-
-    @functools.cached_property
-    def _page(self) -> EnvironmentsPage:
-        return EnvironmentsPage(list(self._worker.registry))
-
-    async def _show(self, exchange: HTTPExchange) -> None:
-        body = self._page.at(f"{exchange.scope['scheme']}://{exchange.header('host')}")
-        await exchange.respond(body, content_type="text/html; charset=utf-8")
-
-    async def _describe(self, exchange: HTTPExchange) -> None:
-        await exchange.respond(openapi())
+            error = no_such("method", exchange.method)
+            await self._pages.refuse(exchange, error, HTTPStatus.METHOD_NOT_ALLOWED, (("allow", verb),))
 
     async def _call(self, name: str, work: Work, exchange: HTTPExchange) -> None:
         """Run a call for its tenant, and respond with its result, if any, or its error."""
@@ -145,7 +111,7 @@ class HTTPService:
                 await exchange.send_event(write_json(failure.status()), "error")
                 await exchange.end_events()
             elif failure.reason == "UNAUTHENTICATED":  # as an anonymous request
-                await self._refuse(exchange, failure, status, timing.trailer())
+                await self._pages.refuse(exchange, failure, status, timing.trailer())
             else:
                 await exchange.fail(failure, status, timing.trailer())
 
@@ -200,17 +166,6 @@ class HTTPService:
             raise too_large(size, limit)
         return write_json(reply)
 
-    async def _health(self, exchange: HTTPExchange) -> None:
-        """Respond with the health of a service, or of all, like grpc.health.v1."""
-        service = exchange.query_params.get("service", "")
-        if service not in ("", _SERVICE, *self._worker.registry.ids):
-            await exchange.fail(CallError("UNKNOWN_ENVIRONMENT", f"this server has no service {service[:80]!r}"))
-            return
-        if self._worker.draining:
-            await exchange.respond(b'{"status":"NOT_SERVING"}', HTTPStatus.SERVICE_UNAVAILABLE)
-        else:
-            await exchange.respond(b'{"status":"SERVING"}')
-
 
 class _Events:
     """A Stream's connection over HTTP: one message in, server-sent events out."""
@@ -226,11 +181,6 @@ class _Events:
     async def write(self, message: pb.StreamResponse) -> None:
         await self._exchange.start_events()
         await self._exchange.send_event(write_json(message))
-
-
-def _no_such(what: str, value: str) -> CallError:
-    problem = f"there is no {what} {value[:80]!r} here; GET /docs shows what there is, /openapi.json lists it"
-    return CallError("BAD_ARGUMENT", problem, violations=[(what, problem)])
 
 
 class _Endpoint:

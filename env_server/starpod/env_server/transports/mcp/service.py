@@ -12,7 +12,7 @@ import json
 import logging
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
@@ -34,7 +34,7 @@ from starpod.env_server.transports.encoding import check_values, read_json
 from starpod.env_server.transports.exchange import Carried, HTTPExchange
 from starpod.env_server.transports.mcp.tools import failure_of, list_tools, meta_of, picture_of, result_of
 from starpod.env_server.transports.service import EnvironmentService, server_version
-from starpod.env_server.transports.tools import actions_of, whole_number
+from starpod.env_server.transports.tools import NamedSession, SessionNames, actions_of, whole_number
 from starpod.v1 import environment_pb2 as pb
 
 PATH = "/mcp"
@@ -58,20 +58,15 @@ def _method(body: bytes) -> object:
 
 
 @dataclass(eq=False)
-class _MCPSession:
+class _MCPSession(NamedSession):
     """A named session and its last result."""
 
-    session_id: str = ""
-    epoch: int = 0
-    step_index: int = 0
     last: bytes = b""
     """Digest of the last call, including its MCP session and request id."""
     result: CallToolResult | None = None
     """Result of the last call."""
     forked: tuple[pb.ForkRequest, pb.ForkResponse] | None = None
     """Fork that created the session, and its reply."""
-    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Lock that admits one call at a time, in the order of arrival."""
 
     def is_at(self, session: pb.Session) -> bool:
         return (self.session_id, self.epoch, self.step_index) == (session.session_id, session.epoch, session.step_index)
@@ -99,7 +94,7 @@ class MCPService(Carried):
     def __init__(self, service: EnvironmentService, worker: Worker) -> None:
         self._service = service
         self._worker = worker
-        self._played: dict[tuple[str, str, str], _MCPSession] = {}
+        self._played = SessionNames[_MCPSession]()
         # The SDK logs each request of the older protocol as the end of a session.
         logging.getLogger("mcp.server.streamable_http").setLevel(logging.WARNING)
         server: Server[Any] = Server(
@@ -247,7 +242,7 @@ class MCPService(Carried):
             _expect_one(request)
         reply = await self._ask(caller, request)
         session = reply.session if is_alive else reply.sessions[0]
-        self._take(played, session)
+        played.follow(session)
         facts = {"seed": str(session.seed), "next_step_index": session.step_index}
         return reply, result_of(session.observation, facts, text=reply.instructions)
 
@@ -273,7 +268,7 @@ class MCPService(Carried):
                     raise in_use
             else:
                 reply = await self._ask(caller, fork_request)
-                self._take(copy, reply.sessions[0])
+                copy.follow(reply.sessions[0])
                 copy.forked = fork_request, reply
         return reply, result_of(
             None, {"url": f"{PATH}/{caller.environment}/{name}", "next_step_index": copy.step_index}
@@ -299,23 +294,9 @@ class MCPService(Carried):
         key = (tenant.id, environment, name)
         played = self._played.get(key)
         if played is None:
-            if len(self._played) >= self._worker.limits.max_sessions:
-                self._forget()
+            self._played.make_room(self._service, self._worker.limits.max_sessions)
             played = self._played[key] = _MCPSession()
         return played
-
-    def _forget(self) -> None:
-        """Forget names whose session has ended. Raises OVERLOADED if `max_sessions` names remain."""
-        live_ids = {session_id for table in self._service.tables.values() for session_id in table}
-        self._played = {
-            key: played for key, played in self._played.items() if played.session_id in live_ids or played.turn.locked()
-        }
-        if len(self._played) >= self._worker.limits.max_sessions:
-            raise CallError("OVERLOADED", "all sessions are in use", {"limit": "max_sessions"}, retry_after=0.5)
-
-    @staticmethod
-    def _take(played: _MCPSession, session: pb.Session) -> None:
-        played.session_id, played.epoch, played.step_index = session.session_id, session.epoch, session.step_index
 
 
 def _expect_one(request: Any) -> Any:

@@ -12,7 +12,7 @@ from mcp_types import CallToolResult, ContentBlock, ImageContent, TextContent, T
 from starpod.env_server.episodes.errors import CallError
 from starpod.env_server.transports import tools as turns
 from starpod.env_server.transports.encoding import write_json
-from starpod.env_server.transports.tools import Schema, turn_tools
+from starpod.env_server.transports.tools import Schema, block_of, turn_tools
 from starpod.v1 import environment_pb2 as pb
 
 _STEP_INDEX: Schema = {
@@ -89,14 +89,8 @@ def failure_of(error: CallError) -> CallToolResult:
 
 
 def _content(part: pb.Part) -> ContentBlock:
-    match part.WhichOneof("kind"):
-        case "image":
-            return ImageContent(data=base64.b64encode(part.image.data).decode(), mime_type=part.image.mime)
-        case "tensor":
-            return TextContent(text=write_json(part.tensor).decode())
-        case "json":
-            return TextContent(text=part.json)
-    return TextContent(text=part.text)
+    block = block_of(part)
+    return (ImageContent if block["type"] == "image" else TextContent).model_validate(block)
 
 
 def _tool(name: str, description: str, properties: Schema, *required: str, definitions: Schema | None = None) -> Tool:

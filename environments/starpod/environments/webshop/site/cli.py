@@ -54,7 +54,7 @@ def site(
         raise click.UsageError("--token-file and --ca are about a server: give its ADDRESS")
     if address and stores:
         raise click.UsageError("--store is about a server in this process: leave out ADDRESS")
-    from starpod.env_server.server.server import ServerError
+    from starpod.env_server.server.listening import ServerError
 
     transport = Transport(token_file, TLS(ca, certificate, key) if ca else None)
     names = {host, *hosts}
