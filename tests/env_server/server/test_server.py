@@ -16,8 +16,8 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 
 from starpod.env_server.operation.config import HTTP, ServerConfig, ServerTLS
 from starpod.env_server.registry import Registry
-from starpod.env_server.server.logs import JSONFormatter, TextFormatter
 from starpod.env_server.server.listening import ServerError
+from starpod.env_server.server.logs import JSONFormatter, TextFormatter
 from starpod.env_server.server.server import EnvironmentServer
 from starpod.env_server.transports.auth import Authenticator, TokenFileError
 from starpod.v1 import environment_pb2 as pb

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 R = TypeVar("R")
 
 
-class Failures:
+class SessionFailures:
     """Conversion of exceptions to the contract's errors. It logs and counts them, and marks sessions as lost."""
 
     def __init__(self, metrics: Metrics) -> None:

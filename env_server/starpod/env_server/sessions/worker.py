@@ -25,7 +25,7 @@ from starpod.env_server.processes.process_host import ProcessHost
 from starpod.env_server.processes.threads import Hung
 from starpod.env_server.registry import Registry
 from starpod.env_server.sandbox.sandbox import UNTRUSTING, Sandbox
-from starpod.env_server.sessions.failures import Failures
+from starpod.env_server.sessions.failures import SessionFailures
 from starpod.env_server.sessions.requests import LARGE_BYTES, check_options, parse_options
 from starpod.env_server.sessions.seal import SnapshotSeal
 from starpod.env_server.sessions.session import ServedSession
@@ -57,7 +57,7 @@ class Worker:
         self.registry = registry
         self.limits = limits
         self.metrics = metrics
-        self.failures = Failures(metrics)
+        self.failures = SessionFailures(metrics)
         self.sandbox = sandbox
         self.seal = seal or SnapshotSeal()
         self.journal = journal or Journal()
