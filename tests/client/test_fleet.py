@@ -242,7 +242,7 @@ async def test_closing_the_fleet_ends_calls_in_flight(fake: FakeServer) -> None:
 
 async def test_leases_of_idle_sessions_are_renewed(fake: FakeServer, fleet: Fleet) -> None:
     sessions = await fleet.open("walk-v1", seed=3)
-    fleet.pool.renew_within(0.1)
+    fleet.pool.upkeep.renew_within(0.1)
     await eventually(lambda: fake.calls.get("renew", 0) >= 2)
     # A session that the program has let go of is left to its lease.
     sessions.clear()

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.fleet.placement import Result, measure, open_groups
 from benchmarks.fleet.simulated import ENVIRONMENT, NAME, PORT, Cluster, balance
 from starpod.client import DeadlineExceeded, Fleet, Overloaded, Unreachable
-from starpod.client.pool import pool
+from starpod.client.pool import upkeep
 from starpod.v1 import environment_pb2 as pb
 from tests.client.fake_server import FakeServer, overloaded
 from tests.waiting import eventually
@@ -30,7 +30,7 @@ def addresses(fleet: Fleet) -> set[str]:
 
 
 async def test_servers_come_and_go_behind_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "RESOLVE_SECONDS", 0.05)
+    monkeypatch.setattr(upkeep, "RESOLVE_SECONDS", 0.05)
     cluster = Cluster(3)
     async with fleet_of(cluster) as fleet:
         first = list(cluster.living)
@@ -53,7 +53,7 @@ async def test_servers_come_and_go_behind_a_name(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_a_name_without_addresses_for_a_while_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "RESOLVE_SECONDS", 0.05)
+    monkeypatch.setattr(upkeep, "RESOLVE_SECONDS", 0.05)
     cluster = Cluster(2)
     async with fleet_of(cluster) as fleet:
         (session,) = await fleet.open(ENVIRONMENT, seed=1)
@@ -96,7 +96,7 @@ async def test_small_fleets_are_filled_evenly() -> None:
 async def test_the_newest_version_that_fits_takes_the_sessions_also_when_it_comes_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pool, "RESOLVE_SECONDS", 0.05)
+    monkeypatch.setattr(upkeep, "RESOLVE_SECONDS", 0.05)
     cluster = Cluster(2)
     async with fleet_of(cluster) as fleet:
         await open_groups(fleet, 4, 1)
@@ -145,7 +145,7 @@ async def test_news_of_a_server_takes_no_look_at_all_the_others() -> None:
 
 
 async def test_many_servers_are_filled_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pool, "RESOLVE_SECONDS", 0.05)
+    monkeypatch.setattr(upkeep, "RESOLVE_SECONDS", 0.05)
     result = await measure(Result(20, 800, 4, 2, health_seconds=0.1, upkeep_seconds=0.05))
     assert all(part.balance is None or part.balance < 2.5 for part in result.parts)
     filled = next(part for part in result.parts if part.name.startswith("open groups"))

@@ -17,6 +17,7 @@ class Server:
 
     def __init__(self) -> None:
         self.sessions: set[str] = set()
+        self.closer = self
 
     async def call(self, method: Any, request: Any, until: float) -> Any:
         if method is RESTORE:

@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from starpod.client import JSON, BadArgument, Fleet, Limits, ReplayDiverged, Session, SessionLost, Unreachable, Want
-from starpod.client.pool import replica
+from starpod.client.pool import closing
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.client.fake_server import FakeServer, overloaded, session_lost
@@ -212,7 +212,7 @@ async def test_sessions_closed_while_their_server_is_away_are_closed_when_it_is_
         await server.start(int(server.address.rpartition(":")[2]))
         await eventually(lambda: len(server.sessions) == 20)
         await fleet.step_many(sessions[20:], ["left"] * 20)
-        await eventually(lambda: len(server.sessions) == 20 and not fleet.replicas[0].unclosed)
+        await eventually(lambda: len(server.sessions) == 20 and not fleet.replicas[0].closer.unclosed)
         # The log names a server whose sessions are recovered, once, and tells its return.
         told = ["does not answer: recovering its 40 sessions", "is back"] if lost else []
         assert messages() == [f"the server at {server.address} {text}" for text in told]
@@ -225,13 +225,13 @@ async def test_sessions_closed_while_their_server_is_away_are_closed_when_it_is_
 
 
 async def test_what_is_left_to_be_closed_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica, "MOST_UNCLOSED", 8)
+    monkeypatch.setattr(closing, "MOST_UNCLOSED", 8)
     async with FakeServer() as server, Fleet(server.address) as fleet:
         sessions = await fleet.open("walk-v1", seed=3, count=20)
         await server.stop()
         await eventually(lambda: not fleet.replicas[0].ready)
         await asyncio.gather(*(session.close() for session in sessions))
-        assert len(fleet.replicas[0].unclosed) == 8
+        assert len(fleet.replicas[0].closer.unclosed) == 8
 
 
 # --- full servers ----------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ async def test_a_black_hole(
         proxy.black_hole(**swallowed)
         await eventually(lambda: fleet.recoveries > 0)
         proxy.heal()
-        await eventually(lambda: all(replica.ready and not replica.unclosed for replica in fleet.replicas))
+        await eventually(lambda: all(replica.ready and not replica.closer.unclosed for replica in fleet.replicas))
         # Of those that it held, only what the program still holds is alive.
         server = pair[proxies.index(proxy)]
         held = {replica.address: len(replica.sessions) for replica in fleet.replicas}

@@ -81,7 +81,9 @@ async def test_a_partition_that_outlasts_keepalive_and_heals(server: ServerProce
             await eventually(lambda: fleet.recoveries > 0)
             await asyncio.sleep(2.0)  # longer than keepalive on either side
             wire.heal()
-            await eventually(lambda: all(replica.ready and not replica.unclosed for replica in fleet.replicas), 60)
+            await eventually(
+                lambda: all(replica.ready and not replica.closer.unclosed for replica in fleet.replicas), 60
+            )
             # It is used again, as soon as the other one has no fewer sessions.
             opened = [(await fleet.open("frozen_lake-v1", seed=7))[0] for _ in range(200)]
             assert far.address in {session.address for session in opened}

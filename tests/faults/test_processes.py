@@ -27,7 +27,7 @@ async def test_a_stopped_server_is_given_up_and_used_again(pair: list[ServerProc
             await eventually(lambda: fleet.recoveries > 0)
         finally:
             os.kill(victim.pid, signal.SIGCONT)
-        await eventually(lambda: all(replica.ready and not replica.unclosed for replica in fleet.replicas))
+        await eventually(lambda: all(replica.ready and not replica.closer.unclosed for replica in fleet.replicas))
 
     # Leases of their own, should the fleet end before it could close what the server held when it was stopped.
     played = await disturbed([server.address for server in pair], stop, opened_with={"lease_seconds": 10.0})

@@ -128,7 +128,7 @@ class Fleet:
     async def close(self) -> None:
         """Close all sessions on servers that can be reached, then the connections. Calls in flight fail."""
         await self.recovery.close()
-        await asyncio.gather(*(replica.close_all(CLOSE_SECONDS) for replica in self.replicas))
+        await asyncio.gather(*(replica.closer.close_all(CLOSE_SECONDS) for replica in self.replicas))
         await self.pool.close()
         note_fleet(self, is_open=False)
 

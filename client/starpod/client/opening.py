@@ -72,7 +72,7 @@ class Opener:
                 request.lease_seconds,
             )
             states.append(self._state(host, message, response, want, origin))
-        await self._recovery.checkpoint_new(states)
+        await self._recovery.checkpoints.new(states)
         return states
 
     async def restore(self, snapshot: Snapshot, *, want: Want, lease_seconds: float) -> SessionState:
@@ -118,7 +118,7 @@ class Opener:
                     raise
                 await asyncio.sleep(backoff.wait())
             else:
-                self._pool.renew_within(response.lease_seconds)
+                self._pool.upkeep.renew_within(response.lease_seconds)
                 return host, response
             finally:
                 replica.placing -= count

@@ -206,7 +206,7 @@ class Session(SessionProperties):
                 ),
             )
             copies = [_copy(state, message, reseed=reseed) for message in response.sessions]
-            await self._recovery.checkpoint_new(copies)
+            await self._recovery.checkpoints.new(copies)
             return [Session(self._recovery, copy) for copy in copies]
 
         return await self._recovery.run_in_turn(state, fork)

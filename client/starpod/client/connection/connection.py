@@ -113,7 +113,7 @@ class ServerConnection:
         if self.lost:
             self.loop.call_soon(self._refuse_as_lost, call)
         elif self._unary and self.ready:
-            self._spawn(self._call_unary(call))
+            self.spawn(self._call_unary(call))
         else:
             self.queue.add(call)
             self.wake()
@@ -204,7 +204,7 @@ class ServerConnection:
     # --- the connection --------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        self._spawn(self._run())
+        self.spawn(self._run())
 
     async def close(self) -> None:
         """Close the connection. Calls in flight fail."""
@@ -279,7 +279,7 @@ class ServerConnection:
         if self._unary:
             self._backoff.reset()
             for call in queue.pop_ready():
-                self._spawn(self._call_unary(call))
+                self.spawn(self._call_unary(call))
         self._on_change()
 
     def _break(self, error: StarpodError) -> None:
@@ -294,7 +294,8 @@ class ServerConnection:
         if wire is not None:
             await wire.close()
 
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run a coroutine until the connection is closed."""
         task = self.loop.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -337,7 +338,7 @@ class ServerConnection:
         wire = self._wire
         assert wire is not None
         wire.open()
-        helpers = [self._spawn(self._write(wire)), self._spawn(self._resend_overdue())]
+        helpers = [self.spawn(self._write(wire)), self.spawn(self._resend_overdue())]
         for task in helpers:
             task.add_done_callback(self._helper_ended)
         try:

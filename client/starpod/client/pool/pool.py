@@ -1,28 +1,24 @@
-"""The pool of a fleet's servers: membership, health checks, lease renewal, and placement of sessions."""
+"""The pool of a fleet's servers: membership and placement of sessions."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import socket
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from starpod.client.connection import RENEW, StepReceiver
+from starpod.client.connection import StepReceiver
 from starpod.client.errors import BadArgument, StarpodError, Unreachable
 from starpod.client.nearest import unknown_environment, unknown_version
 from starpod.client.pool.placement import Host, least_loaded
 from starpod.client.pool.replica import Replica
+from starpod.client.pool.upkeep import Upkeep, ignore_errors
 from starpod.client.snapshot import Snapshot
 from starpod.client.transport import Backoff, join_endpoint, split_address
 from starpod.client.versions import latest_name, parse_version, satisfies
 from starpod.client.wire import Connector
 from starpod.v1 import environment_pb2 as pb
-
-RESOLVE_SECONDS = 30.0
-
-logger = logging.getLogger("starpod.client")
 
 
 class ServerPool:
@@ -51,19 +47,17 @@ class ServerPool:
         self._hosts: dict[tuple[str, ...], list[Host]] = {}
         self._addresses = addresses
         self.transport = transport
-        self._timeout = timeout
-        self._patience = patience
-        self._grace = grace
-        self._batches_in_flight = batches_in_flight
+        self._settings = {
+            "timeout": timeout,
+            "patience": patience,
+            "grace": grace,
+            "messages_in_flight": batches_in_flight,
+        }
         self._discover = discover
-        self._health_seconds = health_seconds
-        self._renew_seconds = float("inf")
+        self.upkeep = Upkeep(self, timeout=timeout, health_seconds=health_seconds)
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self._running_keys: set[int] = set()
         self._change: asyncio.Event
-        self._lease_shortened: asyncio.Event
-        self._loop: asyncio.AbstractEventLoop
         self._receiver: StepReceiver
 
     async def start(self, receiver: StepReceiver) -> None:
@@ -73,17 +67,15 @@ class ServerPool:
             receiver: receives the replies and errors of steps.
         """
         self._receiver = receiver
-        self._loop = asyncio.get_running_loop()
         self._change = asyncio.Event()
-        self._lease_shortened = asyncio.Event()
-        resolve_error = await self._resolve()
+        resolve_error = await self.resolve()
         if not self.replicas and resolve_error is not None:
             raise resolve_error
         while not self._closed and not all(replica.tried for replica in self.replicas):
             await self._change.wait()
         if not any(replica.ready for replica in self.replicas):
             raise self._unusable()
-        self._spawn(self._maintain())
+        self.spawn(self.upkeep.run())
 
     async def close(self) -> None:
         """Close the connections. Calls in flight fail, and so do callers that wait for a server."""
@@ -97,16 +89,10 @@ class ServerPool:
 
     async def describe(self) -> list[pb.EnvironmentSpec]:
         """Return the spec of every hosted environment version, sorted by id, newest version first."""
-        await asyncio.gather(*(_ignore_errors(replica.describe()) for replica in self.replicas if replica.ready))
+        await asyncio.gather(*(ignore_errors(replica.describe()) for replica in self.replicas if replica.ready))
         specs = {(spec.id, spec.version): spec for replica in self.replicas if replica.ready for spec in replica.specs}
         newest_first = sorted(specs.values(), key=lambda spec: parse_version(spec.version), reverse=True)
         return sorted(newest_first, key=lambda spec: spec.id)
-
-    def renew_within(self, lease_seconds: float) -> None:
-        """Renew leases often enough for a new session with this lease: at least three times per `lease_seconds`."""
-        if 0 < lease_seconds / 3 < self._renew_seconds:
-            self._renew_seconds = lease_seconds / 3
-            self._lease_shortened.set()
 
     # --- placement -------------------------------------------------------------------------------------------------
 
@@ -189,7 +175,7 @@ class ServerPool:
                 continue
             if not candidates and any(replica.ready for replica in self.replicas):
                 return None
-            seconds_left = until - self._loop.time()
+            seconds_left = until - _now()
             if seconds_left <= 0:
                 raise self._unusable()
             try:
@@ -204,7 +190,7 @@ class ServerPool:
         Raises Overloaded if no server may be asked before `until`.
         """
         next_replica = min(full, key=lambda replica: replica.overload_end)
-        now = self._loop.time()
+        now = _now()
         # With jitter, because many callers may wait for the same server.
         wait = Backoff().wait(next_replica.overload_end - now)
         if next_replica.overload is not None and now + wait > until:
@@ -224,7 +210,12 @@ class ServerPool:
 
     # --- members ---------------------------------------------------------------------------------------------------
 
-    async def _resolve(self) -> Unreachable | None:
+    @property
+    def has_names(self) -> bool:
+        """Whether some addresses are names that are resolved."""
+        return any(address.startswith("dns:///") for address in self._addresses)
+
+    async def resolve(self) -> Unreachable | None:
         """Resolve the names again: add new addresses, and remove lost servers whose address is gone.
 
         The servers of a name that cannot be resolved stay. Returns the error of the last such name.
@@ -237,7 +228,7 @@ class ServerPool:
                 continue
             host, port = split_address(target)
             try:
-                infos = await self._loop.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+                infos = await asyncio.get_running_loop().getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
             except OSError as error:
                 resolve_error = Unreachable(f"{host} cannot be resolved: {error}")
                 continue
@@ -256,7 +247,7 @@ class ServerPool:
         if self.by_instance.get(replica.instance_id) is replica:
             del self.by_instance[replica.instance_id]
         self._hosts.clear()
-        self._spawn(replica.close())
+        self.spawn(replica.close())
 
     def _add(self, address: str, server_name: str = "") -> None:
         if address in self._by_address or self._closed:
@@ -266,10 +257,7 @@ class ServerPool:
             self.transport,
             self._receiver,
             server_name=server_name,
-            timeout=self._timeout,
-            patience=self._patience,
-            grace=self._grace,
-            messages_in_flight=self._batches_in_flight,
+            **self._settings,
             on_change=lambda: self.changed(address),
         )
         self.replicas.append(replica)
@@ -294,79 +282,12 @@ class ServerPool:
         self._change.set()
         self._change = asyncio.Event()
 
-    async def _maintain(self) -> None:
-        """Check the servers' health, renew leases and resolve names, forever.
-
-        All of this runs in separate tasks, because a server that does not answer must not delay the renewal of leases
-        on other servers.
-        """
-        last_renewal = last_probe = last_resolution = self._loop.time()
-        has_dns_names = any(address.startswith("dns:///") for address in self._addresses)
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(self._health_seconds, self._renew_seconds / 2)):
-                    await self._lease_shortened.wait()
-                    self._lease_shortened.clear()
-                    continue
-            now = self._loop.time()
-            if now - last_renewal >= self._renew_seconds / 2:
-                last_renewal = now
-                self._renew()
-            if now - last_probe < self._health_seconds:
-                continue
-            last_probe = now
-            for replica in self.replicas:
-                if replica.ready:
-                    self._spawn_once(replica, self._probe, replica)
-            has_lost = any(replica.lost and replica.server_name for replica in self.replicas)
-            if has_dns_names and (has_lost or now - last_resolution >= RESOLVE_SECONDS):
-                last_resolution = now
-                self._spawn_once(self._addresses, self._resolve_again)
-
-    def _renew(self) -> None:
-        """Renew the leases of all sessions that the program still references."""
-        until = self._loop.time() + self._timeout
-        for replica in self.replicas:
-            if not replica.ready:
-                continue
-            ids = [session.session_id for session in replica.sessions]
-            if ids:
-                self._spawn(_ignore_errors(replica.call(RENEW, pb.RenewRequest(session_ids=ids), until)))
-
-    async def _probe(self, replica: Replica) -> None:
-        before = replica.hosts
-        await _ignore_errors(replica.probe())
-        await _ignore_errors(replica.close_unclosed(self._loop.time() + self._timeout))
-        if replica.hosts != before:
-            self.changed(replica.address)
-
-    async def _resolve_again(self) -> None:
-        resolve_error = await self._resolve()
-        if resolve_error is not None:
-            logger.warning("%s", resolve_error)
-
-    def _spawn_once(self, key: object, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
-        """Spawn the work, unless earlier work with the same key still runs."""
-        if id(key) in self._running_keys:
-            return
-        self._running_keys.add(id(key))
-
-        async def run() -> None:
-            try:
-                await work(*arguments)
-            finally:
-                self._running_keys.discard(id(key))
-
-        self._spawn(run())
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(coroutine)
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine until the pool is closed."""
+        task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
 
-async def _ignore_errors(call: Coroutine[Any, Any, object]) -> None:
-    try:
-        await call
-    except StarpodError as error:
-        logger.debug("ignored: %s", error)
+def _now() -> float:
+    return asyncio.get_running_loop().time()

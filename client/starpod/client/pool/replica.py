@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
-from collections.abc import Coroutine, Iterable
 from typing import Any
 from weakref import WeakSet
 
-from starpod.client.connection import CLOSE, FORK, OPEN, RESTORE, Method, ServerConnection, SessionStep
+from starpod.client.connection import FORK, OPEN, RESTORE, Method, ServerConnection, SessionStep
 from starpod.client.connection.calls import Request, Response
 from starpod.client.errors import Draining, Overloaded, StarpodError
+from starpod.client.pool.closing import SessionCloser
 from starpod.client.transport import Backoff
 from starpod.v1 import environment_pb2 as pb
-
-MOST_UNCLOSED = 10_000
-"""Maximum number of sessions to remember for closing later. Any further ones end when their lease expires."""
-CLOSED_AT_ONCE = 1_000
-"""Maximum number of sessions that one Close call names."""
 
 _PLACED = (OPEN, RESTORE)
 """Methods that another server can execute as well."""
 _OPENING = (OPEN, FORK, RESTORE)
-
 
 logger = logging.getLogger("starpod.client")
 
@@ -33,21 +25,16 @@ class Replica(ServerConnection):
 
     Attributes:
         sessions: this client's sessions on the server to which the program still holds a reference.
-        live: ids of all sessions that the server opened for this client and that have not been closed or lost.
-        unclosed: ids of sessions that nobody uses and that may be alive: dropped by the program, closed while the
-            server was unreachable, recovered elsewhere, or opened for a caller that was cancelled. They are closed
-            once it can be reached.
+        closer: closes sessions on the server.
         placing: number of sessions that are being opened on it.
-        full: the server's last refusal of a new session. It is not asked for sessions before loop time `full_until`.
+        overload: the server's last refusal of a new session. It is not asked for sessions before loop time
+            `overload_end`.
     """
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.sessions: WeakSet[SessionStep] = WeakSet()
-        self.live: set[str] = set()
-        self.unclosed: list[str] = []
-        self._openings: set[asyncio.Task[Any]] = set()
-        self._closing: asyncio.Task[None] | None = None
+        self.closer = SessionCloser(self)
         self.placing = 0
         self.overload: Overloaded | None = None
         self.overload_end = 0.0
@@ -103,8 +90,7 @@ class Replica(ServerConnection):
     def forget(self) -> None:
         self._miss("was restarted")
         super().forget()
-        self.live.clear()
-        self.unclosed.clear()
+        self.closer.forget()
         self.overload_end = 0.0
 
     async def call(self, method: Method[Request, Response], message: Request, until: float) -> Response:
@@ -113,7 +99,7 @@ class Replica(ServerConnection):
         After an error with the advice "reopen", or Overloaded on opening, another server may accept the call."""
         calling = super().call(method, message, until)
         try:
-            response = await (self._open(calling) if method in _OPENING else calling)
+            response = await (self.closer.open(calling) if method in _OPENING else calling)
         except Draining:
             if self.description is not None:
                 # Do not wait for the next health check: until then this server would be chosen again and again.
@@ -138,67 +124,3 @@ class Replica(ServerConnection):
         now = self.loop.time()
         if now >= self.overload_end:
             self.overload, self.overload_end = error, now + self._room.wait(error.retry_after)
-
-    # --- sessions that nobody uses ---------------------------------------------------------------------------------
-
-    async def _open(self, calling: Coroutine[Any, Any, Response]) -> Response:
-        """Complete a call that opens sessions even if the caller is cancelled, because only its reply names them."""
-
-        async def complete() -> Response:
-            response: Any = await calling
-            self.live.update(session.session_id for session in response.sessions)
-            return response  # type: ignore[no-any-return]
-
-        def close_opened(task: asyncio.Task[Any]) -> None:
-            if not task.cancelled() and task.exception() is None:
-                self.close_later(session.session_id for session in task.result().sessions)
-
-        task = self.loop.create_task(complete())
-        self._openings.add(task)
-        task.add_done_callback(self._openings.discard)
-        try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:
-            task.add_done_callback(close_opened)
-            raise
-
-    def close_later(self, session_ids: Iterable[str]) -> None:
-        """Close sessions as soon as the server can be reached."""
-        self.unclosed.extend(session_ids)
-        del self.unclosed[:-MOST_UNCLOSED]
-        if self.ready and (self._closing is None or self._closing.done()):
-            self._closing = self._spawn(self._close_soon())
-
-    async def _close_soon(self) -> None:
-        with contextlib.suppress(StarpodError):  # the pool's next check tries again
-            await self.close_unclosed(self.loop.time() + self.timeout)
-
-    async def close_all(self, seconds: float) -> None:
-        """Close all live sessions.
-
-        Calls that are opening sessions get `seconds` to finish first, and closing may take as long again.
-        """
-        if self._openings:
-            await asyncio.wait(self._openings, timeout=seconds)
-        if self.ready and (session_ids := [*{*self.live, *self.unclosed}]):
-            await self.close_sessions(session_ids, self.loop.time() + seconds)
-
-    async def close_sessions(self, session_ids: list[str], until: float) -> None:
-        """Close sessions now, or else as soon as the server can be reached, even if the caller is cancelled."""
-        try:
-            if not self.ready:
-                raise self._lost_error()
-            await self.call(CLOSE, pb.CloseRequest(session_ids=session_ids), until)
-            self.live.difference_update(session_ids)
-        except BaseException as error:
-            self.close_later(session_ids)
-            if not isinstance(error, StarpodError):
-                raise
-
-    async def close_unclosed(self, until: float) -> None:
-        """Close the sessions in `unclosed`. Raises StarpodError."""
-        while self.unclosed and self.ready:
-            session_ids = set(self.unclosed[:CLOSED_AT_ONCE])
-            await self.call(CLOSE, pb.CloseRequest(session_ids=session_ids), until)
-            self.live -= session_ids
-            self.unclosed = [session_id for session_id in self.unclosed if session_id not in session_ids]

@@ -37,9 +37,9 @@ async def rebuild(
             if number in history.reseedings:
                 parent = session
                 session = await _fork(replica, parent, history.reseedings[number], member, until)
-                replica.close_later([parent.session_id])
+                replica.closer.close_later([parent.session_id])
     except BaseException:
-        replica.close_later([session.session_id])
+        replica.closer.close_later([session.session_id])
         raise
     return session
 
@@ -81,7 +81,7 @@ async def _begin(replica: Replica, origin: Origin, member: int, until: float) ->
     try:
         reset_response = await replica.call(RESET, reset, until)
     except BaseException:
-        replica.close_later([session.session_id])
+        replica.closer.close_later([session.session_id])
         raise
     return reset_response.session, reset_response.instructions
 

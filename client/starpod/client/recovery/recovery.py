@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
-from starpod.client.connection import SNAPSHOT, Method, SessionStep, StepBatch
+from starpod.client.connection import Method, SessionStep, StepBatch
 from starpod.client.connection.calls import Request, Response
 from starpod.client.errors import Overloaded, SessionLost, StarpodError, UnknownSession, Unreachable
 from starpod.client.history import Reply, Restored, step_reply
 from starpod.client.observation import Transition
 from starpod.client.pool.pool import ServerPool
 from starpod.client.pool.replica import Replica
+from starpod.client.recovery.checkpoints import Checkpoints
 from starpod.client.recovery.hot_path import deliver, fail, finish
 from starpod.client.recovery.rebuild import rebuild
 from starpod.client.recovery.reset import PendingReset
@@ -39,12 +40,14 @@ class Recovery:
     Attributes:
         enabled, patience: the arguments `recovery` and `patience` of Fleet.
         recoveries: number of recovered sessions.
+        checkpoints: takes snapshots of sessions that cannot be replayed.
     """
 
     def __init__(self, pool: ServerPool, *, enabled: bool, patience: float) -> None:
         self.enabled = enabled
         self.patience = patience
         self.recoveries = 0
+        self.checkpoints = Checkpoints(self)
         self._pool = pool
         self._closed = False
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -85,7 +88,7 @@ class Recovery:
 
     def _settle(self, state: SessionState, transition: Transition, reply: Reply) -> None:
         if state.checkpoints:
-            self._spawn(_run_or_fail(self._checkpoint_step(state, transition, reply), partial(fail, state)))
+            self.checkpoints.step(state, transition, reply)
         else:
             finish(state, transition, reply)
 
@@ -107,7 +110,7 @@ class Recovery:
             try:
                 return await state.replica.call(method, build(), retry.until)
             except StarpodError as error:
-                await self._bring_back(state, error, retry)
+                await self.bring_back(state, error, retry)
 
     async def run_in_turn(self, state: SessionState, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Run work on a session after all its earlier calls.
@@ -147,9 +150,9 @@ class Recovery:
                 state.release()
         except asyncio.CancelledError:
             for replica, ids in by_replica.items():
-                replica.close_later(ids)
+                replica.closer.close_later(ids)
             raise
-        await asyncio.gather(*(replica.close_sessions(ids, until) for replica, ids in by_replica.items()))
+        await asyncio.gather(*(replica.closer.close(ids, until) for replica, ids in by_replica.items()))
 
     # --- retry and rebuild -----------------------------------------------------------------------------------------
 
@@ -170,15 +173,15 @@ class Recovery:
                     raise error
                 await asyncio.sleep(wait)
             else:
-                await self._bring_back(state, error, retry, replay=replay)
+                await self.bring_back(state, error, retry, replay=replay)
             resubmit()
 
         if self._closed:
             fail(error)
         else:
-            self._spawn(_run_or_fail(recover(), fail))
+            self.run(recover(), fail)
 
-    async def _bring_back(
+    async def bring_back(
         self, state: SessionState, error: StarpodError, retry: RetryState, *, replay: bool = True
     ) -> None:
         """Recover a lost session on any suitable server. Raises StarpodError if that is impossible."""
@@ -222,7 +225,7 @@ class Recovery:
             finally:
                 replica.placing -= 1
             if not isinstance(error, UnknownSession | SessionLost):
-                state.replica.close_later([state.session_id])
+                state.replica.closer.close_later([state.session_id])
             state.move_to(replica, message)
             state.version = spec.version
             state.recoveries += 1
@@ -236,67 +239,9 @@ class Recovery:
             return "recovery is off"
         return f"{state.environment_id} is not deterministic, and there is no snapshot to continue from"
 
-    # --- checkpoints -----------------------------------------------------------------------------------------------
-
-    async def _checkpoint_step(self, state: SessionState, transition: Transition, reply: Reply) -> None:
-        """Take a snapshot before the caller gets the step's reply, so that recovery never undoes a known turn."""
-        try:
-            await self._take_checkpoint(state)
-        except StarpodError as error:
-            self.refused(state, error)
-        else:
-            # Do not log the step: the snapshot was taken after it.
-            finish(state, transition, reply, log=False)
-
-    def checkpoint_first(self, pending: PendingReset) -> None:
-        """Take a snapshot of a new episode before the caller gets its first observation."""
-
-        async def checkpoint() -> None:
-            await self.checkpoint_all([pending.state])
-            pending.finish()
-
-        self._spawn(_run_or_fail(checkpoint(), pending.fail))
-
-    async def checkpoint_all(self, states: Iterable[SessionState]) -> None:
-        """Take a snapshot of each session, recovering sessions that are lost meanwhile."""
-        for state in states:
-            retry = RetryState(_now() + self.patience)
-            while state.checkpoints:
-                try:
-                    await self._take_checkpoint(state)
-                    break
-                except StarpodError as error:
-                    await self._bring_back(state, error, retry)
-
-    async def checkpoint_new(self, states: Sequence[SessionState]) -> None:
-        """Take a snapshot of each new session. If that fails, close them, because the caller will not get them."""
-        try:
-            await self.checkpoint_all(states)
-        except BaseException:
-            for state in states:
-                state.replica.sessions.discard(state)
-                state.drop()
-            raise
-
-    async def _take_checkpoint(self, state: SessionState) -> None:
-        """Take a snapshot. If the server refuses, the session continues without recovery. Raises StarpodError if the
-        session was lost."""
-        history = state.history
-        assert history is not None
-        try:
-            response = await state.replica.call(
-                SNAPSHOT, pb.SnapshotRequest(session_id=state.session_id), _now() + self.patience
-            )
-        except StarpodError as error:
-            if error.advice == "reopen":
-                raise
-            logger.warning("%s cannot be checkpointed and will not be recovered: %s", state, error)
-            state.history, state.checkpoints = None, False
-            return
-        history.begin(
-            Restored(response.snapshot, state.version, state.default_want.to_proto(), history.origin.lease_seconds),
-            None,
-        )
+    def run(self, work: Coroutine[Any, Any, None], fail: Callable[[BaseException], None]) -> None:
+        """Run work as a task, which `close` cancels. `fail` receives its error."""
+        self._spawn(_run_or_fail(work, fail))
 
     def _spawn(self, coroutine: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(coroutine)

@@ -12,6 +12,7 @@ from starpod.client.history import History, Opened, Origin, Reply, first_reply, 
 from starpod.client.nearest import explain_options
 from starpod.client.observation import Limits, Observation, Want
 from starpod.client.pool.replica import Replica
+from starpod.client.recovery.checkpoints import Checkpoints
 from starpod.client.recovery.rebuild import overrides
 from starpod.client.recovery.state import CLOSED, BatchResult, RetryState, SessionState
 from starpod.v1 import environment_pb2 as pb
@@ -20,8 +21,9 @@ from starpod.v1 import environment_pb2 as pb
 class ResetRecovery(Protocol):
     """The part of Recovery that a reset uses."""
 
+    checkpoints: Checkpoints
+
     def reset_refused(self, pending: PendingReset, error: StarpodError) -> None: ...
-    def checkpoint_first(self, pending: PendingReset) -> None: ...
 
 
 class PendingReset(Reset):
@@ -105,7 +107,7 @@ class PendingReset(Reset):
     def _go_on(self) -> None:
         self._home = None
         if self.state.checkpoints:
-            self._recovery.checkpoint_first(self)
+            self._recovery.checkpoints.first(self.state, self.finish, self.fail)
         else:
             self.finish()
 
@@ -132,7 +134,7 @@ class PendingReset(Reset):
         if isinstance(error, BadArgument):
             error = explain_options(error, _spec_of(state), self._options)
         if self._home is not None and state.session_id != self._home[1].session_id:
-            state.replica.close_later([state.session_id])
+            state.replica.closer.close_later([state.session_id])
             state.move_to(*self._home)
         self.result.fail(self.slot, error)
         state.release()

@@ -157,7 +157,7 @@ class SessionState(SessionStep):
         if not self.closed:
             self.closed = True
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                self.replica.loop.call_soon_threadsafe(self.replica.close_later, [self.session_id])
+                self.replica.loop.call_soon_threadsafe(self.replica.closer.close_later, [self.session_id])
 
     def __repr__(self) -> str:
         address = self.replica.address
@@ -189,11 +189,11 @@ class SessionState(SessionStep):
     def move_to(self, replica: Replica, message: pb.Session) -> None:
         """Continue with another session, which `replica` holds and `message` describes."""
         self.replica.sessions.discard(self)
-        self.replica.live.discard(self.session_id)
+        self.replica.closer.live.discard(self.session_id)
         self.replica = replica
         self.session_id, self.epoch, self.step_index = message.session_id, message.epoch, message.step_index
         replica.sessions.add(self)
-        replica.live.add(self.session_id)
+        replica.closer.live.add(self.session_id)
 
     # --- one call at a time ----------------------------------------------------------------------------------------
 
