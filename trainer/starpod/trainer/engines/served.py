@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 from uuid import uuid4
@@ -15,60 +13,12 @@ import torch
 
 from starpod.trainer.configuration.seeds import derive
 from starpod.trainer.engines.base import EngineError, EngineLost, EngineStats, Reply, Request, check_prompt
+from starpod.trainer.engines.piece import ABORT, Piece
+from starpod.trainer.engines.restarts import Restarts
 from starpod.trainer.parallel.ranks import Parallel
 
 GRACE_SECONDS = 1.0
 """Time for which `pause` waits for aborted calls to return their tokens. It then cancels the remaining calls."""
-
-
-ROUNDING = 1e-3
-"""Rounding may make a log-probability positive by at most this."""
-ABORT = "abort"
-"""Finish reason of a reply that a pause cut short."""
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Result of one call of the server: a reply or a part of it."""
-
-    tokens: list[int]
-    logprobs: list[float]
-    finish: str = ABORT
-    """Reason why it ended: "stop", "length" or ABORT."""
-    reused: int = 0
-    """Number of prompt tokens that were in the cache."""
-
-    def check(self, request: Request, limit: int, vocabulary: int) -> None:
-        """Raise ValueError if this is no possible reply of at most `limit` tokens, because of a value or its type."""
-        tokens, logprobs = self.tokens, self.logprobs
-        if not isinstance(tokens, list):
-            raise ValueError(f"token ids {_short(tokens)}, which are no list")
-        for token in tokens:
-            if type(token) is not int or not 0 <= token < vocabulary:
-                raise ValueError(f"the token id {_short(token)}, which is not among the model's {vocabulary} tokens")
-        for logprob in logprobs:
-            if type(logprob) not in (int, float) or not -sys.float_info.max <= logprob <= ROUNDING:
-                raise ValueError(f"the log-probability {_short(logprob)}, which is not a finite number up to 0")
-        if len(logprobs) != len(tokens):
-            raise ValueError(f"{len(logprobs)} log-probabilities for {len(tokens)} tokens")
-        if len(tokens) > limit:
-            raise ValueError(f"{len(tokens)} tokens, although the request's limit is {limit}")
-        if not request.stop.isdisjoint(tokens[:-1]):
-            raise ValueError("tokens after a stop token")
-        has_stopped = bool(tokens) and tokens[-1] in request.stop
-        is_possible = {"stop": has_stopped, "length": len(tokens) == limit, ABORT: True}
-        if not isinstance(self.finish, str) or not is_possible.get(self.finish, False):
-            ending = "with" if has_stopped else "without"
-            raise ValueError(
-                f"the finish reason {_short(self.finish)} of {len(tokens)} tokens {ending} a stop token, although the "
-                f"request's limit is {limit}"
-            )
-        if type(self.reused) is not int or self.reused < 0:
-            raise ValueError(f"{_short(self.reused)} as its number of cached tokens")
-
-
-def _short(value: object) -> str:
-    return f"{value!r:.60}"
 
 
 def sampling_parameters(request: Request, limit: int, seed: int) -> dict[str, Any]:
@@ -116,9 +66,7 @@ class ServedEngine(ABC):
         self._waiting = 0
         self._stats = EngineStats(slots=slots)
         self._busy_since = 0.0
-        self._restarts = restarts
-        self._starts = 0
-        self._restarting: asyncio.Task[None] | None = None
+        self._restarts = Restarts(restarts, self._start_again)
 
     # --- to be implemented for a kind of server ----------------------------------------------------------------------
 
@@ -163,13 +111,13 @@ class ServedEngine(ABC):
         reply = Reply([], [], [], "length")
         while True:
             await self._until_open()
-            version, start_count = self._version, self._starts
+            version, process = self._version, self._restarts.process
             try:
                 piece = await self._call(request, reply.tokens, limit)
             except EngineLost as error:
-                await self._recover(error, start_count)
+                await self._restarts.recover(error, process)
                 continue
-            if self._starts != start_count or self._restarting is not None:
+            if self._restarts.process != process or self._restarts.under_way:
                 continue  # the new process may have sampled with other weights
             self._stats.sampled += len(piece.tokens)
             self._stats.reused += piece.reused
@@ -205,7 +153,7 @@ class ServedEngine(ABC):
             raise ValueError("an aborted reply, although nothing was paused")
 
     async def _interrupt(self) -> None:
-        await self._control(self._halt)
+        await self._restarts.repeat(self._halt)
         if not self._calls:
             return
         # A call that reached the server after the halt would wait there. Cancel it; it is repeated after `resume`.
@@ -222,11 +170,11 @@ class ServedEngine(ABC):
         if self._open.is_set():
             raise RuntimeError("load is called between pause and resume")
         self._loads += 1
-        await self._control(lambda: self._hand_over(version, model))
+        await self._restarts.repeat(lambda: self._hand_over(version, model))
         self._version = version
 
     async def resume(self) -> None:
-        await self._parallel.all_done(self._control(self._go_on))
+        await self._parallel.all_done(self._restarts.repeat(self._go_on))
         self._open.set()
 
     def stats(self) -> EngineStats:
@@ -235,6 +183,7 @@ class ServedEngine(ABC):
         busy_seconds = perf_counter() - self._busy_since if call_count else 0.0
         return replace(
             self._stats,
+            restarts=self._restarts.used,
             seconds=self._stats.seconds + busy_seconds,
             running=min(call_count, self._slots),
             waiting=self._waiting + max(0, call_count - self._slots),
@@ -247,46 +196,15 @@ class ServedEngine(ABC):
         self._closed = True
         self._open.set()
         await self._take_back()
-        if self._restarting is not None:
-            await asyncio.wait((self._restarting,))
+        await self._restarts.end()
         await self._shut_down()
 
-    # --- restarts ----------------------------------------------------------------------------------------------------
-
-    async def _control(self, call: Callable[[], Awaitable[None]]) -> None:
-        """Make a control call, and repeat it once if the server process dies during it."""
-        if self._restarting is not None:
-            await asyncio.shield(self._restarting)
-        start_count = self._starts
-        try:
-            await call()
-        except EngineLost as error:
-            await self._recover(error, start_count)
-            await call()
-
-    async def _recover(self, error: EngineLost, process_number: int) -> None:
-        """Wait until a process with a higher number runs. Raises `error` if no restart is left."""
-        if self._starts != process_number:
-            return
-        if self._restarting is None:
-            if self._closed or self._stats.restarts >= self._restarts:
-                raise error
-            self._stats.restarts += 1
-            self._restarting = asyncio.create_task(self._start_again())
-            self._restarting.add_done_callback(lambda task: task.cancelled() or task.exception())
-        # Shield the restart: if this waiter is cancelled, a half-started process must not be left without an owner.
-        await asyncio.shield(self._restarting)
-
     async def _start_again(self) -> None:
-        try:
-            await self._take_back()
-            await self._restart()
-            self._loads += 1
-            if not self._open.is_set():
-                await self._halt()
-            self._starts += 1
-        finally:
-            self._restarting = None
+        await self._take_back()
+        await self._restart()
+        self._loads += 1
+        if not self._open.is_set():
+            await self._halt()
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
@@ -298,8 +216,7 @@ class ServedEngine(ABC):
             self._waiting -= 1
         if self._closed:
             raise EngineError("the engine is closed")
-        if self._restarting is not None:
-            await asyncio.shield(self._restarting)
+        await self._restarts.wait()
 
     async def _take_back(self) -> None:
         calls = list(self._calls)

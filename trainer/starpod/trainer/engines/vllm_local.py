@@ -17,7 +17,8 @@ import torch
 
 from starpod.trainer.engines.base import EngineError, EngineLost, Request
 from starpod.trainer.engines.config import EngineConfig
-from starpod.trainer.engines.served import Piece, ServedEngine, sampling_parameters
+from starpod.trainer.engines.piece import Piece
+from starpod.trainer.engines.served import ServedEngine, sampling_parameters
 from starpod.trainer.engines.vllm_core import VllmCore
 from starpod.trainer.engines.vllm_images import image_prompt, pretrained_view, write_processor
 from starpod.trainer.engines.vllm_worker import gpu_of, sent_by_handles

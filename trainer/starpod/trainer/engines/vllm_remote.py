@@ -18,8 +18,9 @@ import torch
 
 from starpod.trainer.engines.base import EngineError, EngineLost, Request
 from starpod.trainer.engines.config import EngineConfig
+from starpod.trainer.engines.piece import Piece
 from starpod.trainer.engines.placement import Placement
-from starpod.trainer.engines.served import Piece, ServedEngine, sampling_parameters
+from starpod.trainer.engines.served import ServedEngine, sampling_parameters
 from starpod.trainer.engines.vllm_nccl import NcclSender
 from starpod.trainer.engines.vllm_server import LOGPROBS_MODE, START, ServerGone, ServerRefused, VllmServer, read_piece
 from starpod.trainer.engines.weights import gather, make_folder, weights_of, write_weights
@@ -100,9 +101,9 @@ class RemoteVllm(ServedEngine):
         """Continue without a server. Raises `error` if it is the last one, no restart is left, or nccl is used."""
         if server not in self._servers:
             return
-        if len(self._servers) == 1 or self._nccl is not None or self._stats.restarts >= self._restarts:
+        if len(self._servers) == 1 or self._nccl is not None:
             raise error
-        self._stats.restarts += 1
+        self._restarts.use(error)
         self._placement.drop(server)
         await server.close()
 

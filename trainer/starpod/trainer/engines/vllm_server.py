@@ -16,7 +16,7 @@ import openai
 from starpod.client.transport import Backoff
 from starpod.trainer.engines.base import EngineError
 from starpod.trainer.engines.config import EngineConfig
-from starpod.trainer.engines.served import Piece
+from starpod.trainer.engines.piece import Piece
 from starpod.trainer.engines.watch import Watch
 
 START = (
