@@ -16,7 +16,6 @@ from starpod.client import (
     UnknownEnvironment,
     Want,
 )
-from starpod.client.gymnasium import StarpodEnv
 from starpod.v1 import environment_pb2 as pb
 from tests.client.fake_server import FakeServer
 from tests.support import ServerProcess
@@ -82,20 +81,6 @@ def test_an_address_is_no_url(scheme: str) -> None:
     with pytest.raises(ValueError, match=r"write '127\.0\.0\.1:50051', without") as error:
         Fleet(f"{scheme}://127.0.0.1:50051/")
     assert ("tls=TLS()" in str(error.value)) is (scheme == "https")
-
-
-def test_gymnasium_says_the_number_of_a_named_action(server: ServerProcess) -> None:
-    env = StarpodEnv(server.address, "frozen_lake-v1")
-    try:
-        env.reset(seed=1)
-        with pytest.raises(ValueError, match=r"'Up': write step\(3\).*3 Up"):
-            env.step("Up")
-        for wrong in (4, 1.5, "Jump"):
-            with pytest.raises(ValueError, match="write a number from 0 to 3"):
-                env.step(wrong)
-        env.step(3)
-    finally:
-        env.close()
 
 
 def test_a_picture_is_shown_by_its_size() -> None:

@@ -20,7 +20,6 @@ from starpod.client import (
     Session,
     SessionLost,
     Snapshot,
-    StarpodError,
     TooLarge,
     Transition,
     Unauthenticated,
@@ -469,14 +468,6 @@ async def test_nor_is_one_that_takes_its_server_down_each_time(fake: FakeServer)
         assert seen(await other.step("left")) == (await undisturbed(3, ["left"]))[0]
 
 
-async def test_a_draining_server_gets_no_new_sessions() -> None:
-    async with FakeServer() as one, FakeServer() as two, Fleet([one.address, two.address]) as fleet:
-        one.draining = True
-        await fleet.describe()
-        sessions = [session for seed in range(4) for session in await fleet.open("walk-v1", seed=seed)]
-        assert {session.address for session in sessions} == {two.address}
-
-
 async def test_another_environment_under_the_same_name_is_noticed(fake: FakeServer, session: Session) -> None:
     await play(session, TURNS[:3])
     fake.noise = 1
@@ -577,10 +568,3 @@ async def test_versions_are_chosen_over_the_whole_fleet() -> None:
         await old.restart()
         await session.step("left")
         assert (session.version, session.address) == ("1.2.0", old.address)
-
-
-async def test_every_error_is_a_starpod_error(fake: FakeServer, fleet: Fleet, session: Session) -> None:
-    give_patience(fleet, 0.3)
-    await fake.stop()
-    with pytest.raises(StarpodError):
-        await session.step("left")

@@ -73,8 +73,11 @@ def test_render_modes(fleet: SyncFleet) -> None:
 def test_a_number_that_is_no_action_is_refused(fleet: SyncFleet, action: Any) -> None:
     env = StarpodEnv(fleet, "frozen_lake-v1")
     env.reset(seed=1)
-    with pytest.raises(ValueError, match=rf"no action .*{action}.*0 to 3"):
-        env.step(action)
+    for wrong in (action, 1.5, "Jump"):
+        with pytest.raises(ValueError, match=rf"no action .*{wrong}.*0 to 3"):
+            env.step(wrong)
+    with pytest.raises(ValueError, match=r"'Up': write step\(3\).*3 Up"):
+        env.step("Up")
     envs = StarpodVectorEnv(2, fleet, "frozen_lake-v1")
     envs.reset(seed=1)
     with pytest.raises(ValueError, match=rf"no action {action}.*0 to 3"):

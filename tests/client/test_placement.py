@@ -8,10 +8,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from benchmarks.fleet.placement import Result, measure, open_groups
-from benchmarks.fleet.simulated import ENVIRONMENT, NAME, PORT, Cluster, balance
+from benchmarks.fleet.simulated import ENVIRONMENT, NAME, PORT, Cluster
 from starpod.client import DeadlineExceeded, Fleet, Overloaded, Unreachable
 from starpod.client.pool import upkeep
-from starpod.v1 import environment_pb2 as pb
 from tests.client.fake_server import FakeServer, overloaded
 from tests.waiting import eventually
 
@@ -86,13 +85,6 @@ async def test_a_server_that_has_begun_to_drain_is_asked_once() -> None:
         assert one.calls["open"] == 1
 
 
-async def test_small_fleets_are_filled_evenly() -> None:
-    cluster = Cluster(4)
-    async with fleet_of(cluster) as fleet:
-        await open_groups(fleet, 4 * 20, 1)
-        assert {len(server.sessions) for server in cluster.living} == {20}
-
-
 async def test_the_newest_version_that_fits_takes_the_sessions_also_when_it_comes_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -153,14 +145,6 @@ async def test_many_servers_are_filled_evenly(monkeypatch: pytest.MonkeyPatch) -
     assert {sum(values) for name, values in result.counts.items() if "new" not in name} == {800}
 
 
-def test_balance_is_the_fullest_over_the_mean() -> None:
-    cluster = Cluster(2)
-    one, two = cluster.living
-    one.sessions.update("abc")
-    two.sessions.update("a")
-    assert balance(cluster.living) == 1.5
-
-
 async def test_a_server_that_is_full_is_left_alone_as_long_as_it_asks_while_another_has_room() -> None:
     async with (
         FakeServer() as full,
@@ -198,20 +182,6 @@ async def test_where_all_are_full_they_are_asked_again_until_the_patience_ends()
         await eventually(lambda: not any(replica.accepting for replica in patient.replicas))
         one.before = lambda kind, request: None
         assert {session.address for group in await opening for session in group} == {one.address}
-
-
-async def test_a_lost_session_is_brought_back_where_there_is_room() -> None:
-    async with FakeServer() as one, FakeServer() as two, Fleet([one.address, two.address]) as fleet:
-        (session,) = await fleet.open("walk-v1", seed=3)
-        home, other = (one, two) if session.address == one.address else (two, one)
-        home.sessions.clear()
-        for _ in range(5):
-            await other.open(pb.OpenRequest(environment_id="walk-v1", seed=1))
-        await fleet.describe()
-        home.before = refuse(600.0)
-        async with asyncio.timeout(60):
-            await session.step("left")
-        assert session.address == other.address
 
 
 async def test_who_waits_for_a_server_is_told_when_the_fleet_is_closed() -> None:

@@ -1,9 +1,6 @@
 """Calls to this machine and programs on it: whatever lies in the working folder, and whatever proxies are set."""
 
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -45,16 +42,6 @@ def test_a_service_and_its_processes_start(shadowed: Path) -> None:
     with run_program("the service", *words) as address, SyncFleet(address) as fleet:
         (session,) = fleet.open("sets-v1", seed=1)
         assert session.step("left").terminated
-
-
-def test_check_tells_a_start_that_depends_on_the_process(shadowed: Path) -> None:
-    text = (shadowed / "sets.py").read_text()
-    (shadowed / "sets.py").write_text(text.replace("Concurrency.PROCESS", "Concurrency.INLINE"))
-    command = [str(Path(sys.executable).with_name("starpod")), "check", "sets.py", "--level", "core", "--json", "-"]
-    checked = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert checked.returncode == 1, checked.stderr
-    failed = [row for row in json.loads(checked.stdout)["environments"][0]["results"] if row["status"] == "failed"]
-    assert [row["id"] for row in failed] == ["C-80"]
 
 
 PROXIES = ("http_proxy", "https_proxy", "grpc_proxy")

@@ -19,7 +19,6 @@ from starpod.client import (
     SyncFleet,
     SyncSession,
     Transition,
-    Unreachable,
     Want,
 )
 from starpod.v1 import environment_pb2 as pb
@@ -134,11 +133,6 @@ def test_use_after_the_end_and_inside_the_loop(server: ServerProcess) -> None:
     fleet.close()
     with pytest.raises(RuntimeError, match="closed"):
         fleet.describe()
-
-
-def test_nobody_there() -> None:
-    with pytest.raises(Unreachable):
-        SyncFleet("127.0.0.1:1")
 
 
 async def test_a_blocking_fleet_beside_a_running_loop(server: ServerProcess) -> None:

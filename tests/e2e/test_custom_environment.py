@@ -1,15 +1,12 @@
-"""examples/custom_environment.py: short, served, checked, played, and stepped through the Gymnasium adapter."""
+"""examples/custom_environment.py: short, served, checked and played."""
 
-import re
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from starpod.cli.main import starpod
 from starpod.client import SyncFleet, Want
-from starpod.client.gymnasium import StarpodVectorEnv
 from tests.support import ROOT, ServerProcess, start_server
 
 EXAMPLE = ROOT / "examples" / "custom_environment.py"
@@ -50,22 +47,3 @@ def test_its_expert_halves_the_range(custom: ServerProcess) -> None:
             turns += 1
         assert (transition.success, transition.reward) == (True, 1.0)
         assert turns <= 10  # 2**10 > 1000
-
-
-def test_it_is_stepped_through_gymnasiums_vector_env(custom: ServerProcess) -> None:
-    """Halving the range that each observation shows solves every copy."""
-    environments = StarpodVectorEnv(8, custom.address, "guess-v1", options={"highest": 64})
-    try:
-        observations, infos = environments.reset(seed=1)
-        assert list(infos["instructions"]) == ["Find the hidden number between 1 and 64."] * 8
-        solved = np.zeros(8, dtype=bool)
-        for _ in range(7):  # 2**7 > 64
-            ranges = [list(map(int, re.findall(r"\d+", observation))) for observation in observations]
-            guesses = tuple(str(sum(between) // 2) for between in ranges)
-            observations, rewards, terminated, truncated, _ = environments.step(guesses)
-            assert not truncated.any()
-            assert (rewards == terminated).all()
-            solved |= terminated
-        assert solved.all()
-    finally:
-        environments.close()

@@ -126,13 +126,6 @@ def test_every_form_of_a_placement() -> None:
     assert transition.outcomes[0].info["correct_placement"] is True
 
 
-@given(st.text(max_size=60))
-def test_no_text_is_an_error(text: str) -> None:
-    episode = start(puzzle=PUZZLE)
-    outcome = episode.turn([text], Want()).outcomes[0]
-    assert outcome.valid or outcome.reward == -0.1
-
-
 def test_a_number_out_of_range_is_repeated() -> None:
     outcome = start(puzzle=PUZZLE).turn(["12345678901,1,1"], Want()).outcomes[0]
     assert outcome.info == {"error": "Row 12345678901 is out of range (1-4)"}
