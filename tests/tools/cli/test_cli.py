@@ -18,7 +18,7 @@ from starpod.cli import main
 from starpod.cli.main import SUBCOMMANDS, _describe_error
 from starpod.cli.main import starpod as group
 from starpod.cli.polling import VARIABLE
-from starpod.remote.catalog import connect, hosted
+from starpod.remote.catalog import describe_server
 from tests.support import ROOT, ServerProcess, credentials, run_starpod, start_server
 
 COMMAND = (sys.executable, "-m", "starpod.cli.main")
@@ -331,8 +331,7 @@ def test_undo_brings_the_very_same_state_back(server: ServerProcess) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE])
 def test_play_leaves_no_session_however_it_ends(bandit: ServerProcess, number: signal.Signals) -> None:
     def live() -> int:
-        with connect(bandit.address) as connection:
-            return hosted(connection).live_sessions
+        return describe_server(bandit.address).live_sessions
 
     command = [*COMMAND, "play", bandit.address, "bandit"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:

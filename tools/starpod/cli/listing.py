@@ -12,14 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from starpod.client.nearest import option_type
-from starpod.remote.catalog import (
-    VERSION,
-    UnaryConnection,
-    connection_options,
-    find_environment,
-    hosted,
-    options_schema,
-)
+from starpod.remote.catalog import VERSION, NamedServer, connection_options, find_environment, options_schema
 from starpod.report.console import safe_console, visible
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_word import EnvironmentWord
@@ -30,15 +23,13 @@ _ROOMY_COLUMNS = 120
 @click.command(name="list")
 @connection_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def list_environments(
-    connection: AbstractContextManager[UnaryConnection], word: EnvironmentWord, as_json: bool
-) -> None:
+def list_environments(named: AbstractContextManager[NamedServer], word: EnvironmentWord, as_json: bool) -> None:
     """List the environments of a server.
 
     ENVIRONMENT is the server's ADDRESS (host:port), or NAME, FILE.py or FAMILY:NAME, which are served meanwhile.
     """
-    with connection as server:
-        response = hosted(server)
+    with named as server:
+        response = server.description
     if as_json:
         _print_json([_as_dict(spec) for spec in response.environments])
         return
@@ -75,7 +66,7 @@ def _format_count(number: int, noun: str) -> str:
 @VERSION
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def describe(
-    connection: AbstractContextManager[UnaryConnection],
+    named: AbstractContextManager[NamedServer],
     word: EnvironmentWord,
     environment: str,
     version: str,
@@ -86,8 +77,8 @@ def describe(
     ENVIRONMENT is ADDRESS NAME or ADDRESS/NAME at a server, or NAME, FILE.py, FILE.py:CLASS or FAMILY:NAME, which are
     served meanwhile.
     """
-    with connection as server:
-        spec = find_environment(hosted(server), environment or word.id, version)
+    with named as server:
+        spec = find_environment(server.description.environments, environment or word.id, version)
     if as_json:
         _print_json(_as_dict(spec))
         return

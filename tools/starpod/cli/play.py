@@ -26,10 +26,9 @@ from starpod.client.programs import ServiceFailed
 from starpod.remote.catalog import (
     OPTIONS,
     VERSION,
-    UnaryConnection,
+    NamedServer,
     connection_options,
     find_environment,
-    hosted,
     parse_options,
 )
 from starpod.remote.game import SEPARATOR, Impossible, PlayedGame, parse_turn
@@ -72,7 +71,7 @@ SYMBOLS |= {"X": "bold yellow", "G": "bold green", "√": "bold green", "O": "bo
 @VERSION
 @click.option("--web", is_flag=True, help="Play in a browser: print the address of the page and run until Ctrl-C.")
 def play(
-    connection: AbstractContextManager[UnaryConnection],
+    named: AbstractContextManager[NamedServer],
     word: EnvironmentWord,
     environment: str,
     seed: int | None,
@@ -89,12 +88,12 @@ def play(
     for signum in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):  # exit normally: close the session
         signal.signal(signum, lambda signum, _: sys.exit(128 + signum))
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
-    with connection as server:
-        spec = find_environment(hosted(server), environment or word.id, version)
+    with named as server:
+        spec = find_environment(server.description.environments, environment or word.id, version)
         if web:
             _play_in_browser(server.address, spec, _form_values(spec, parse_options(spec, assignments), seed), version)
             return
-        options, access = parse_options(spec, assignments), server.transport
+        options, access = parse_options(spec, assignments), server.access
         with (
             SyncFleet(server.address, token=access.token, tls=access.tls, patience=PATIENCE, discover=False) as fleet,
             keys() if interactive else contextlib.nullcontext(read_line) as read,

@@ -13,7 +13,7 @@ import grpc
 
 from starpod.client.transport import Transport, as_addresses, join_endpoint, split_address
 from starpod.load.plan import ActionSource, LoadPlan, ServerAddress, Stage, read_recording
-from starpod.remote.catalog import connect, expect_writable, find_environment, hosted, parse_options, serving
+from starpod.remote.catalog import connect, describe_server, expect_writable, find_environment, parse_options, serving
 from starpod.report.figures import show
 from starpod.v1 import environment_pb2 as pb
 
@@ -58,14 +58,13 @@ def find_servers(addresses: str, transport: Transport, environment: str, version
         if place.address in asked_addresses:
             continue
         asked_addresses.add(place.address)
-        with connect(place.address, transport, place.server_name) as connection:
-            answer = hosted(connection)
+        answer = describe_server(place.address, transport, place.server_name)
         if answer.instance_id in places:
             continue  # another name of a known server
         places[answer.instance_id] = place
-        spec = spec or find_environment(answer, environment, version)
+        spec = spec or find_environment(answer.environments, environment, version)
         description = description or answer
-        find_environment(answer, spec.id, spec.version)
+        find_environment(answer.environments, spec.id, spec.version)
         host, _ = split_address(place.address)
         queue += [ServerAddress(join_endpoint(endpoint, host), place.server_name) for endpoint in answer.endpoints]
     assert spec is not None and description is not None
@@ -93,16 +92,15 @@ def try_options(plan: LoadPlan) -> None:
     Other errors, such as a full server, are ignored, because the run counts them.
     """
     place = plan.places[0]
-    request = pb.OpenRequest(environment_id=plan.environment_id, version=plan.version, seed=plan.seed)
-    request.options.update(dict(plan.options or {}))
-    with connect(place.address, plan.transport, place.server_name) as connection:
+    request = pb.OpenRequest(
+        environment_id=plan.environment_id, version=plan.version, options=plan.options_message, seed=plan.seed
+    )
+    with connect(place.address, plan.transport, place.server_name) as call:
         try:
-            reply = connection.call(connection.stub.Open, request)
-            ids = [session.session_id for session in reply.sessions]
-            connection.call(connection.stub.Close, pb.CloseRequest(session_ids=ids))
+            call(pb.CloseRequest(session_ids=[session.session_id for session in call(request).sessions]))
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
-                raise
+                raise click.UsageError(error.details() or "the options are refused") from error
 
 
 def _resolve(address: str) -> list[ServerAddress]:

@@ -9,10 +9,11 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 import grpc
+from google.protobuf.message import Message
 
 from starpod.client.arguments import expect_exact
 from starpod.client.errors import StarpodError, from_rpc
@@ -41,34 +42,27 @@ _NO_CONNECTION = {
 }
 """Messages to the user, keyed by a phrase in gRPC's description of the failed connection."""
 
-Request = TypeVar("Request")
-Response = TypeVar("Response")
-
 
 @dataclass(frozen=True, slots=True)
-class UnaryConnection:
-    """A connection to one server, for unary calls."""
+class NamedServer:
+    """The server that a command names."""
 
     address: str
-    stub: EnvironmentServiceStub
-    transport: Transport
-
-    def call(self, method: grpc.UnaryUnaryMultiCallable[Request, Response], request: Request) -> Response:
-        """Call one of the stub's methods. Raises grpc.RpcError."""
-        return method(request, timeout=TIMEOUT_SECONDS, metadata=self.transport.metadata())
+    access: Transport
+    description: pb.DescribeResponse
 
 
 def connection_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add ENVIRONMENT and the connection options to a command.
 
-    The command receives `word`, and `connection`, a context manager, which starts what is not served yet.
+    The command receives `word`, and `named`, a context manager of a NamedServer, which starts what is not served yet.
     """
 
     @click.argument("word", metavar="ENVIRONMENT", type=WORD)
     @access_options
     @functools.wraps(command)
     def wrapper(word: EnvironmentWord, access: Transport, **arguments: Any) -> None:
-        command(connection=_connect_word(word, access), word=word, **arguments)
+        command(named=_reach(word, access), word=word, **arguments)
 
     return wrapper
 
@@ -108,9 +102,9 @@ def serving(word: EnvironmentWord) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _connect_word(word: EnvironmentWord, access: Transport) -> Iterator[UnaryConnection]:
-    with serving(word) as address, connect(address, access) as connection:
-        yield connection
+def _reach(word: EnvironmentWord, access: Transport) -> Iterator[NamedServer]:
+    with serving(word) as address, explained_errors(address):
+        yield NamedServer(address, access, describe_server(address, access))
 
 
 def expect_address(address: str) -> None:
@@ -180,12 +174,23 @@ def access_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @contextlib.contextmanager
+def explained_errors(address: str) -> Iterator[None]:
+    """Raise a ClickException with a readable message for calls to a server that fail inside the context."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise explain_failure(from_rpc(error), address) from error
+    except StarpodError as error:
+        raise explain_failure(error, address) from error
+
+
+@contextlib.contextmanager
 def connect(
     address: str,
     transport: Transport = Transport(),  # noqa: B008 - frozen
     server_name: str = "",
-) -> Iterator[UnaryConnection]:
-    """Connect to `host:port`. Calls that fail inside the context raise a ClickException with a readable message.
+) -> Iterator[Callable[[Message], Any]]:
+    """Connect to `host:port`, and yield a function that makes the unary call of a request. It raises grpc.RpcError.
 
     Args:
         address: `host:port`.
@@ -196,12 +201,26 @@ def connect(
     name = tls and (tls.server_name or server_name)
     options = [("grpc.ssl_target_name_override", name)] if name else []
     with grpc.secure_channel(address, tls.credentials(), options) if tls else grpc.insecure_channel(address) as channel:
-        try:
-            yield UnaryConnection(address, EnvironmentServiceStub(channel), transport)
-        except grpc.RpcError as error:
-            raise explain_failure(from_rpc(error), address) from error
-        except StarpodError as error:
-            raise explain_failure(error, address) from error
+        stub = EnvironmentServiceStub(channel)
+
+        def call(request: Message) -> Any:
+            method = getattr(stub, type(request).__name__.removesuffix("Request"))
+            return method(request, timeout=TIMEOUT_SECONDS, metadata=transport.metadata())
+
+        yield call
+
+
+def describe_server(
+    address: str,
+    transport: Transport = Transport(),  # noqa: B008 - frozen
+    server_name: str = "",
+) -> pb.DescribeResponse:
+    """Return a server's description. Raises ClickException if it does not answer, or its protocol is not 1.x."""
+    with explained_errors(address), connect(address, transport, server_name) as call:
+        response: pb.DescribeResponse = call(pb.DescribeRequest())
+    if response.protocol_version.partition(".")[0] != "1":
+        raise click.ClickException(f"the server speaks protocol {response.protocol_version}; this client speaks 1.x")
+    return response
 
 
 def explain_failure(error: StarpodError, address: str) -> click.ClickException:
@@ -229,32 +248,24 @@ def no_answer(address: str, details: str) -> str:
     return f"no server answers at {address} ({details})"
 
 
-def hosted(connection: UnaryConnection) -> pb.DescribeResponse:
-    """Return the server's description. Raises ClickException if its protocol version is not 1.x."""
-    response = connection.call(connection.stub.Describe, pb.DescribeRequest())
-    if response.protocol_version.partition(".")[0] != "1":
-        raise click.ClickException(f"the server speaks protocol {response.protocol_version}; this client speaks 1.x")
-    return response
-
-
-def find_environment(response: pb.DescribeResponse, name: str, version: str = "") -> pb.EnvironmentSpec:
+def find_environment(specs: Sequence[pb.EnvironmentSpec], name: str, version: str = "") -> pb.EnvironmentSpec:
     """Return the spec of an environment.
 
     Args:
-        response: the server's description.
+        specs: what the server hosts, the newest version of an environment first.
         name: an id; `sokoban` means the highest `sokoban-vN`, and "" the only environment.
         version: an exact version; "" means the newest.
 
     Raises:
         BadParameter: the environment or version is not hosted. The message suggests similar names.
     """
-    ids = list(dict.fromkeys(spec.id for spec in response.environments))
+    ids = list(dict.fromkeys(spec.id for spec in specs))
     if not name and len(ids) > 1:
         raise click.BadParameter(f"say which environment: {', '.join(ids)}", param_hint="ENVIRONMENT")
     name = name or "".join(ids)
     if name not in ids:
         name = latest_name(name, ids)
-    specs = [spec for spec in response.environments if spec.id == name]
+    specs = [spec for spec in specs if spec.id == name]
     if not specs:
         raise click.BadParameter(f"no environment {name!r} here{nearest(name, ids)}", param_hint="ENVIRONMENT")
     if not version:

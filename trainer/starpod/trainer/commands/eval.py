@@ -249,7 +249,7 @@ def _incomplete_call(model: str | None) -> click.UsageError:
 async def _run(
     fleet: Fleet,
     policy: EvaluatedPolicy,
-    choose_tasks: Callable[[pb.DescribeResponse], list[Task]],
+    choose_tasks: Callable[[Sequence[pb.EnvironmentSpec]], list[Task]],
     seeds: range,
     samples: int,
 ) -> list[tuple[Task, list[Episode]]]:
@@ -259,8 +259,7 @@ async def _run(
     results = []
     try:
         async with fleet:
-            specs = pb.DescribeResponse(environments=await fleet.describe())
-            tasks = [policy.agents.fit(task) for task in choose_tasks(specs)]
+            tasks = [policy.agents.fit(task) for task in choose_tasks(await fleet.describe())]
             if set(policy.tasks.values()) & {task.environment for task in tasks}:
                 _warn_of_used_seeds(policy.seeds, seeds)
             with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -364,7 +363,7 @@ def _warn_of_used_seeds(seeds: SeedsConfig, played_seeds: range) -> None:
 
 
 def _tasks(
-    specs: pb.DescribeResponse,
+    specs: Sequence[pb.EnvironmentSpec],
     *,
     run_tasks: Mapping[str, str],
     names: Sequence[str],

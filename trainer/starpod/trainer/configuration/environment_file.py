@@ -16,10 +16,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import click
+
 from starpod.client import BadArgument, Limits, StarpodError, Unreachable
-from starpod.client.nearest import unknown_environment
 from starpod.client.programs import ServiceFailed, ServiceRefused, start_server
-from starpod.remote.catalog import no_answer
+from starpod.remote.catalog import find_environment, no_answer
 from starpod.trainer.configuration.config import Config
 from starpod.trainer.configuration.loading import Complete
 from starpod.trainer.configuration.preflight import check, check_model, played_environments
@@ -159,17 +160,15 @@ def _serve(word: EnvironmentWord, config: EnvironmentConfig) -> Iterator[Environ
 
 def _find(word: EnvironmentWord, specs: Sequence[pb.EnvironmentSpec]) -> pb.EnvironmentSpec:
     """Return the spec of the environment among those that its server hosts. Raises ConfigError."""
-    specs_by_id = {spec.id: spec for spec in reversed(specs)}
-    if word.id:
-        for id_, spec in specs_by_id.items():
-            if word.id in (id_, id_.rpartition("-v")[0]):
-                return spec
-        raise ConfigError(f"{word.source}: {unknown_environment(word.id, sorted(specs_by_id)).message}")
-    if len(specs_by_id) > 1:
-        example = f"{word.source}{'/' if word.addresses else ':'}{min(specs_by_id)}"
+    ids = sorted({spec.id for spec in specs})
+    if not word.id and len(ids) > 1:
+        example = f"{word.source}{'/' if word.addresses else ':'}{ids[0]}"
         advice = "name one" if word.family else f"say which, as in {example}"
-        raise ConfigError(f"{word.source} holds {' and '.join(sorted(specs_by_id))}: {advice}")
-    return next(iter(specs_by_id.values()))
+        raise ConfigError(f"{word.source} holds {' and '.join(ids)}: {advice}")
+    try:
+        return find_environment(specs, word.id)
+    except click.BadParameter as error:
+        raise ConfigError(f"{word.source}: {error.message}") from None
 
 
 @dataclass(frozen=True, slots=True)
