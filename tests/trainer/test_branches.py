@@ -82,18 +82,12 @@ def test_golden_streams() -> None:
     metrics, found = learn([with_branches(main_group())], weight=0.5)
     assert metrics["update/loss"] == pytest.approx(-0.2, abs=1e-6)
     assert metrics["update/branch_loss"] == pytest.approx(0.5 * -0.3, abs=1e-6)
-    _, main = learn([main_group()])
+    metrics, main = learn([main_group()])
+    assert "update/branch_loss" not in metrics
     _, branches = learn([Group(0, [], branches=with_branches(main_group()).branches)], weight=0.5)
     for both, one, other in zip(found, main, branches, strict=True):
         torch.testing.assert_close(both, one + other, rtol=1e-4, atol=1e-7)
     assert any(bool(other.abs().max() > 1e-4) for other in branches)
-
-
-def test_without_branches_the_update_is_the_old_one() -> None:
-    (alone, gradients), (beside, others) = learn([main_group()]), learn([Group(0, main_group().episodes, branches=[])])
-    assert alone == beside
-    assert "update/branch_loss" not in alone
-    assert all(torch.equal(one, other) for one, other in zip(gradients, others, strict=True))
 
 
 def test_weights_of_turns_multiply_their_loss_and_no_ratio() -> None:

@@ -15,9 +15,8 @@ from starpod.trainer.data.group import Group
 from starpod.trainer.data.updates import token_records
 from starpod.trainer.learner import Learner
 from starpod.trainer.models.policies import Policies
-from starpod.trainer.models.policy import Policy
 from starpod.trainer.update import PolicyTrainer
-from tests.trainer.tiny_learner import VERSION, built, group_of, learner_of, make_trainer, say
+from tests.trainer.tiny_learner import VERSION, built, group_of, learner_of, make_trainer, say, weights
 
 AGENTS = ("solver", "verifier")
 DR_MAS = AlgorithmConfig.model_validate({"preset": "dapo", "advantage": "dr_mas"})
@@ -25,14 +24,14 @@ SLOTS = ("step", "exp_avg", "exp_avg_sq")
 REWARDS = (1.0, 0.0, 0.25, 0.5)
 
 
-def make_several(algorithm: AlgorithmConfig = DR_MAS) -> Learner:
+def make_several(algorithm: AlgorithmConfig = DR_MAS, **options: float) -> Learner:
     """Two policies that are equal, for now."""
     policies = Policies.of(AGENTS, copy.deepcopy(built("none"))).by_agent
-    return Learner({agent: make_trainer(algorithm, policy=policy) for agent, policy in policies.items()})
+    return Learner({agent: make_trainer(algorithm, policy=policy, **options) for agent, policy in policies.items()})
 
 
-def make_one(algorithm: AlgorithmConfig = DR_MAS) -> Learner:
-    return learner_of(make_trainer(algorithm))
+def make_one(algorithm: AlgorithmConfig = DR_MAS, **options: float) -> Learner:
+    return learner_of(make_trainer(algorithm, **options))
 
 
 def team_of(number: int = 1, rewards: tuple[float, ...] = REWARDS) -> Group:
@@ -44,10 +43,6 @@ def team_of(number: int = 1, rewards: tuple[float, ...] = REWARDS) -> Group:
             turn.agent_id = agent
         episode.turns[1].parts = {"environment": 0.1 * member}
     return group
-
-
-def weights(policy: Policy | Policies) -> list[Tensor]:
-    return [parameter.detach().clone() for parameter in policy.parameters()]
 
 
 def plain_descent(learner: PolicyTrainer) -> None:
@@ -76,19 +71,6 @@ def test_each_policy_learns_from_its_own_agents_tokens_alone() -> None:
     assert not all(map(torch.equal, found["solver"], found["verifier"]))
     assert all(map(torch.equal, found["solver"], otherwise["solver"]))
     assert not all(map(torch.equal, found["verifier"], otherwise["verifier"]))
-
-
-def test_an_agent_without_advantages_has_a_gradient_of_exactly_zero() -> None:
-    learners = make_several()
-    group = team_of()
-    for episode in group.episodes:
-        episode.turns[1].parts = {}
-    term = {"unit": "agent", "score": "reward", "key": ["agent"]}
-    algorithm = AlgorithmConfig.model_validate({"preset": "dapo", "advantage": "terms", "terms": [term]})
-    learners.configure(algorithm, learners.by_agent["solver"].config, {})
-    found = moved(learners, [group])
-    assert not any(bool(each.any()) for each in found["verifier"]) and any(bool(each.any()) for each in found["solver"])
-    assert all(not each.grad.any() for each in learners.by_agent["verifier"].policy.parameters())
 
 
 def test_an_agent_that_says_nothing_learns_nothing() -> None:
@@ -182,11 +164,11 @@ def test_gradients_by_agent_are_of_their_own_weights() -> None:
 
 
 @pytest.mark.parametrize(("make", "agents"), [(make_one, ("",)), (make_several, AGENTS)], ids=["one", "several"])
-def test_learners_that_go_on_are_as_if_they_had_never_stopped(
-    make: Callable[[AlgorithmConfig], Learner], agents: Sequence[str]
+def test_learners_that_go_on_are_as_if_they_had_never_stopped_but_take_new_rates(
+    make: Callable[..., Learner], agents: Sequence[str]
 ) -> None:
     algorithm = AlgorithmConfig.model_validate({"preset": "dapo", "advantage": "dr_mas", "kl": {"where": "loss"}})
-    one, other = make(algorithm), make(algorithm)
+    one, other, faster = make(algorithm), make(algorithm), make(algorithm, lr=0.5)
     groups = [team_of(0), team_of(1)]
     one.freeze_reference(None)
     one.learn(groups, version=VERSION)
@@ -197,9 +179,11 @@ def test_learners_that_go_on_are_as_if_they_had_never_stopped(
     slots = [f"{index}.{slot}" for index in range(len(state) // len(agents)) for slot in SLOTS]
     assert tensors.keys() == {prefix + slot for prefix in prefixes for slot in slots}
     assert all((values[agent] if agent else values).keys() == {"generator", "optimizer"} for agent in agents)
-    other.load_policy(copy.deepcopy(state))
-    other.freeze_reference(copy.deepcopy(one.reference_state()))
-    other.load_state(*copy.deepcopy((tensors, values)))
+    for learner in (other, faster):
+        learner.load_policy(copy.deepcopy(state))
+        learner.freeze_reference(copy.deepcopy(one.reference_state()))
+        learner.load_state(*copy.deepcopy((tensors, values)))
+    assert faster.learn(groups, version=-1)["update/learning_rate"] == 0.5
     assert one.learn(groups, version=-1) == other.learn(groups, version=-1)
     assert all(map(torch.equal, weights(one.policies), weights(other.policies)))
 

@@ -77,6 +77,16 @@ def learner_of(trainer: PolicyTrainer) -> Learner:
     return Learner({"": trainer})
 
 
+def weights(policy: torch.nn.Module) -> list[torch.Tensor]:
+    """A copy of the weights."""
+    return [parameter.detach().clone() for parameter in policy.parameters()]
+
+
+def gradient_of(model: torch.nn.Module) -> torch.Tensor:
+    """All gradients in one row."""
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
 def say(policy: Policy, episode: Episode) -> Episode:
     """The episode with the log-probabilities that this policy gives its replies."""
     batch = Batch([episode])

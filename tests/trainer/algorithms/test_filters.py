@@ -142,10 +142,3 @@ def test_what_differs_by_luck_alone_can_be_left_out(strategy: dict[str, Any]) ->
     groups = [LUCK, CHOICE, LATER]
     assert filter_groups(FilterConfig(**strategy), groups) == groups
     assert filter_groups(FilterConfig(**strategy, drop_identical=True), groups) == [CHOICE, LATER]
-
-
-def test_a_preset_keeps_its_filter_where_luck_is_left_out() -> None:
-    chosen = AlgorithmConfig.model_validate({"preset": "starpo-s", "filter": {"drop_identical": True}}).filter
-    assert (chosen.strategy, chosen.value, chosen.drop_identical) == ("top_fraction", 0.25, True)
-    groups = [LUCK, LATER, *[EQUAL] * 6]
-    assert filter_groups(chosen, groups) == [LATER]

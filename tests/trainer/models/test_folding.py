@@ -14,6 +14,7 @@ from starpod.trainer.models.policy import CriticKind, Policy
 from starpod.trainer.models.trunk import trunk_of
 from tests.trainer.engines.architectures import make
 from tests.trainer.models.tiny_policy import tiny_policy
+from tests.trainer.tiny_learner import gradient_of
 
 POLICY = tiny_policy()
 
@@ -141,8 +142,7 @@ def test_scores_and_gradients_are_those_of_rows_apart(
         told = [scores.logprobs_N, scores.entropy_N, *([] if scores.values_N is None else [scores.values_N])]
         weights = torch.linspace(-1, 1, len(scores.logprobs_N))
         sum((weights * one).sum() for one in told).backward()  # type: ignore[union-attr]
-        gradient = torch.cat([p.grad.flatten() for p in each.parameters() if p.grad is not None])
-        return [*(one.detach() for one in told), gradient]
+        return [*(one.detach() for one in told), gradient_of(each)]
 
     folded = results(built)
     apart_policy = copy.deepcopy(built)

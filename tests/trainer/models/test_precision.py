@@ -59,18 +59,6 @@ def test_scores_are_near_those_of_float32_and_not_the_same(critic: CriticKind) -
         assert 1e-6 < (one.values_N - other.values_N).abs().max() < 0.5
 
 
-def test_recomputed_activations_give_the_same_gradients() -> None:
-    gradients = []
-    for recompute in (False, True):
-        policy = tiny_policy(dtype="bfloat16", gradient_checkpointing=recompute, logits_at_once=1000)
-        policy.score(*a_batch(policy)).logprobs_N.sum().backward()
-        gradients.append([p.grad for p in policy.parameters() if p.grad is not None])
-    assert gradients[0]
-    for one, other in zip(*gradients, strict=True):
-        assert one.dtype == torch.float32
-        assert torch.equal(one, other)
-
-
 def test_a_float32_output_layer_rounds_no_logit() -> None:
     rough, policy = (tiny_policy(dtype="bfloat16", float32_logits=given) for given in (False, True))
     head = head_of(policy.model).weight

@@ -6,7 +6,7 @@ import json
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from starpod.trainer.data.images import MARK, ImageConfig, image_ids
@@ -187,19 +187,6 @@ def test_a_template_that_rewrites_the_past_begins_afresh_each_turn() -> None:
     )
 
 
-def test_a_window_shows_the_last_turns() -> None:
-    conversation = Conversation(template("chatml"), context="window", window=2)
-    conversation.system("s")
-    for user in ("one", "two", "three"):
-        play(conversation, f"r-{user}", user)
-    prompt = conversation.ask("four")
-    assert prompt.fresh
-    assert text_of("chatml", prompt.context) == (
-        "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nthree<|im_end|>\n<|im_start|>assistant\n"
-        "r-three<|im_end|>\n<|im_start|>user\nfour<|im_end|>\n<|im_start|>assistant\n"
-    )
-
-
 @pytest.mark.parametrize(("window", "shown"), [(1, []), (2, ["two"]), (None, ["one", "two"])])
 def test_a_single_turn_tells_the_last_turns_in_one_message(window: int | None, shown: list[str]) -> None:
     conversation = Conversation(template("chatml"), context="single_turn", window=window)
@@ -281,41 +268,29 @@ def test_what_is_trained_is_what_was_fed_and_sampled(
     assert len(samples) == (1 if context == "full" and made.extends else len(talk))
 
 
-@pytest.mark.parametrize(
-    ("pinned", "window", "overlap", "parts"),
-    [(2, 4, 1, [(2, 6), (5, 9), (8, 10)]), (2, 3, 0, [(2, 5), (5, 8), (8, 10)]), (0, 12, 3, [(0, 10)])],
-)
-def test_parts_of_a_split_conversation(pinned: int, window: int, overlap: int, parts: list[tuple[int, int]]) -> None:
-    """Ten turns: each is played, and so trained on, in the first part that holds it."""
-    starts = [part_start(turn, window=window, pinned=pinned, overlap=overlap) for turn in range(10)]
-    holding = [next(first for first, end in parts if turn < end) for turn in range(10)]
-    assert starts == holding
-    conversation = Conversation(template("chatml"), context="split", window=window, pinned=pinned, overlap=overlap)
-    fresh = []
-    for turn in range(10):
-        prompt = conversation.ask(f"q{turn}")
-        fresh += [turn] if prompt.fresh else []
-        shown = [number for number in range(turn + 1) if number < pinned or number >= starts[turn]]
-        assert re.findall(r"q(\d)", text_of("chatml", prompt.context)) == [str(number) for number in shown]
-        conversation.answer([*ids_of("chatml", f"r{turn}"), conversation.template.end], "stop", f"r{turn}")
-    assert fresh == [0, *(end for _, end in parts[:-1])]
-
-
 @given(st.integers(0, 3), st.integers(1, 5), st.integers(0, 4), st.integers(1, 14))
-def test_every_turn_of_a_split_conversation_is_sampled_once_and_sees_the_pinned_ones(
+@example(2, 4, 1, 10)
+@example(2, 3, 0, 10)
+@example(0, 12, 3, 10)
+def test_every_turn_of_a_split_conversation_is_sampled_once_in_the_first_part_that_holds_it(
     pinned: int, window: int, overlap: int, turns: int
 ) -> None:
+    """A part has the pinned turns and a window of others, of which the first ones overlap with the part before."""
     made = template("chatml")
     overlap = min(overlap, window - 1)
+    parts = [range(first, first + window) for first in range(pinned, turns + pinned, window - overlap)]
     conversation = Conversation(made, context="split", window=window, pinned=pinned, overlap=overlap)
     stream: list[int] = []
+    start = 0
     for turn in range(turns):
         prompt = conversation.ask(f"q{turn}")
+        before, start = start, next(part.start for part in parts if turn < part.stop)
+        assert part_start(turn, window=window, pinned=pinned, overlap=overlap) == start
+        assert prompt.fresh == (turn == 0 or (turn > pinned and start > before))
         stream = [*([] if prompt.fresh else stream), *prompt.appended]
         assert stream == prompt.context
-        shown = re.findall(r"q(\d+)", text_of("chatml", prompt.context))
-        assert shown[:pinned] == [str(number) for number in range(min(pinned, turn + 1))][:pinned]
-        assert len(shown) <= pinned + window and shown[-1] == str(turn) and len(set(shown)) == len(shown)
+        shown = [*range(min(pinned, turn + 1)), *range(start, turn + 1)]
+        assert re.findall(r"q(\d+)", text_of("chatml", prompt.context)) == [str(number) for number in shown]
         reply = [*ids_of("chatml", "r"), made.end]
         conversation.answer(reply, "stop", "r")
         stream += reply
@@ -336,35 +311,13 @@ def test_a_grown_conversation_reads_like_one_rendered_whole(name: str, talk: lis
     assert text_of(name, grown) == text_of(name, made.encode_conversation("", past, "last"))
 
 
-markers = st.sampled_from(
-    ["<|im_start|>", "<|im_end|>", "<|eot_id|>", "<start_of_turn>", "<end_of_turn>", "</s>", "[INST]", "<|endoftext|>"]
-)
-
-
-@given(
-    st.sampled_from(list(TEMPLATES)),
-    contexts,
-    st.lists(st.tuples(*[st.lists(st.one_of(markers, texts), max_size=3).map("".join)] * 2), min_size=1, max_size=3),
-)
-def test_no_text_begins_or_ends_a_turn(name: str, context: Context, talk: list[tuple[str, str]]) -> None:
-    """Texts that spell the template's own tokens lay out the same conversation as harmless ones."""
-    made = template(name)
-    hostile, harmless = Conversation(made, context=context), Conversation(made, context=context)
-    for user, reply in talk:
-        hostile.ask(user)
-        harmless.ask("hi")
-        for conversation in (hostile, harmless):
-            conversation.answer([made.end], "stop", made.opening + reply)
-    ids = {tokenizer(name).convert_tokens_to_ids(marker) for marker in made.layout.control}
-    layout = [[token for token in each.ask("last").context if token in ids] for each in (hostile, harmless)]
-    assert layout[0] == layout[1]
-
-
 @given(st.sampled_from(EXTENDING), talks, st.integers(1, 4))
 def test_a_window_keeps_the_sampled_ids(name: str, talk: list[tuple[str, tuple[list[int], bool]]], window: int) -> None:
     """A window is the conversation that would have begun with its first turn."""
     made = template(name)
     shown, later = Conversation(made, context="window", window=window), Conversation(made)
+    for conversation in (shown, later):
+        conversation.system("s")
     start = max(len(talk) - window + 1, 0)
     for number, (user, (ids, _)) in enumerate(talk):
         reply = [*ids, made.end]

@@ -27,7 +27,6 @@ from starpod.trainer.data.batch import Batch
 from starpod.trainer.data.episode import DONE, Episode, Turn, paid_turns, part_sums
 from starpod.trainer.data.group import Group
 from starpod.trainer.rewards.reward import RewardConfig, Rewards
-from starpod.trainer.rewards.view import TurnView
 from starpod.trainer.rollout.branches import Brancher
 from starpod.trainer.rollout.config import SearchConfig
 from starpod.trainer.rollout.play import play
@@ -37,7 +36,7 @@ from starpod.trainer.scorers.config import QConfig
 from starpod.trainer.scorers.q import QScorer, turn_targets
 from starpod.v1 import environment_pb2 as pb
 from tests.trainer.tiny_learner import make_trainer
-from tests.trainer.turns import NOT_DONE, a_turn
+from tests.trainer.turns import a_turn
 
 NAMES = ("look", "move", "fly")
 WEIGHTS = {"a": 2.0, "c": 0.5}
@@ -428,92 +427,6 @@ class RecordingRewards(Rewards):
 
 
 # --- one at a time ----------------------------------------------------------------------------------------------------
-
-
-def said(*speakers: str, **values: Any) -> Turn:
-    """A turn of a speaker, in an attempt where a number comes second."""
-    speaker, attempt = (*speakers, "0")[:2]
-    return Turn(fresh=True, agent_id=speaker, attempt=int(attempt), **values)
-
-
-ROOM1, ROOM2 = {"room1": True, "room2": False}, {"room1": True, "room2": True}
-
-
-@pytest.mark.parametrize(
-    ("turns", "place", "previous", "criteria"),
-    [
-        # An accepted proposal stands before its verdict.
-        (
-            [said("solver", criteria=ROOM1), said("verifier"), said("solver", criteria=ROOM2), said("verifier")],
-            2,
-            0,
-            1.0,
-        ),
-        ([said("solver", criteria=ROOM1), said("verifier"), said("solver"), said("verifier")], 3, 1, 0.0),
-        # The board belongs to both players.
-        ([said("x", criteria=ROOM1), said("o", criteria=ROOM2)], 1, None, 1.0),
-        # A further attempt begins anew.
-        ([said("attempt1", criteria=ROOM2), said("attempt2", "1", criteria=ROOM1)], 1, None, 1.0),
-    ],
-)
-def test_a_checklist_is_that_of_the_attempt_up_to_the_turn(
-    turns: list[Turn], place: int, previous: int | None, criteria: float
-) -> None:
-    episode = Episode(0, 0, "doors-v1", turns=turns)
-    view = TurnView.of(turns[place], episode)
-    assert view.turns[-1] is view.turn is turns[place]
-    assert view.previous is (None if previous is None else turns[previous])
-    rewards = Rewards(RewardConfig.model_validate({"criteria": {"weight": 1}}))
-    assert rewards.score(turns[place], None, episode)["criteria"] == criteria
-
-
-def test_each_attempt_is_paid_for_its_own_tools_and_its_own_subgoals() -> None:
-    used = {"actions": ["left"], "outcomes": [DONE]}
-    turns = [said("attempt1", **used), said("attempt1", **used), said("attempt2", "1", **used)]
-    rewards = Rewards(RewardConfig.model_validate({"tools": {"bonus": 0.1}, "subgoals": {"keep_penalty": -0.3}}))
-    episode = Episode(0, 0, "doors-v1", turns=turns[:2], success=True)
-    rewards.settle(episode)
-    episode.turns, episode.success = turns, False
-    rewards.settle(episode, 1)
-    assert [turn.parts["tools"] for turn in turns] == [0.0, 0.2, 0.0]
-    assert [turn.parts["keep"] for turn in turns] == [0.0, -0.15, 0.0]
-
-
-def test_the_penalty_of_a_shared_turn_is_its_parents() -> None:
-    rewards = Rewards(RewardConfig.model_validate({"subgoals": {"keep_penalty": -0.6}}))
-    parent = Episode(0, 0, "doors-v1", turns=[said("") for _ in range(3)])
-    rewards.settle(parent)
-    branch = Episode(0, 1, "doors-v1", turns=[*parent.turns[:2], *(said("") for _ in range(4))], parent=(0, 2))
-    rewards.settle(branch)
-    assert [turn.parts["keep"] for turn in parent.turns] == pytest.approx([0.0, -0.2, -0.2])
-    assert [turn.parts["keep"] for turn in branch.own_turns] == pytest.approx([-0.1] * 4)
-
-
-def test_a_step_that_a_program_takes_by_itself_is_credited_to_its_reply() -> None:
-    """Two episodes of a reply and a second step, which meets the criterion in one of them."""
-    episodes = [
-        Episode(
-            0,
-            member,
-            "doors-v1",
-            turns=[
-                a_turn((2, 3), criteria={"a": False}, parts={"criteria": 0.0}),
-                a_turn((), criteria={"a": won}, parts={"criteria": float(won)}),
-            ],
-        )
-        for member, won in enumerate((True, False))
-    ]
-    for name, size in (("cm2_trajectory", 0.5), ("cm2_turn", 0.5), ("cm2_step", 1.0)):  # of weight 2
-        (term,) = TERMS[name]
-        found = trained(episodes, term.model_copy(update={"min_peers": 2}))
-        assert found == [{0: pytest.approx(size)}, {0: pytest.approx(-size)}], name
-
-
-def test_a_bonus_is_for_the_actions_that_were_executed_wherever_they_stand() -> None:
-    turn = Turn(fresh=True, actions=["fly", "left", "right"], outcomes=[NOT_DONE, DONE, NOT_DONE])
-    config = RewardConfig.model_validate({"tools": {"bonus": 0.1, "actions": ["left", "right"]}})
-    Rewards(config).settle(Episode(0, 0, "doors-v1", turns=[turn], success=True))
-    assert turn.parts["tools"] == pytest.approx(0.1)
 
 
 def test_an_attempt_that_said_nothing_leaves_the_one_before_as_it_was() -> None:
