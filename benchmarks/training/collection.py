@@ -41,8 +41,9 @@ from starpod.trainer.rollout.collect import Collector, Start
 from starpod.trainer.rollout.config import EnvironmentConfig
 from starpod.trainer.rollout.environment import local_services, make_task
 from starpod.trainer.warm_start.config import WarmStartConfig
-from starpod.trainer.warm_start.demonstrations import DemonstrationWriter, collect_demonstrations
+from starpod.trainer.warm_start.demonstrations import collect_demonstrations
 from starpod.trainer.warm_start.imitation import Imitation
+from starpod.trainer.warm_start.teacher import DemonstrationWriter
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = "slow_lake-v1"
@@ -173,9 +174,11 @@ async def teach(fleet: Fleet, environment: EnvironmentConfig, actions: Sequence[
     config = WarmStartConfig(steps=steps, episodes=300, actions="random", noise=0.0)
     demonstrations = await collect_demonstrations(fleet, config, make_task(quick, actions), range(1000, 1300))
     writer = DemonstrationWriter(config, PROMPT, actions)
-    policy = build_policy(ModelConfig(), texts=list(writer.texts(demonstrations)), critic="none", seed=1)
+    policy = build_policy(ModelConfig(), texts=await writer.texts(demonstrations), critic="none", seed=1)
     template = Template(policy.tokenizer, prefill=PROMPT.opening)
-    episodes = [writer.episode(demonstration, template, index) for index, demonstration in enumerate(demonstrations)]
+    episodes = [
+        await writer.episode(demonstration, template, index) for index, demonstration in enumerate(demonstrations)
+    ]
     imitation = Imitation(policy, episodes, config, Parallel(), lr=0.005, micro_batch_tokens=8192)
     losses: list[float] = []
     await asyncio.to_thread(imitation.run, lambda step, loss: losses.append(loss))

@@ -11,7 +11,8 @@ from starpod.trainer.models.tiny import train_tokenizer
 from starpod.trainer.prompts.template import Template
 from starpod.trainer.rollout.config import EnvironmentConfig
 from starpod.trainer.rollout.environment import make_task
-from starpod.trainer.warm_start.demonstrations import Demonstration, DemonstrationWriter, collect_demonstrations
+from starpod.trainer.warm_start.demonstrations import Demonstration, collect_demonstrations
+from starpod.trainer.warm_start.teacher import DemonstrationWriter
 from tests.support import ServerProcess
 
 CONFIG = load_config("webshop")
@@ -65,10 +66,10 @@ async def test_demonstrations_wander_among_what_a_page_offers_and_the_expert_arr
 async def test_replies_and_contexts_fit_into_what_sampling_allows(server: ServerProcess) -> None:
     played = await demonstrations(server, range(WARMSTART, WARMSTART + 100), noise=0.5)
     writer = DemonstrationWriter(CONFIG.warm_start, CONFIG.prompt, ())
-    texts = list(writer.texts(played))
+    texts = await writer.texts(played)
     tokenizer = train_tokenizer(texts, size=CONFIG.model.tiny.vocabulary)
     template = Template(tokenizer, prefill=CONFIG.prompt.opening)
-    episodes = [writer.episode(each, template, 0) for each in played]
+    episodes = [await writer.episode(each, template, 0) for each in played]
     turns = [turn for episode in episodes for turn in episode.turns]
     reply, prompt = max(len(turn.reply) for turn in turns), max(len(turn.prompt) for turn in turns)
     print(f"longest reply {reply}, longest prompt {prompt}, vocabulary {len(tokenizer)}")

@@ -1,6 +1,7 @@
 """Demonstrations written down as replies."""
 
 import random
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -17,12 +18,12 @@ from starpod.trainer.rollout.environment import make_task
 from starpod.trainer.warm_start.config import WarmStartConfig
 from starpod.trainer.warm_start.demonstrations import (
     Demonstration,
-    DemonstrationWriter,
     choose_best,
     collect_demonstrations,
     join_turns,
 )
 from starpod.trainer.warm_start.imitation import Imitation
+from starpod.trainer.warm_start.teacher import DemonstrationWriter
 from tests.support import ServerProcess
 
 TURN = Turn(observation="P 0 1 G 2 2", fresh=True, actions=["Left"])
@@ -91,12 +92,12 @@ def test_the_best_are_imitated_and_of_them_only_moves_with_an_effect() -> None:
     assert [each.imitate for each in choose_best(joined, 0.5)] == [[False], [False, True]]
 
 
-def test_a_demonstration_reads_as_what_is_played_does() -> None:
+async def test_a_demonstration_reads_as_what_is_played_does() -> None:
     """It says what the turn before earned, and how many actions are left; a verifier has its own actions."""
     turns = [Turn(observation=name, fresh=True, actions=["Left", "Left"]) for name in "ab"]
     turns[0].parts = {"shaping": 0.5}
     demonstration = Demonstration(Episode(0, 0, "lake-v1", turns=turns), Limits(max_actions=8), [True, True])
-    texts = [*DemonstrationWriter(WarmStartConfig(), PromptConfig(), ("Left",)).texts([demonstration])]
+    texts = await DemonstrationWriter(WarmStartConfig(), PromptConfig(), ("Left",)).texts([demonstration])
     assert "Reward: 0.5\n" in texts[3] and "You have 6 actions left." in texts[3]
     script = ScriptConfig(name="solver_verifier")
     writer = DemonstrationWriter(WarmStartConfig(), PromptConfig(), ("Left",), script)
@@ -119,18 +120,35 @@ async def test_demonstrations_tell_how_many_are_through(server: ServerProcess) -
     assert sorted(each.episode.seed for each in finished) == [each.episode.seed for each in played] == [0, 1, 2, 3, 4]
 
 
-def test_each_agent_of_a_demonstration_has_its_own_turns_in_view() -> None:
+async def test_each_agent_of_a_demonstration_has_its_own_turns_in_view() -> None:
     turns = [Turn(observation=f"board {number}", fresh=True, actions=[str(number)]) for number in range(4)]
     for turn, agent in zip(turns, "XOOX", strict=True):
         turn.agent_id = agent
     episode = Episode(0, 0, "tic_tac_toe-v1", turns=turns)
     demonstration = Demonstration(episode, Limits(), [True, False, True, True])
     script = ScriptConfig(name="self_play")
-    said = list(DemonstrationWriter(WarmStartConfig(), PromptConfig(), tuple("0123"), script)._replies(demonstration))
-    assert [each.speaker for each in said] == list("XOOX")
-    assert [each.observation for each in said] == [turn.observation for turn in turns]
-    assert [each.imitate for each in said] == [True, False, True, True]
-    assert [[turn.observation for turn in each.past.turns] for each in said] == [[], [], ["board 1"], ["board 0"]]
+    writer = DemonstrationWriter(WarmStartConfig(), PromptConfig(), tuple("0123"), script)
+    played, replies = await writer._play(demonstration, None)
+    assert [turn.agent_id for turn in played] == list("XOOX")
+    assert [turn.observation for turn in played] == [turn.observation for turn in turns]
+    assert [reply.weight for reply in replies] == [1.0, 0.0, 1.0, 1.0]
+    assert [reply.message.splitlines()[0] for reply in replies] == ["Turn 1", "Turn 1", "Reward: 0", "Reward: 0"]
+    assert ["Turn 2" in reply.message for reply in replies] == [False, False, True, True]
+
+
+async def test_a_retry_is_written_after_the_attempts_before_it() -> None:
+    """Those of a file have no attempt before."""
+    first, second = (
+        Demonstration(
+            Episode(0, 0, "lake-v1", turns=[Turn(observation=name, fresh=True, actions=["Left"])]), Limits(), [True]
+        )
+        for name in ("one", "two")
+    )
+    writer = DemonstrationWriter(WarmStartConfig(), PromptConfig(), ("Left",), ScriptConfig(name="attempts"))
+    for given, shown in ((second, ["two"]), (replace(second, earlier_attempts=(first,)), ["one", "two"])):
+        played, replies = await writer._play(given, None)
+        assert [turn.observation for turn in played] == shown
+        assert ["try once more" in reply.message for reply in replies] == [False, True][: len(shown)]
 
 
 def test_demonstrations_without_a_turn_to_imitate_are_refused() -> None:

@@ -7,9 +7,9 @@ environment sees a single agent and does not know of the script.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 from starpod.client import Observation, Session
 from starpod.trainer.agents.base import Agent, Move, Stop, Task
@@ -39,15 +39,58 @@ def retry_message(config: ScriptConfig, prompt: PromptConfig, observation: str) 
     return f"{'Again.' if prompt.style == 'compact' else config.again}\n{observation}"
 
 
-def role_prompt(script: ScriptConfig, prompt: PromptConfig, speaker: str) -> PromptConfig:
-    """Return a speaker's prompt. If no system message is configured, the speaker's role becomes the system message."""
-    role = {SOLVER: script.solver, VERIFIER: script.verifier}.get(speaker, "")
-    if not role or prompt.style == "compact" or prompt.system is not None:
-        return prompt
-    return prompt.model_copy(update={"system": role})
+def role_of(
+    script: ScriptConfig, speaker: str, prompt: PromptConfig, actions: Sequence[str]
+) -> tuple[PromptConfig, Sequence[str]]:
+    """Return a speaker's prompt and actions. If no system message is configured, its role becomes the system message.
+
+    speaker: name of the speaker; "" if the script has only one.
+    """
+    if script.name != "solver_verifier" or not speaker:
+        return prompt, actions
+    actions = VERDICTS if speaker == VERIFIER else actions
+    if prompt.style == "compact" or prompt.system is not None:
+        return prompt, actions
+    return prompt.model_copy(update={"system": {SOLVER: script.solver, VERIFIER: script.verifier}[speaker]}), actions
 
 
-# --- agents -----------------------------------------------------------------------------------------------------------
+# --- speakers ---------------------------------------------------------------------------------------------------------
+
+
+class View(NamedTuple):
+    """What a script shows to a speaker."""
+
+    text: str
+    """Text that replaces the observation."""
+    history: Episode
+    """Episode with the turns whose results the speaker sees."""
+    fresh: bool
+    """Whether the whole context is recorded as the prompt, because another speaker had the previous turn."""
+
+
+class Speaker(Agent):
+    """One speaker of a script, which sets its view before each of its replies. Without a script, there is no view."""
+
+    view: View | None = None
+
+    def see(self, text: str, history: Episode, *, fresh: bool) -> Self:
+        """Set what the speaker sees next; the arguments are the fields of `View`."""
+        self.view = View(text, history, fresh)
+        return self
+
+
+MakeSpeaker = Callable[[str, int | None], Speaker]
+"""Function that makes a speaker. Arguments: its name ("" if there is only one) and `Episode.begun_at` (None: now)."""
+
+
+class EngineSpeaker(Speaker, EngineAgent):
+    """Speaker that samples its replies from an engine."""
+
+    def _ask(self, observation: str, episode: Episode, image: bytes = b"") -> Prompt:
+        if self.view is None:
+            return super()._ask(observation, episode, image)
+        prompt = super()._ask(self.view.text, self.view.history)
+        return Prompt(prompt.context, list(prompt.context), True) if self.view.fresh else prompt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,33 +100,32 @@ class ScriptedAgents(EngineAgents):
     script: ScriptConfig = field(default_factory=ScriptConfig)
 
     def agent(self, session: Session, task: Task, group: int) -> Agent:
-        kinds: dict[str, type[SolverVerifier] | type[Attempts] | type[SelfPlay]] = {
-            "solver_verifier": SolverVerifier,
-            "attempts": Attempts,
-            "self_play": SelfPlay,
-        }
-        kind = kinds.get(self.script.name)
-        return EngineAgents.agent(self, session, task, group) if kind is None else kind(self, session, task)
+        def make_speaker(name: str, begun_at: int | None) -> Speaker:
+            prompt, actions = role_of(self.script, name, self.prompt, task.actions)
+            agents = replace(self, prompt=prompt, speaker=name)
+            return EngineSpeaker(agents, session, replace(task, actions=tuple(actions)), begun_at)
+
+        return script_agent(self.script, self.prompt, make_speaker)
 
 
-class Speaker(EngineAgent):
-    """One speaker of a script. `see` sets its view before each of its replies."""
+def engine_agents(script: ScriptConfig, **settings: Any) -> EngineAgents:
+    """Return agents that follow a script. The settings are the arguments of `EngineAgents`."""
+    return EngineAgents(**settings) if script.name == "solo" else ScriptedAgents(script=script, **settings)
 
-    def see(self, text: str, history: Episode, *, fresh: bool) -> Speaker:
-        """Set what the speaker sees next.
 
-        Args:
-            text: Text that replaces the observation.
-            history: Episode with the turns whose results the speaker sees.
-            fresh: Whether the whole context is recorded as the prompt, because another speaker had the previous turn.
-        """
-        self._view = text, history, fresh
-        return self
+# --- scripts ----------------------------------------------------------------------------------------------------------
 
-    def _ask(self, observation: str, episode: Episode, image: bytes = b"") -> Prompt:
-        text, history, fresh = self._view
-        prompt = super()._ask(text, history)
-        return Prompt(prompt.context, list(prompt.context), True) if fresh else prompt
+
+def script_agent(script: ScriptConfig, prompt: PromptConfig, make_speaker: MakeSpeaker) -> Agent:
+    """Return an agent that plays an episode by a script, with speakers made by `make_speaker`."""
+    match script.name:
+        case "solver_verifier":
+            return SolverVerifier(script, make_speaker)
+        case "attempts":
+            return Attempts(script, prompt, make_speaker)
+        case "self_play":
+            return SelfPlay(make_speaker)
+    return make_speaker("", None)
 
 
 class SolverVerifier(Agent):
@@ -93,16 +135,10 @@ class SolverVerifier(Agent):
     turn without actions. After a rejection, the solver makes another proposal.
     """
 
-    def __init__(self, agents: ScriptedAgents, session: Session, task: Task) -> None:
-        self.replies = 2 * agents.script.proposals - 1
-        self._max_proposals = agents.script.proposals
-        solver, verifier = (
-            replace(agents, prompt=role_prompt(agents.script, agents.prompt, speaker), speaker=speaker)
-            for speaker in (SOLVER, VERIFIER)
-        )
-        self._solver = Speaker(solver, session, task)
-        verdicts = replace(task, actions=VERDICTS)
-        self._verifier = Speaker(verifier, session, verdicts)
+    def __init__(self, script: ScriptConfig, make_speaker: MakeSpeaker) -> None:
+        self.replies = 2 * script.proposals - 1
+        self._max_proposals = script.proposals
+        self._solver, self._verifier = make_speaker(SOLVER, None), make_speaker(VERIFIER, None)
         self._sent_turns: list[int] = []
         self._proposals: list[list[str]] = []
         self._pending = False
@@ -157,10 +193,10 @@ class Attempts(Agent):
     `play` plays all attempts except the last one on forks.
     """
 
-    def __init__(self, agents: ScriptedAgents, session: Session, task: Task) -> None:
-        self.attempts = agents.script.attempts
-        self._script, self._prompt = agents.script, agents.prompt
-        self._speaker = Speaker(agents, session, task)
+    def __init__(self, script: ScriptConfig, prompt: PromptConfig, make_speaker: MakeSpeaker) -> None:
+        self.attempts = script.attempts
+        self._script, self._prompt = script, prompt
+        self._speaker = make_speaker("", None)
         self._attempt = 0
 
     async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
@@ -193,8 +229,8 @@ class Attempts(Agent):
 class SelfPlay(Agent):
     """Agent that plays all agents of an environment, which says whose turn it is. Each sees only its own turns."""
 
-    def __init__(self, agents: ScriptedAgents, session: Session, task: Task) -> None:
-        self._agents, self._session, self._task = agents, session, task
+    def __init__(self, make_speaker: MakeSpeaker) -> None:
+        self._make_speaker = make_speaker
         self._speakers: dict[str, Speaker] = {}
 
     async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
@@ -213,11 +249,5 @@ class SelfPlay(Agent):
     def _see(self, observation: Observation, episode: Episode) -> Speaker:
         name = observation.agent_id
         if name not in self._speakers:
-            agents = replace(self._agents, speaker=name)
-            self._speakers[name] = Speaker(agents, self._session, self._task, episode.begun_at)
+            self._speakers[name] = self._make_speaker(name, episode.begun_at)
         return self._speakers[name].see(observation.text, turns_of(episode, name), fresh=True)
-
-
-def engine_agents(script: ScriptConfig, **settings: Any) -> EngineAgents:
-    """Return agents that follow a script. The settings are the arguments of `EngineAgents`."""
-    return EngineAgents(**settings) if script.name == "solo" else ScriptedAgents(script=script, **settings)

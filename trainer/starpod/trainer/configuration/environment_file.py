@@ -31,7 +31,8 @@ from starpod.trainer.models.config import PACKAGED, TINY, ModelError, TinyConfig
 from starpod.trainer.rollout.config import EnvironmentConfig
 from starpod.trainer.rollout.environment import connect, make_task
 from starpod.trainer.warm_start.config import WarmStartConfig
-from starpod.trainer.warm_start.demonstrations import Demonstration, DemonstrationWriter, collect_demonstrations
+from starpod.trainer.warm_start.demonstrations import Demonstration, collect_demonstrations
+from starpod.trainer.warm_start.teacher import DemonstrationWriter
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_word import EnvironmentWord, WordError
 
@@ -470,7 +471,7 @@ def _size_pretrained(draft: Config, explored: Explored, turns: int) -> tuple[dic
     spec, given = explored.spec, draft.sampling.model_fields_set
     template = Template(load_tokenizer(draft.model), prefill=draft.prompt.opening)
     writer = DemonstrationWriter(draft.warm_start, draft.prompt, tuple(spec.action_space.names), draft.script)
-    played = [turn for demo in explored.demonstrations for turn in writer.episode(demo, template, 0).turns]
+    played = [turn for demo in explored.demonstrations for turn in asyncio.run(writer.episode(demo, template, 0)).turns]
     longest = max(len(turn.reply) for turn in played)
     reply = draft.sampling.max_reply_tokens
     if "max_reply_tokens" not in given and not draft.prompt.thinking:
@@ -515,7 +516,7 @@ def _tokens(draft: Config, spec: pb.EnvironmentSpec, demonstrations: Sequence[De
     writer = DemonstrationWriter(draft.warm_start, draft.prompt, tuple(spec.action_space.names), draft.script)
     from starpod.trainer.models.tiny import train_tokenizer  # imports torch
 
-    texts, size = list(writer.texts(demonstrations)), TinyConfig().vocabulary
+    texts, size = asyncio.run(writer.texts(demonstrations)), TinyConfig().vocabulary
     # Limits are for text without phrases, because new texts may have none.
     words, phrases = train_tokenizer(texts, size=size), train_tokenizer(texts, size=size, phrases=True)
     turns = [turn for demo in demonstrations for turn in demo.episode.turns]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from starpod.client import Fleet, Want
@@ -14,6 +14,7 @@ from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.configuration.seeds import SeedCursor
 from starpod.trainer.configuration.tasks import TaskConfig
 from starpod.trainer.data.episode import Episode
+from starpod.trainer.models.config import TINY
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.prompts.template import Template
@@ -22,11 +23,11 @@ from starpod.trainer.rollout.environment import connect, make_task, read_facts
 from starpod.trainer.run.interrupts import Interrupts
 from starpod.trainer.warm_start.demonstrations import (
     Demonstration,
-    DemonstrationWriter,
     choose_best,
     collect_demonstrations,
     read_demonstrations,
 )
+from starpod.trainer.warm_start.teacher import DemonstrationWriter
 
 
 @dataclass(slots=True)
@@ -39,6 +40,8 @@ class Served:
     writer: DemonstrationWriter
     facts: Facts
     demonstrations: list[Demonstration] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    """All texts of this environment that a policy will read or write, if a tokenizer is trained on them."""
 
     async def demonstrate(self, config: Config, cursor: SeedCursor, screen: Screen) -> None:
         """Read demonstrations from the configured file, and collect more from the next seeds. Raises ConfigError."""
@@ -72,10 +75,6 @@ class Served:
             )
         return demos
 
-    def texts(self) -> Iterable[str]:
-        """Return all texts of this environment that a policy will read or write."""
-        return self.writer.texts(self.demonstrations)
-
 
 @contextlib.asynccontextmanager
 async def serve(config: Config, task: TaskConfig) -> AsyncIterator[Served]:
@@ -96,10 +95,14 @@ async def demonstrate(
     for environment in served:
         if parallel.is_main:
             await interrupts.unless_requested(environment.demonstrate(config, cursor, screen))
+            if config.model.name == TINY:
+                environment.texts = await environment.writer.texts(environment.demonstrations)
         environment.demonstrations = parallel.broadcast_object(environment.demonstrations)
 
 
-def episodes_to_imitate(config: Config, served: Sequence[Served], templates: Mapping[str, Template]) -> list[Episode]:
+async def episodes_to_imitate(
+    config: Config, served: Sequence[Served], templates: Mapping[str, Template]
+) -> list[Episode]:
     """Return the demonstrations as episodes in the policy's format; an empty list if the run does not imitate.
 
     Raises:
@@ -109,7 +112,7 @@ def episodes_to_imitate(config: Config, served: Sequence[Served], templates: Map
         return []
     pairs = [(environment, demonstration) for environment in served for demonstration in environment.demonstrations]
     episodes = [
-        environment.writer.episode(demonstration, templates[environment.config.name], index)
+        await environment.writer.episode(demonstration, templates[environment.config.name], index)
         for index, (environment, demonstration) in enumerate(pairs)
     ]
     policies = set(config.script.policies)

@@ -91,7 +91,7 @@ async def open_run(
                 _record(config, folder, screen)
             await stack.enter_async_context(telling(folder, [environment.fleet for environment in served], screen))
         build = partial(
-            build_models, config, lambda: chain.from_iterable(each.texts() for each in served), folder, parallel
+            build_models, config, lambda: chain.from_iterable(each.texts for each in served), folder, parallel
         )
         models = None
         if config.model.name != TINY:  # one that cannot be used is refused before demonstrations are played
@@ -130,7 +130,7 @@ async def open_run(
                 output=output,
                 parallel=parallel,
                 interrupts=interrupts,
-                demonstrations=episodes_to_imitate(config, served, templates),
+                demonstrations=await episodes_to_imitate(config, served, templates),
                 offline=offline,
                 scorer=make_scorer(config, models.make_initial, parallel),
             ),
