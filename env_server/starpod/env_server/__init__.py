@@ -18,8 +18,8 @@ from starpod.env_server.authoring.environment import (
     Unavailable,
     digest,
 )
-from starpod.env_server.authoring.untrusted import read_untrusted_json
 from starpod.env_server.processes.confined import Confined, run_confined
+from starpod.v1.untrusted import read_untrusted_json
 from starpod.v1.values import JSON, Image, ToolCall
 
 __all__ = [

@@ -59,7 +59,7 @@ SMALL = {"content": "It is small."}
     [
         ({"choices": [{"message": SMALL, "finish_reason": "length"}]}, "ended with 'length', so it is not whole"),
         ({"choices": [{"message": SMALL, "finish_reason": "content_filter"}]}, "'content_filter'"),
-        ({"choices": [{"message": SMALL, "finish_reason": 7}]}, "ended with 7"),
+        ({"choices": [{"message": SMALL, "finish_reason": 7}]}, "finish reason 7"),
         ({"choices": []}, "has no message"),
         ({"choices": None}, "has no message"),
         ({"choices": [{"message": "It is small."}]}, "has no message"),

@@ -19,9 +19,9 @@ from openreward.api.environments.client import EnvironmentsAPI
 from openreward.api.errors import ToolCallError
 
 from starpod.client import JSON, Image, SyncFleet, ToolCall
-from starpod.env_server.authoring.untrusted import wait_seconds
 from starpod.env_server.hosting.ors import host
 from starpod.env_server.hosting.ors_server import ORSServer
+from starpod.v1.untrusted import wait_seconds
 from tests.env_server.hosting.checks import check_contract, check_recovery, check_refusal
 from tests.env_server.hosting.checks import words as words_of
 from tests.support import ServerProcess, start_server

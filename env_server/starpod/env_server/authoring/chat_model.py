@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from starpod.env_server.authoring.environment import Busy, Environment, Unavailable
-from starpod.env_server.authoring.untrusted import read_untrusted_json, wait_seconds
+from starpod.v1.untrusted import read_completion, wait_seconds
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class ChatModel:
         for seed in range(self.attempts):
             body = self._complete({"seed": seed, **request})
             try:
-                value = read(_spoken(read_untrusted_json(body)))
+                value = read(_spoken(body))
                 json.dumps(value, allow_nan=False)
                 return value
             except ValueError as error:
@@ -105,19 +105,13 @@ _WHOLE = ("stop", "eos", "eos_token", "stop_sequence", None)
 _THOUGHT = re.compile(r"\s*<think>.*?(</think>|\Z)", re.DOTALL)
 
 
-def _spoken(reply: Any) -> str:
+def _spoken(body: bytes) -> str:
     """Return the text of a reply without its reasoning. Raises ValueError if no text is left, or if it is cut off."""
-    match reply:
-        case {"choices": [{"message": dict(message), **choice}, *_]}:
-            content = message.get("content")
-        case _:
-            raise ValueError("the reply has no message")
-    if (finish := choice.get("finish_reason")) not in _WHOLE:
-        raise ValueError(f"the model's reply ended with {finish!r}, so it is not whole; perhaps raise max_tokens")
-    if isinstance(content, list):
-        texts = [part.get("text") for part in content if isinstance(part, dict)]
-        content = "".join(text for text in texts if isinstance(text, str))
-    text = _THOUGHT.sub("", content, count=1).strip() if isinstance(content, str) else ""
-    if not text:
+    completion = read_completion(body)
+    if completion.finish not in _WHOLE:
+        raise ValueError(
+            f"the model's reply ended with {completion.finish!r}, so it is not whole; perhaps raise max_tokens"
+        )
+    if not (text := _THOUGHT.sub("", completion.text, count=1).strip()):
         raise ValueError("the model's reply has no text")
     return text

@@ -17,7 +17,6 @@ from PIL import Image as Pillow
 
 from starpod.env_server.authoring.drawing import encode_png
 from starpod.env_server.authoring.environment import INVALID, Outcome
-from starpod.env_server.authoring.untrusted import read_untrusted_json
 from starpod.env_server.hosting.hosted import HostedGame, own_luck
 from starpod.env_server.hosting.request import HostingRequest
 from starpod.env_server.hosting.spaces import (
@@ -30,6 +29,7 @@ from starpod.env_server.hosting.spaces import (
     words,
     writer,
 )
+from starpod.v1.untrusted import read_untrusted_json
 from starpod.v1.values import JSON, Action, Image, Part
 
 

@@ -11,8 +11,8 @@ from openenv.core.env_server.types import Action as OpenAction
 from pydantic import TypeAdapter, ValidationError
 
 from starpod.env_server.authoring.environment import Tool
-from starpod.env_server.authoring.untrusted import read_untrusted_json
 from starpod.env_server.hosting.request import HostingRequest, import_named
+from starpod.v1.untrusted import read_untrusted_json
 from starpod.v1.values import JSON, Action, ToolCall
 
 

@@ -19,7 +19,6 @@ from starpod.env_server.authoring.environment import (
     Outcome,
     Tool,
 )
-from starpod.env_server.authoring.untrusted import read_untrusted_json
 from starpod.env_server.hosting.hosted import Hosted, HostedGame, ProbeResult, publish, starpod_id
 from starpod.env_server.hosting.ors_server import (
     Block,
@@ -35,6 +34,7 @@ from starpod.env_server.hosting.ors_server import (
     ToolList,
 )
 from starpod.env_server.hosting.request import HostingRequest, nearest
+from starpod.v1.untrusted import read_untrusted_json
 from starpod.v1.values import JSON, Action, Image, Part, ToolCall
 
 

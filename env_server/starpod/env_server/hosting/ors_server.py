@@ -15,7 +15,7 @@ from typing import IO, Annotated, Any, Literal, TypeVar
 from pydantic import Base64Bytes, BaseModel, Field, NonNegativeInt, TypeAdapter, ValidationError
 
 from starpod.env_server.authoring.environment import Busy
-from starpod.env_server.authoring.untrusted import wait_seconds
+from starpod.v1.untrusted import wait_seconds
 from starpod.v1.values import MAX_REWARD
 
 T = TypeVar("T")

@@ -28,7 +28,6 @@ from starpod.env_server.authoring.environment import (
     Outcome,
     Tool,
 )
-from starpod.env_server.authoring.untrusted import read_untrusted_json
 from starpod.env_server.hosting.hosted import (
     Hosted,
     HostedGame,
@@ -41,6 +40,7 @@ from starpod.env_server.hosting.hosted import (
 )
 from starpod.env_server.hosting.request import HostingError, HostingRequest, fitting
 from starpod.env_server.hosting.verifiers_episodes import HARNESS, EpisodePlayer, VerifiersEpisode
+from starpod.v1.untrusted import read_untrusted_json
 from starpod.v1.values import JSON, Action, Image, Part, ToolCall
 
 _TASKS_OF_THE_ENDLESS = 1000

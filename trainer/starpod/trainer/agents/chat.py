@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import openai
 
@@ -15,6 +14,7 @@ from starpod.client.transport import Backoff
 from starpod.trainer.agents.base import Agent, AgentError, AgentRefused, Agents, Move, Stop, Task
 from starpod.trainer.data.episode import Episode, Finish
 from starpod.trainer.prompts.prompt import PromptConfig, Prompter
+from starpod.v1.untrusted import Completion, read_completion
 
 KEY = "OPENAI_API_KEY"
 RETRIES = 6
@@ -98,7 +98,8 @@ class ChatAgents(Agents):
         for number in range(1, REPLIES + 1):
             try:
                 # As text: the client's own types are not checked.
-                completion = _read_completion(await self._client.post("/chat/completions", body=body, cast_to=str))
+                completion = read_completion(await self._client.post("/chat/completions", body=body, cast_to=str))
+                finish, (prompt_tokens, completion_tokens) = _finish_of(completion), _count_tokens(completion.usage)
             except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
                 raise AgentRefused(f"{url} refuses {self.model}: {error.message}") from error
             except openai.APITimeoutError as error:
@@ -107,42 +108,32 @@ class ChatAgents(Agents):
                 raise self._failure(f"no answer from {url}: {error.__cause__ or error.message}") from error
             except openai.APIError as error:
                 raise AgentError(f"{url}: {error.message}") from error
-            except (ValueError, RecursionError) as error:
+            except ValueError as error:
                 if number == REPLIES:
-                    raise self._failure(f"{url} answered {REPLIES} times with {error}") from error
+                    raise self._failure(f"{url} answered {REPLIES} times, but {error}") from error
             else:
                 break
             await asyncio.sleep(backoff.wait())
         self._failure = AgentError
-        self.prompt_tokens += completion.prompt_tokens
-        self.completion_tokens += completion.completion_tokens
-        return completion.text, completion.finish
+        self.prompt_tokens += prompt_tokens
+        self.completion_tokens += completion_tokens
+        return completion.text, finish
 
 
-class _Completion(NamedTuple):
-    text: str
-    finish: Finish
-    prompt_tokens: int
-    completion_tokens: int
+def _finish_of(completion: Completion) -> Finish:
+    """Return why a reply ended. Raises ValueError if the endpoint hides the reply."""
+    if completion.finish == "content_filter":
+        raise ValueError("the reply has the finish reason 'content_filter'")
+    return "length" if completion.finish == "length" else "stop"
 
 
-def _read_completion(reply_text: str) -> _Completion:
-    """Return a reply's first choice. No content is an empty text. Raises ValueError if a value has another type."""
-    try:
-        reply = json.loads(reply_text)
-    except json.JSONDecodeError:
-        raise ValueError(f"{reply_text[:80]!r}, which is not JSON") from None
-    match reply:
-        case {"choices": [{"message": dict(message), **choice}, *_]} if isinstance(message.get("content"), str | None):
-            reason, usage = choice.get("finish_reason"), reply.get("usage") or {}
-            if not isinstance(reason, str | None) or reason == "content_filter":
-                raise ValueError(f"the finish reason {reason!r:.80}")
-            names = ("prompt_tokens", "completion_tokens")
-            counts = [usage.get(name, 0) for name in names] if isinstance(usage, dict) else [usage]
-            if not all(type(count) is int and count >= 0 for count in counts):
-                raise ValueError(f"the usage {usage!r:.80}")
-            return _Completion(message.get("content") or "", "length" if reason == "length" else "stop", *counts)
-    raise ValueError(f"{reply_text[:200]!r}, which has no choice with a message")
+def _count_tokens(usage: Any) -> tuple[int, int]:
+    """Return the tokens of prompt and reply that an endpoint reports. Raises ValueError if they are no counts."""
+    names = ("prompt_tokens", "completion_tokens")
+    counts = [(usage or {}).get(name, 0) for name in names] if isinstance(usage, dict | None) else [usage]
+    if not all(type(count) is int and count >= 0 for count in counts):
+        raise ValueError(f"the reply has the usage {usage!r:.80}")
+    return counts[0], counts[1]
 
 
 class ChatAgent(Agent):

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import errno
 import gzip
-import json
 import os
-import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
+from starpod.v1.untrusted import read_untrusted_json
+
 MAX_LINE = 32 * 2**20
 """Maximum size in bytes of a line of JSON, such as an episode with its pictures."""
 MAX_TEXT = 2**30
 """Maximum size in bytes of a file of lines, after decompression."""
-_HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
 class BadData(ValueError):
@@ -68,26 +67,8 @@ def read_lines(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def read_json(data: bytes | str) -> Any:
-    """Return the value of a JSON text. Lone surrogates become U+FFFD, which can be stored and shown.
-
-    Raises:
-        BadData: The text is not JSON, or is nested too deeply.
-    """
+    """Return the value of a JSON text; see `read_untrusted_json`. Raises BadData if it is not JSON."""
     try:
-        value = json.loads(data)
-        escaped = b"\\ud" in data.lower() if isinstance(data, bytes) else "\\ud" in data.lower()
-        return _whole(value) if escaped else value
-    except RecursionError:
-        raise BadData("it is nested too deeply") from None
+        return read_untrusted_json(data)
     except ValueError as error:
         raise BadData(f"it is not JSON: {error}") from None
-
-
-def _whole(value: Any) -> Any:
-    if isinstance(value, str):
-        return _HALF_PAIR.sub("\N{REPLACEMENT CHARACTER}", value)
-    if isinstance(value, dict):
-        return {_whole(name): _whole(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_whole(item) for item in value]
-    return value

@@ -1,4 +1,4 @@
-"""Reading of what untrusted programs, models and servers say. The results can be sent and shown."""
+"""Reading of what untrusted programs, models, servers and files say. The results can be sent, stored and shown."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import re
 import time
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 _HALF_PAIR = re.compile("[\ud800-\udfff]")
 
@@ -36,6 +36,38 @@ def _with_whole_pairs(value: Any) -> Any:
     if isinstance(value, list):
         return [_with_whole_pairs(item) for item in value]
     return value
+
+
+class Completion(NamedTuple):
+    """The first choice of a chat completion."""
+
+    text: str
+    """Content of the message; a list of parts is joined, and a message without content has an empty text."""
+    finish: str | None
+    """Reason why the model stopped, such as "stop" or "length"."""
+    usage: Any
+    """The reply's `usage`, not checked."""
+
+
+def read_completion(data: bytes | str) -> Completion:
+    """Return what an API for chat completions like OpenAI's replied. Raises ValueError if it is malformed."""
+    try:
+        reply = read_untrusted_json(data)
+    except ValueError as error:
+        raise ValueError(f"the reply is not JSON ({error}): {data[:80]!r}") from None
+    match reply:
+        case {"choices": [{"message": dict(message), **choice}, *_]}:
+            content, finish = message.get("content"), choice.get("finish_reason")
+        case _:
+            raise ValueError(f"the reply has no message: {data[:200]!r}")
+    if isinstance(content, list):
+        texts = [part.get("text") for part in content if isinstance(part, dict)]
+        content = "".join(text for text in texts if isinstance(text, str))
+    if not isinstance(content, str | None):
+        raise ValueError(f"the reply's message has no text: {data[:200]!r}")
+    if not isinstance(finish, str | None):
+        raise ValueError(f"the reply has the finish reason {finish!r:.80}")
+    return Completion(content or "", finish, reply.get("usage"))
 
 
 def wait_seconds(retry_after: str) -> float:
