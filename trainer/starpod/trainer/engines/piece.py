@@ -1,4 +1,4 @@
-"""What one call of a server that samples returns, and whether it is possible."""
+"""The result of one call of a server that samples, and the check that it is possible."""
 
 from __future__ import annotations
 

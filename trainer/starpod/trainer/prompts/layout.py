@@ -24,7 +24,7 @@ in parts, between these characters, so that the tokens' letters are encoded as a
 
 
 class TemplateLayout:
-    """What a chat template writes around the contents of messages, found by rendering short dummy conversations.
+    """The text that a chat template writes around messages, found by rendering short dummy conversations.
 
     Args:
         tokenizer: Tokenizer with a chat template.
