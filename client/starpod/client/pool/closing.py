@@ -1,4 +1,4 @@
-"""Closing of sessions on one server, also of those that nobody uses."""
+"""The closing of one server's sessions, now or once the server can be reached again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pool does regularly for its servers: health checks, renewal of leases, resolution of names."""
+"""The upkeep of a pool's servers: health checks, renewal of leases, resolution of names."""
 
 from __future__ import annotations
 

@@ -72,9 +72,44 @@ def main(work: bytes, reply: Callable[[bytes], NoReturn]) -> None:
             executed, or `limit` if it exceeded a limit.
     """
     task = json.loads(work)
-    limits = {name: json.dumps({"limit": name}).encode() for name in ("instructions", "uncounted", "memory")}
+    arm, check, finish = _guard(task["instructions"], reply)
+    memory = json.dumps({"limit": "memory"}).encode()
+    _repeat_each_time()
+    namespace: dict[str, Any] = {"__name__": "solution"}
+    arm()
+    try:
+        exec(compile(task["code"], "solution", "exec"), namespace)
+        function = namespace[task["function"]]
+    except MemoryError:
+        finish(memory)
+    except BaseException as error:
+        check()
+        finish(json.dumps({"error": _describe_error(error)}).encode())
+    results: list[dict[str, Any]] = []
+    for arguments in task["arguments"]:
+        try:
+            results.append({"value": _expect_json(function(*arguments))})
+        except MemoryError:
+            finish(memory)
+        except BaseException as error:
+            results.append({"error": _describe_error(error)})
+    data = json.dumps({"results": results}).encode()
+    check()
+    finish(data)
+
+
+def _guard(
+    instructions: int, reply: Callable[[bytes], NoReturn]
+) -> tuple[Callable[[], None], Callable[[], None], Callable[[bytes], NoReturn]]:
+    """Prepare the count of a program's instructions.
+
+    Returns:
+        A function that begins to count, and from then on refuses what would disturb the count; one that ends the
+        program if some of its instructions may not have been counted; and one that ends it with a reply.
+    """
+    limits = {name: json.dumps({"limit": name}).encode() for name in ("instructions", "uncounted")}
     settrace, gettrace, write, leave = sys.settrace, sys.gettrace, os.write, os._exit
-    left = itertools.repeat(None, task["instructions"])
+    left = itertools.repeat(None, instructions)
     armed = tampered = False
 
     def finish(data: bytes) -> NoReturn:
@@ -122,39 +157,21 @@ def main(work: bytes, reply: Callable[[bytes], NoReturn]) -> None:
         raise error
 
     def check() -> None:
-        """End the program if some of its instructions may not have been counted."""
         if tampered or gettrace() is not enter:
             finish(limits["uncounted"])
 
-    _repeat_each_time()
-    namespace: dict[str, Any] = {"__name__": "solution"}
+    def arm() -> None:
+        nonlocal armed
+        sys.setrecursionlimit = _raise_recursion_limit
+        # Python 3.11 has no audit event for starting threads.
+        _thread.start_new_thread = _thread.start_new = threading._start_new_thread = _refuse_thread  # type: ignore[attr-defined]
+        sys.addaudithook(audit)
+        sys._getframe().f_trace_opcodes = True  # Python 3.12 only traces instructions if a frame has set this before
+        settrace(enter)  # until the end, because the program's code also runs when its values are converted or freed
+        armed = True
+
     refused, frames = _REFUSED, _FRAMES
-    sys.setrecursionlimit = _raise_recursion_limit
-    # Python 3.11 has no audit event for starting threads.
-    _thread.start_new_thread = _thread.start_new = threading._start_new_thread = _refuse_thread  # type: ignore[attr-defined]
-    sys.addaudithook(audit)
-    sys._getframe().f_trace_opcodes = True  # Python 3.12 only traces instructions if a frame has set this before
-    settrace(enter)  # until the end, because the program's code also runs when its values are converted or freed
-    armed = True
-    try:
-        exec(compile(task["code"], "solution", "exec"), namespace)
-        function = namespace[task["function"]]
-    except MemoryError:
-        finish(limits["memory"])
-    except BaseException as error:
-        check()
-        finish(json.dumps({"error": _describe_error(error)}).encode())
-    results: list[dict[str, Any]] = []
-    for arguments in task["arguments"]:
-        try:
-            results.append({"value": _expect_json(function(*arguments))})
-        except MemoryError:
-            finish(limits["memory"])
-        except BaseException as error:
-            results.append({"error": _describe_error(error)})
-    data = json.dumps({"results": results}).encode()
-    check()
-    finish(data)
+    return arm, check, finish
 
 
 def _repeat_each_time() -> None:
