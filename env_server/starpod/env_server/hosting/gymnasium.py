@@ -45,7 +45,7 @@ _MAKE_ARGUMENTS = ("max_episode_steps",)
 """Arguments of gymnasium.make itself, not of the environment's constructor."""
 
 
-def host(text: str, probed: str = "") -> type[Hosted]:
+def host(text: str, probed: str = "") -> type[Hosted[Any]]:
     """Return the environment class for `ID?argument=value#setting=value`. Raises HostingError.
 
     `probed` is the encoded ProbeResult if another process has already probed the environment.
@@ -124,7 +124,7 @@ def installed(pattern: str) -> list[str]:
     return [f"{module}:{id}" if module else id for id in fitting(name, newest_ids.values())]
 
 
-class GymnasiumEnvironment(Hosted):
+class GymnasiumEnvironment(Hosted[GymnasiumGame]):
     """Environment with one Gymnasium environment per session."""
 
     factory: ClassVar[GymnasiumFactory]
@@ -137,23 +137,17 @@ class GymnasiumEnvironment(Hosted):
             raise OptionsError(str(error)) from error
 
     def render(self, mode: str = "text") -> str | bytes:
-        game = self.game
-        assert isinstance(game, GymnasiumGame)
-        return game.draw() if mode == "png" else game.text
+        return self.game.draw() if mode == "png" else self.game.text
 
     def state_key(self) -> bytes:
-        game = self.game
-        assert isinstance(game, GymnasiumGame)
-        return digest_observation(game.parts)
+        return digest_observation(self.game.parts)
 
 
 class NamedGymnasiumEnvironment(GymnasiumEnvironment):
     """Environment whose actions have names. A mask in `info` may tell which of them currently have an effect."""
 
     def valid_actions(self) -> Sequence[str]:
-        game = self.game
-        assert isinstance(game, GymnasiumGame)
-        mask = game.info.get("action_mask")
+        mask = self.game.info.get("action_mask")
         if not isinstance(mask, np.ndarray) or mask.shape != (len(self.spec.actions),):
             return self.spec.actions
         return [name for name, allowed in zip(self.spec.actions, mask.tolist(), strict=True) if allowed]
@@ -218,7 +212,6 @@ def _plan(request: HostingRequest, gym_spec: EnvSpec, first: gymnasium.Env[Any, 
     elif "actions" in request.settings:
         raise request.fail(f"its actions cannot be named: they are {words(space)}")
     elements = [read(number) for number in numbers] if names else []
-    success_at = request.number("success_at")
     return SpaceConversion(
         space,
         first.observation_space,
@@ -228,7 +221,7 @@ def _plan(request: HostingRequest, gym_spec: EnvSpec, first: gymnasium.Env[Any, 
         writer(first.observation_space),
         request.choice("observation", "text", "json", "ansi"),
         request.choice("info", "yes", "no") == "yes",
-        gym_spec.reward_threshold if success_at is None else success_at,
+        request.number("success_at", gym_spec.reward_threshold),
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,7 @@ from PIL import Image as Pillow
 
 from starpod.env_server.authoring.drawing import encode_png
 from starpod.env_server.authoring.environment import INVALID, Outcome
-from starpod.env_server.hosting.hosted import HostedGame, own_luck
+from starpod.env_server.hosting.hosted import HostedGame, in_words, own_luck
 from starpod.env_server.hosting.request import HostingRequest
 from starpod.env_server.hosting.spaces import (
     Reader,
@@ -121,7 +120,7 @@ class GymnasiumGame(HostedGame):
         value, images = self.written
         if is_picture(self.environment.observation_space):
             return [*images]
-        return [JSON(value) if self.plan.observation == "json" else _words(value), *images]
+        return [JSON(value) if self.plan.observation == "json" else in_words(value), *images]
 
     @property
     def text(self) -> str:
@@ -129,7 +128,7 @@ class GymnasiumGame(HostedGame):
         if self.plan.observation == "ansi":
             return plain_colours(str(self.environment.render()))
         space = self.environment.observation_space
-        return words(space) if is_picture(space) else _words(self.written[0])
+        return words(space) if is_picture(space) else in_words(self.written[0])
 
     def observe(self) -> str | Sequence[Part]:
         if self.plan.observation == "ansi":
@@ -158,7 +157,3 @@ class GymnasiumGame(HostedGame):
         if isinstance(self.plan.action_space, Text):
             return action
         return read_untrusted_json(action)
-
-
-def _words(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

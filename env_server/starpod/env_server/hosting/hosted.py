@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import hashlib
 import importlib.metadata
 import json
 import logging
@@ -15,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from queue import SimpleQueue
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 from packaging.requirements import Requirement
@@ -34,6 +36,7 @@ from starpod.env_server.episodes.state import StateError
 from starpod.env_server.hosting.request import HostingRequest
 from starpod.env_server.processes.forking import preload, warm_up
 from starpod.env_server.registry import Reference
+from starpod.v1.untrusted import read_untrusted_json
 from starpod.v1.values import JSON, Action, Part, ToolCall
 
 logger = logging.getLogger(__name__)
@@ -84,12 +87,14 @@ def package_version(module: str) -> str:
     """Return MAJOR.MINOR.PATCH of the distribution that contains a module; 0.0.0 if there is none."""
     package = module.partition(".")[0]
     for distribution in _distributions().get(package, ()):
-        try:
-            release = Version(importlib.metadata.version(distribution)).release
-        except (InvalidVersion, importlib.metadata.PackageNotFoundError):
-            continue
-        return ".".join(map(str, (*release, 0, 0)[:3]))
+        with contextlib.suppress(InvalidVersion, importlib.metadata.PackageNotFoundError):
+            return release_of(importlib.metadata.version(distribution))
     return "0.0.0"
+
+
+def release_of(version: str) -> str:
+    """Return MAJOR.MINOR.PATCH of a version. Raises InvalidVersion."""
+    return ".".join(map(str, (*Version(version).release, 0, 0)[:3]))
 
 
 def dependents(*packages: str) -> list[str]:
@@ -135,7 +140,7 @@ class HostedGame(ABC):
     def reseed(self, seed: int) -> None:  # noqa: B027 - most have no random state that can be set
         """Reseed the random transitions from here on."""
 
-    def copy(self) -> HostedGame:
+    def copy(self) -> Self:
         raise StateError("has no copies")
 
     def outcome(
@@ -158,7 +163,10 @@ class HostedGame(ABC):
         return Outcome(float(reward), terminated, truncated and not terminated, success, info=info or None)
 
 
-class Hosted(Environment):
+Game = TypeVar("Game", bound=HostedGame)
+
+
+class Hosted(Environment, Generic[Game]):
     """Base of hosted environments. Its state is the list of actions, which a copy or a restored environment replays.
 
     `copies` says whether `Game.copy` is reliable. `reference` says how another process creates the class.
@@ -170,14 +178,14 @@ class Hosted(Environment):
     def __init__(self) -> None:
         self._past: list[Any] = []
         self._luck = 0
-        self._cached_game: HostedGame | None = None
+        self._cached_game: Game | None = None
 
     @abstractmethod
-    def begin(self, luck: int) -> HostedGame:
+    def begin(self, luck: int) -> Game:
         """Start a new game with `self.options` and `self.seed`. `luck` is the seed of its random transitions."""
 
     @property
-    def game(self) -> HostedGame:
+    def game(self) -> Game:
         """The live game. If there is none yet, it is created and the actions are replayed."""
         if self._cached_game is None:
             game = self.begin(self._luck)
@@ -219,6 +227,11 @@ class Hosted(Environment):
     def observe(self) -> str | Sequence[Part]:
         return self.game.observe()
 
+    def digest_past(self, *start: Any) -> bytes:
+        """Return a state key for a game whose other state is not accessible: a digest of its start and all actions."""
+        text = json.dumps([*start, self._past], separators=(",", ":"))
+        return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
     def copy(self) -> Self:
         clone = type(self)()
         clone.options, clone.seed = self.options, self.seed
@@ -259,12 +272,11 @@ class Hosted(Environment):
             "past": list(self._past),
         }
 
-    def _keep(self, game: HostedGame) -> HostedGame:
+    def _keep(self, game: Game) -> None:
         self._cached_game = game
         # Close the game when the session no longer refers to it, but not at interpreter exit.
         waits = self.spec.concurrency is Concurrency.THREAD
         weakref.finalize(self, _close_aside if waits else HostedGame.close, game).atexit = False
-        return game
 
 
 _ended: SimpleQueue[HostedGame] = SimpleQueue()
@@ -299,8 +311,13 @@ def own_luck(seed: int, dynamics_seed: int) -> bool:
 
 
 def publish(
-    base: type[Hosted], request: HostingRequest, spec: EnvironmentSpec, probed: ProbeResult, module: str, **members: Any
-) -> type[Hosted]:
+    base: type[Hosted[Any]],
+    request: HostingRequest,
+    spec: EnvironmentSpec,
+    probed: ProbeResult,
+    module: str,
+    **members: Any,
+) -> type[Hosted[Any]]:
     """Return the hosted class: `base` with its spec and `members` as class attributes.
 
     Args:
@@ -333,6 +350,37 @@ def publish(
 def jsonable(value: Any, exclude: set[str] | None = None) -> Any:
     """Convert a value of any type, including third-party types, to JSON-like values. `exclude`: fields to omit."""
     return to_jsonable_python(value, exclude=exclude, serialize_unknown=True, inf_nan_mode="strings")
+
+
+def in_words(value: Any) -> str:
+    """Return a text as it is, and another value as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def join_messages(messages: Sequence[Mapping[str, Any]]) -> str:
+    """Return messages of a conversation as one text. If there are several, the role precedes each message."""
+    if len(messages) == 1:
+        return _message_text(messages[0])
+    return "\n\n".join(f"[{message['role']}]\n{_message_text(message)}" for message in messages)
+
+
+def _message_text(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    parts = [part.get("text", "") for part in content] if isinstance(content, list) else [content or ""]
+    calls = [f"{call['function']['name']}({call['function']['arguments']})" for call in message.get("tool_calls") or ()]
+    return "\n".join(filter(None, [*parts, *calls]))
+
+
+def read_call(action: Action) -> ToolCall | None:
+    """Return the tool call that an action is, or spells as JSON `{"tool_name": ..., "arguments": {...}}`, else None."""
+    value = action.value if isinstance(action, JSON) else None
+    if isinstance(action, str):
+        with contextlib.suppress(ValueError):
+            value = read_untrusted_json(action)
+    match value:
+        case {"tool_name": str(name), "arguments": dict(arguments)}:
+            return ToolCall(name, arguments)
+    return action if isinstance(action, ToolCall) else None
 
 
 def _plain(action: Action) -> Any:

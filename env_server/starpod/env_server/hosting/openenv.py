@@ -26,6 +26,7 @@ from starpod.env_server.hosting.hosted import (
     HostedGame,
     ProbeResult,
     dependents,
+    in_words,
     jsonable,
     package_version,
     publish,
@@ -48,7 +49,7 @@ _WEB = ("app", "__main__")
 """Modules of a package's server that start its web application, which is not needed here."""
 
 
-def host(text: str, probed: str = "") -> type[Hosted]:
+def host(text: str, probed: str = "") -> type[Hosted[Any]]:
     """Return the environment class for `MODULE:CLASS?argument=value#setting=value`. Raises HostingError.
 
     `probed` is the encoded ProbeResult if another process has already probed the environment.
@@ -96,7 +97,7 @@ class OpenEnvFactory:
     actions: Actions
 
 
-class OpenEnvEnvironment(Hosted):
+class OpenEnvEnvironment(Hosted["OpenEnvGame"]):
     """Environment with one OpenEnv environment per session. `render` shows its state."""
 
     factory: ClassVar[OpenEnvFactory]
@@ -112,9 +113,7 @@ class OpenEnvEnvironment(Hosted):
         return OpenEnvGame(environment, self.factory, self.seed, luck)
 
     def render(self, mode: str = "text") -> str:
-        game = self.game
-        assert isinstance(game, OpenEnvGame)
-        return json.dumps(jsonable(game.environment.state), indent=2, ensure_ascii=False)
+        return json.dumps(jsonable(self.game.environment.state), indent=2, ensure_ascii=False)
 
 
 class OpenEnvGame(HostedGame):
@@ -149,7 +148,7 @@ class OpenEnvGame(HostedGame):
         shown_fields = {name: value for name, value in fields.items() if value is not None}
         if len(shown_fields) == 1 and isinstance(text := next(iter(shown_fields.values())), str):
             return text
-        lines = (f"{name}: {value if isinstance(value, str) else _dump(value)}" for name, value in shown_fields.items())
+        lines = (f"{name}: {in_words(value)}" for name, value in shown_fields.items())
         return ["\n".join(lines), JSON(fields)] if shown_fields else ""
 
     def close(self) -> None:
@@ -222,9 +221,5 @@ def _tool_result(observation: Any) -> list[Part]:
     result = observation.result
     value = getattr(result, "structured_content", result)
     texts = [part.text for part in getattr(result, "content", ()) if isinstance(getattr(part, "text", None), str)]
-    text = error if error is not None else "\n".join(texts) or _dump(jsonable(value))
+    text = error if error is not None else "\n".join(texts) or in_words(jsonable(value))
     return [text, JSON({"tool_name": observation.tool_name, "result": jsonable(value), "error": error})]
-
-
-def _dump(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

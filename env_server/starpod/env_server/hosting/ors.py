@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import InvalidVersion
 
 from starpod.env_server.authoring.environment import (
     INVALID,
@@ -19,7 +19,15 @@ from starpod.env_server.authoring.environment import (
     Outcome,
     Tool,
 )
-from starpod.env_server.hosting.hosted import Hosted, HostedGame, ProbeResult, publish, starpod_id
+from starpod.env_server.hosting.hosted import (
+    Hosted,
+    HostedGame,
+    ProbeResult,
+    publish,
+    read_call,
+    release_of,
+    starpod_id,
+)
 from starpod.env_server.hosting.ors_server import (
     Block,
     CallFailed,
@@ -34,11 +42,10 @@ from starpod.env_server.hosting.ors_server import (
     ToolList,
 )
 from starpod.env_server.hosting.request import HostingRequest, nearest
-from starpod.v1.untrusted import read_untrusted_json
-from starpod.v1.values import JSON, Action, Image, Part, ToolCall
+from starpod.v1.values import Action, Image, Part
 
 
-def host(text: str, probed: str = "") -> type[Hosted]:
+def host(text: str, probed: str = "") -> type[Hosted[Any]]:
     """Return the environment class for `http://HOST:PORT/ENVIRONMENT#setting=value`. Raises HostingError.
 
     `probed` is unused, because sessions run in the server's own process, which calls the service.
@@ -90,23 +97,15 @@ class ORSFactory:
 
     def read(self, action: Action) -> tuple[str, Mapping[str, Any]] | None:
         """Return the tool that an action calls and its arguments, or None if it calls none."""
-        call = action.value if isinstance(action, JSON) else None
-        if isinstance(action, str):
-            with contextlib.suppress(ValueError):
-                call = read_untrusted_json(action)
-        match call:
-            case {"tool_name": str(tool), "arguments": dict(tool_arguments)}:
-                return tool, tool_arguments
-        match action:
-            case ToolCall(name, arguments):
-                return name, arguments
-            case str() if self.answer is not None:
-                name, argument = self.answer
-                return name, {argument: action} if argument else {}
+        if call := read_call(action):
+            return call.name, call.arguments
+        if isinstance(action, str) and self.answer is not None:
+            name, argument = self.answer
+            return name, {argument: action} if argument else {}
         return None
 
 
-class ORSEnvironment(Hosted):
+class ORSEnvironment(Hosted["ORSGame"]):
     """Environment with one session of the ORS server per session. The seed selects the task."""
 
     factory: ClassVar[ORSFactory]
@@ -204,7 +203,6 @@ def _answer(terminal: TerminalTool | None, tools: Mapping[str, Tool]) -> tuple[s
 def _version(server: ORSServer) -> str:
     """Return MAJOR.MINOR.PATCH of the server's package, or 0.0.0 if unknown."""
     try:
-        release = Version(server.ask(PackageVersion, "/version").version).release
+        return release_of(server.ask(PackageVersion, "/version").version)
     except (ORSError, InvalidVersion):
         return "0.0.0"
-    return ".".join(map(str, (*release, 0, 0)[:3]))

@@ -45,7 +45,7 @@ _SEEDS = 2**31
 _CONCURRENCY = (Concurrency.PROCESS.value, Concurrency.INLINE.value, Concurrency.THREAD.value)
 
 
-def host(text: str, probed: str = "") -> type[Hosted]:
+def host(text: str, probed: str = "") -> type[Hosted[Any]]:
     """Return the environment class for `DATASET?argument=value#setting=value`. Raises HostingError.
 
     `probed` is the encoded ProbeResult if another process has already probed the environment.
@@ -92,15 +92,13 @@ class QuestionFactory:
         arguments = {**self.request.arguments, **options}
         try:
             dataset = reasoning_gym.create_dataset(self.request.name, seed=seed % _SEEDS, size=1, **arguments)
-            return ReasoningQuestion(
-                dataset, dataset[0], 1.0 if (goal := self.request.number("success_at")) is None else goal
-            )
+            return ReasoningQuestion(dataset, dataset[0], self.request.number("success_at", 1.0))
         except (AssertionError, ValueError) as error:
             message = f"these arguments make no dataset: {str(error) or type(error).__name__}"
             raise (OptionsError(message) if options else self.request.fail(message)) from error
 
 
-class ReasoningEnvironment(Hosted):
+class ReasoningEnvironment(Hosted["ReasoningQuestion"]):
     """Environment with one question per session. The reward is the dataset's own score of the answer, in [0, 1]."""
 
     factory: ClassVar[QuestionFactory]
@@ -108,20 +106,14 @@ class ReasoningEnvironment(Hosted):
     def begin(self, luck: int) -> ReasoningQuestion:
         return self.factory.begin(self.options.model_dump(), self.seed)
 
-    @property
-    def question(self) -> ReasoningQuestion:
-        game = self.game
-        assert isinstance(game, ReasoningQuestion)
-        return game
-
     def render(self, mode: str = "text") -> str:
-        question = self.question
+        question = self.game
         answer = f"\n\nAnswered: {question.answered}" if question.answered is not None else ""
         return f"{question.entry['question']}{answer}"
 
     def state_key(self) -> bytes:
         """Return a digest of the question and of whether it is answered."""
-        question = self.question
+        question = self.game
         return digest(f"{question.answered is not None}:{question.entry['question']}")
 
 
@@ -130,7 +122,7 @@ class AnsweredEnvironment(ReasoningEnvironment):
 
     def expert_action(self) -> str | None:
         """Return the dataset's answer, or None if it has none or the question is answered."""
-        question = self.question
+        question = self.game
         answer = question.entry["answer"]
         return None if question.answered is not None or answer is None else str(answer)
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 from urllib.parse import unquote
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
@@ -19,6 +19,7 @@ from pydantic.errors import PydanticSchemaGenerationError
 from starpod.env_server.authoring.environment import EnvironmentOptions
 from starpod.env_server.registry import RegistryError
 
+Default = TypeVar("Default", bound=float | None)
 SHARED_SETTINGS = ("id", "concurrency", "options", "deterministic", "success_at")
 
 _FORM = re.compile(r"(?P<name>[^?#]+)(\?(?P<arguments>[^#]*))?(#(?P<settings>.*))?", re.DOTALL)
@@ -65,9 +66,10 @@ class HostingRequest:
             raise self.fail(f"{setting} is {value!r}; use one of {', '.join(dict.fromkeys(values))}")
         return value
 
-    def number(self, setting: str) -> float | None:
+    def number(self, setting: str, default: Default = None) -> float | Default:  # type: ignore[assignment]
+        """Return a setting's value, or the default. Raises HostingError if it is not a number."""
         try:
-            return float(self.settings[setting]) if setting in self.settings else None
+            return float(self.settings[setting]) if setting in self.settings else default
         except ValueError:
             raise self.fail(f"{setting} is {self.settings[setting]!r}, not a number") from None
 

@@ -7,7 +7,6 @@ import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
@@ -21,6 +20,7 @@ from starpod.env_server.hosting.hosted import (
     Hosted,
     HostedGame,
     ProbeResult,
+    join_messages,
     jsonable,
     package_version,
     publish,
@@ -32,7 +32,7 @@ from starpod.v1.values import JSON, Action, Part
 _OWN_COLUMNS = ("prompt", "env_class")
 
 
-def host(text: str, probed: str = "") -> type[Hosted]:
+def host(text: str, probed: str = "") -> type[Hosted[Any]]:
     """Return the environment class for `ID?argument=value#rows=FILE&setting=value`. Raises HostingError.
 
     `probed` is the encoded ProbeResult if another process has already probed the environment.
@@ -89,7 +89,7 @@ class SkyRLFactory:
             raise self.request.fail(f"row {index + 1}: {type(error).__name__}: {problem}") from error
 
 
-class SkyRLEnvironment(Hosted):
+class SkyRLEnvironment(Hosted["SkyRLGame"]):
     """Environment with one SkyRL-gym environment per session, on the row with index seed modulo the number of rows."""
 
     factory: ClassVar[SkyRLFactory]
@@ -98,14 +98,10 @@ class SkyRLEnvironment(Hosted):
         return self.factory.begin(self.seed)
 
     def render(self, mode: str = "text") -> str:
-        game = self.game
-        assert isinstance(game, SkyRLGame)
-        return _join_messages(game.messages)
+        return join_messages(self.game.messages)
 
     def state_key(self) -> bytes:
-        """Return a digest of the row and all actions, because the environment remembers both."""
-        key_text = json.dumps([self.seed % len(self.factory.rows), self._past], separators=(",", ":"))
-        return blake2b(key_text.encode(), digest_size=16).digest()
+        return self.digest_past(self.seed % len(self.factory.rows))
 
 
 class SkyRLGame(HostedGame):
@@ -132,17 +128,10 @@ class SkyRLGame(HostedGame):
         return self.outcome(output["reward"], done, info=jsonable(info))
 
     def observe(self) -> str | Sequence[Part]:
-        return [_join_messages(self.new), JSON(self.new)]
+        return [join_messages(self.new), JSON(self.new)]
 
     def close(self) -> None:
         self.environment.close()
-
-
-def _join_messages(messages: Sequence[Mapping[str, str]]) -> str:
-    """Return messages as one text. If there are several, the role precedes each message."""
-    if len(messages) == 1:
-        return str(messages[0]["content"])
-    return "\n\n".join(f"[{message['role']}]\n{message['content']}" for message in messages)
 
 
 def _find(request: HostingRequest) -> str:

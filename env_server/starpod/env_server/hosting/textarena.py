@@ -7,7 +7,6 @@ import random
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any, ClassVar
 
 import numpy as np
@@ -48,7 +47,7 @@ _PROBED_ACTIONS = ("[1]", "[up]", "[0 0]", "[A1]", "hello", "[left]")
 _SEEDS = 2**32
 
 
-def host(text: str, probed: str = "") -> type[Hosted]:
+def host(text: str, probed: str = "") -> type[Hosted[Any]]:
     """Return the environment class for `ID?argument=value#setting=value`. Raises HostingError.
 
     `probed` is the encoded ProbeResult if another process has already probed the environment.
@@ -93,14 +92,14 @@ class TextArenaFactory:
         """Start a new game. If that fails, raise OptionsError if the caller chose arguments, else HostingError."""
         try:
             game = textarena.make(f"{self.request.name}-raw", **{**self.request.arguments, **options})
-            success_at = 1.0 if (threshold := self.request.number("success_at")) is None else threshold
+            success_at = self.request.number("success_at", 1.0)
             return TextArenaGame(ActionFormattingWrapper(game), seed, luck, players=self.players, success_at=success_at)
         except Exception as error:
             message = _one_line(error)
             raise (OptionsError(message) if options else self.request.fail(message)) from error
 
 
-class TextArenaEnvironment(Hosted):
+class TextArenaEnvironment(Hosted["TextArenaGame"]):
     """Environment with one game per session. An observation is what the game has said since the last move."""
 
     factory: ClassVar[TextArenaFactory]
@@ -109,14 +108,10 @@ class TextArenaEnvironment(Hosted):
         return self.factory.begin(self.options.model_dump(), self.seed, luck)
 
     def render(self, mode: str = "text") -> str:
-        game = self.game
-        assert isinstance(game, TextArenaGame)
-        return "\n".join(game.texts)
+        return "\n".join(self.game.texts)
 
     def state_key(self) -> bytes:
-        """Return a digest of the start and all moves, because the game's other state is not accessible."""
-        key_text = json.dumps([self.seed, self.options.model_dump(), self._past], separators=(",", ":"))
-        return blake2b(key_text.encode(), digest_size=16).digest()
+        return self.digest_past(self.seed, self.options.model_dump())
 
 
 class TwoPlayerEnvironment(TextArenaEnvironment):
@@ -126,9 +121,7 @@ class TwoPlayerEnvironment(TextArenaEnvironment):
     """
 
     def agent_id(self) -> str:
-        game = self.game
-        assert isinstance(game, TextArenaGame)
-        return f"Player {game.player}"
+        return f"Player {self.game.player}"
 
 
 class TextArenaGame(HostedGame):

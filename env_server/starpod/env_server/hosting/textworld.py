@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,7 +22,7 @@ _WANTED = textworld.EnvInfos(
 )
 
 
-def host(text: str, probed: str = "") -> type[Hosted]:
+def host(text: str, probed: str = "") -> type[Hosted[Any]]:
     """Return the environment class for `FILE` or `FOLDER`, with `#setting=value`. Raises HostingError.
 
     `probed` is the encoded ProbeResult if another process has already probed the environment.
@@ -68,7 +67,7 @@ class TextWorldFactory:
             raise self.request.fail(f"{path.name}: {type(error).__name__}: {error}") from error
 
 
-class TextWorldEnvironment(Hosted):
+class TextWorldEnvironment(Hosted["TextWorldGame"]):
     """Environment with one game per session. The reward of a command is the points that it scores."""
 
     factory: ClassVar[TextWorldFactory]
@@ -76,31 +75,23 @@ class TextWorldEnvironment(Hosted):
     def begin(self, luck: int) -> TextWorldGame:
         return self.factory.begin(self.seed)
 
-    @property
-    def play(self) -> TextWorldGame:
-        game = self.game
-        assert isinstance(game, TextWorldGame)
-        return game
-
     def render(self, mode: str = "text") -> str:
-        return "\n".join(self.play.texts)
+        return "\n".join(self.game.texts)
 
     def valid_actions(self) -> Sequence[str]:
-        return sorted(self.play.state.admissible_commands or ())
+        return sorted(self.game.state.admissible_commands or ())
 
     def state_key(self) -> bytes:
-        """Return a digest of the game and all commands, because the game's interpreter remembers them."""
-        key_text = json.dumps([self.seed % len(self.factory.games), self._past], separators=(",", ":"))
-        return blake2b(key_text.encode(), digest_size=16).digest()
+        return self.digest_past(self.seed % len(self.factory.games))
 
     def expert_action(self) -> str | None:
         """Return the next command of a shortest solution, or None if the game can no longer be solved."""
-        commands = self.play.state.policy_commands
+        commands = self.game.state.policy_commands
         return str(commands[0]) if commands else None
 
     def score(self) -> float:
         """Return the points scored as a share of the maximum. It is below 1 until the game is won."""
-        state = self.play.state
+        state = self.game.state
         if state.won:
             return 1.0
         return min(0.99, max(0.0, (state.score or 0) / state.max_score)) if state.max_score else 0.0

@@ -7,7 +7,6 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from typing import Any, ClassVar
 
 from pydantic import ValidationError
@@ -33,21 +32,22 @@ from starpod.env_server.hosting.hosted import (
     HostedGame,
     ProbeResult,
     dependents,
+    join_messages,
     jsonable,
     package_version,
     publish,
+    read_call,
     starpod_id,
 )
 from starpod.env_server.hosting.request import HostingError, HostingRequest, fitting
 from starpod.env_server.hosting.verifiers_episodes import HARNESS, EpisodePlayer, VerifiersEpisode
-from starpod.v1.untrusted import read_untrusted_json
-from starpod.v1.values import JSON, Action, Image, Part, ToolCall
+from starpod.v1.values import JSON, Action, Image, Part
 
 _TASKS_OF_THE_ENDLESS = 1000
 _DEFAULT_HARNESS = "bash"
 
 
-def host(text: str, probed: str = "") -> type[Hosted]:
+def host(text: str, probed: str = "") -> type[Hosted[Any]]:
     """Return the environment class for `TASKSET?field=value#setting=value`. Raises HostingError.
 
     `probed` is unused: these episodes serve tools, so they always run in the server's own process.
@@ -101,7 +101,7 @@ class VerifiersFactory:
         return VerifiersGame(episode, self.request.number("success_at"))
 
 
-class VerifiersEnvironment(Hosted):
+class VerifiersEnvironment(Hosted["VerifiersGame"]):
     """Environment with one episode per session."""
 
     factory: ClassVar[VerifiersFactory]
@@ -110,14 +110,10 @@ class VerifiersEnvironment(Hosted):
         return self.factory.begin(self.seed)
 
     def render(self, mode: str = "text") -> str:
-        game = self.game
-        assert isinstance(game, VerifiersGame)
-        return _join_messages(game.episode.messages)
+        return join_messages(self.game.episode.messages)
 
     def state_key(self) -> bytes:
-        """Return a digest of the task and all actions, because the environment remembers both."""
-        key_text = json.dumps([self.seed % len(self.factory.tasks), self._past], separators=(",", ":"))
-        return blake2b(key_text.encode(), digest_size=16).digest()
+        return self.digest_past(self.seed % len(self.factory.tasks))
 
 
 class VerifiersGame(HostedGame):
@@ -144,45 +140,22 @@ class VerifiersGame(HostedGame):
     def observe(self) -> Sequence[Part]:
         messages = [dict(message) for message in self.episode.new]
         pictures = [picture for message in messages for picture in _pictures(message["content"])]
-        return [_join_messages(messages), *pictures, JSON(messages)]
+        return [join_messages(messages), *pictures, JSON(messages)]
 
     def close(self) -> None:
         self.episode.close()
 
     def _read(self, action: Action) -> Mapping[str, Any] | None:
         """Return an action as the model's reply, or None if it calls an unknown tool."""
-        call = action.value if isinstance(action, JSON) else None
-        if isinstance(action, str):
-            try:
-                call = read_untrusted_json(action) if self.episode.tools else None
-            except ValueError:
-                call = None
-        match call:
-            case {"tool_name": str(name), "arguments": dict(arguments)}:
-                action = ToolCall(name, arguments)
-        if isinstance(action, str):
-            return {"content": action}
         names = [tool["function"]["name"] for tool in self.episode.tools]
-        if not isinstance(action, ToolCall) or action.name not in names:
+        call = read_call(action) if names or not isinstance(action, str) else None
+        if call is None:
+            return {"content": action} if isinstance(action, str) else None
+        if call.name not in names:
             return None
-        function = {"name": action.name, "arguments": json.dumps(dict(action.arguments))}
+        function = {"name": call.name, "arguments": json.dumps(dict(call.arguments))}
         id = f"call_{len(self.episode.messages)}"
         return {"content": None, "tool_calls": [{"id": id, "type": "function", "function": function}]}
-
-
-def _join_messages(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return messages as one text. If there are several, the role precedes each message."""
-    texts = [(message["role"], _text(message)) for message in messages]
-    if len(texts) == 1:
-        return texts[0][1]
-    return "\n\n".join(f"[{role}]\n{text}" for role, text in texts)
-
-
-def _text(message: Mapping[str, Any]) -> str:
-    content = message.get("content")
-    parts = [part.get("text", "") for part in content] if isinstance(content, list) else [content or ""]
-    calls = [f"{call['function']['name']}({call['function']['arguments']})" for call in message.get("tool_calls") or ()]
-    return "\n".join(filter(None, [*parts, *calls]))
 
 
 def _pictures(content: Any) -> list[Image]:
