@@ -13,7 +13,8 @@ from google.protobuf import struct_pb2
 
 from starpod.env_server.authoring.environment import BadResult, Concurrency, Environment, Limits, Outcome, TensorSpec
 from starpod.env_server.episodes.errors import bad_argument
-from starpod.env_server.episodes.live_episode import UNKNOWN_NAME, ObservedState, TurnResult, Want, expect_text
+from starpod.env_server.episodes.live_episode import UNKNOWN_NAME, ObservedState, TurnResult, Want
+from starpod.env_server.episodes.results import expect_text
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.values import JSON, Action, Image, Part, ToolCall, action_to_proto, tensor_to_proto
 

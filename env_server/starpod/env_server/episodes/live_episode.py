@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from sys import float_info
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from starpod.env_server.authoring.environment import UNKNOWN_NAME as UNKNOWN_NAME
 from starpod.env_server.authoring.environment import (
@@ -24,8 +21,9 @@ from starpod.env_server.authoring.environment import (
     digest_observation,
 )
 from starpod.env_server.episodes.effects import EffectFailed, Journal, UselessReply
+from starpod.env_server.episodes.results import TurnDetails, expect_number, expect_outcome, expect_text, merge
 from starpod.env_server.episodes.state import StateError, decode, encode
-from starpod.v1.values import DEEPEST_INFO, MAX_REWARD, EndReason, Image, Part
+from starpod.v1.values import MAX_REWARD, EndReason, Image, Part
 from starpod.v1.values import Want as Want
 
 
@@ -40,17 +38,6 @@ class Extras(NamedTuple):
 
 Pictures = dict[bytes, bytes]
 """PNG images keyed by state key plus observation digest. Members of a group with equal states share one image."""
-
-
-class TurnDetails(NamedTuple):
-    """Optional fields of a transition, which an environment may set."""
-
-    reward_parts: Mapping[str, float] | None = None
-    """Components of the reward by name, summed over the turn."""
-    criteria: Mapping[str, bool] | None = None
-    """Whether each named criterion was met."""
-    info: Mapping[str, Any] | None = None
-    """Diagnostic data, as JSON values."""
 
 
 class ObservedState(NamedTuple):
@@ -187,19 +174,19 @@ class LiveEpisode:
                 action_count += 1
                 action_reward, terminated, truncated, success, _, _, reward_parts, criteria, info = outcome
                 if not -MAX_REWARD <= action_reward <= MAX_REWARD:
-                    _expect_number("step", "a reward of", action_reward, MAX_REWARD)
+                    expect_number("step", "a reward of", action_reward, MAX_REWARD)
                 reward += action_reward
                 if info is not None or reward_parts is not None or criteria is not None:
                     if outcome is UNKNOWN_NAME:  # checked only if there is info, so that other steps pay nothing
                         action_count -= 1
                     else:
-                        details = _merge(details, outcome)
+                        details = merge(details, outcome)
                 if terminated:
                     end = EndReason.TERMINAL
                 elif truncated:
                     end = EndReason.ENVIRONMENT_LIMIT
             if not -MAX_REWARD <= reward <= MAX_REWARD:
-                _expect_number("step", "rewards that add up to", reward, MAX_REWARD)
+                expect_number("step", "rewards that add up to", reward, MAX_REWARD)
             self.turns = turns + 1
             self.actions = action_count
             if not end:
@@ -225,10 +212,8 @@ class LiveEpisode:
                 raise
             raise TooLate(error) from error
         except (TypeError, ValueError) as error:
-            if outcomes and not isinstance(result := outcomes[-1], Outcome | None):
-                raise BadResult("step", f"{repr(result)[:80]}; return an Outcome") from error
-            if outcomes and isinstance(result, Outcome):
-                _expect_number("step", "a reward of", result.reward, MAX_REWARD)
+            if outcomes:
+                expect_outcome(outcomes[-1], error)
             raise
 
     def undoable_turn(self, actions: Sequence[Any], want: Want) -> TurnResult:
@@ -305,7 +290,7 @@ class LiveEpisode:
         return parts, Extras(
             environment.valid_actions() if want.valid_actions and live else None,
             environment.expert_action() if want.expert_action and live else None,
-            _expect_number("score", "", environment.score()) if want.score else None,
+            expect_number("score", "", environment.score()) if want.score else None,
             environment.agent_id(),
         )
 
@@ -398,64 +383,3 @@ def _whole(value: Any, bits: int) -> int:
 def _is_code(environment: type[Environment], name: str) -> bool:
     """Return whether an instance attribute of this name would hide a method or the description of its class."""
     return name in ("spec", "Options") or callable(getattr(environment, name, None))
-
-
-def expect_text(method: str, text: Any) -> str:
-    """Return a text that a method returned. Raises BadResult if it is not one that can be sent."""
-    if not isinstance(text, str):
-        raise BadResult(method, f"{type(text).__name__}, not str")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise BadResult.unsendable(method, text, error) from error
-    return text
-
-
-def _expect_number(method: str, what: str, value: Any, limit: float = float_info.max) -> Any:
-    """Return a number or None that a method returned. Raises BadResult for anything else and beyond the limit."""
-    try:
-        is_good = value is None or abs(float(value)) <= limit
-    except (TypeError, ValueError):
-        is_good = False
-    if is_good and not isinstance(value, str | bytes):
-        return value
-    rule = "it must be finite" + (f" and at most {limit:g}" if limit < float_info.max else "")
-    raise BadResult(method, f"{what} {repr(value)[:80]}; {rule}".lstrip())
-
-
-def _expect_json(info: Mapping[str, Any]) -> None:
-    """Raise BadResult if `info` holds a number that JSON cannot express, or is nested too deeply for clients."""
-    level: list[Any] = [info]
-    for _ in range(DEEPEST_INFO):
-        next_level: list[Any] = []
-        for value in level:
-            if isinstance(value, np.generic | np.ndarray):
-                value = value.tolist()
-            if isinstance(value, Mapping):
-                next_level += value.values()
-            elif isinstance(value, list | tuple):
-                next_level += value
-            elif isinstance(value, float):
-                _expect_number("step", "info with the number", value)
-        if not next_level:
-            return
-        level = next_level
-    raise BadResult("step", f"info that is nested more than {DEEPEST_INFO} deep")
-
-
-def _merge(details: TurnDetails | None, outcome: Outcome) -> TurnDetails:
-    """Add an outcome to the turn's details. Reward parts are added up; later criteria and info replace earlier ones."""
-    parts, criteria, info = details or TurnDetails()
-    if outcome.reward_parts is not None:
-        parts = dict(parts or {})
-        for name, value in outcome.reward_parts.items():
-            _expect_number("step", f"a reward part {name!r} of", value, MAX_REWARD)
-            parts[name] = _expect_number(
-                "step", f"reward parts {name!r} that add up to", parts.get(name, 0.0) + value, MAX_REWARD
-            )
-    if outcome.criteria is not None:
-        criteria = {**(criteria or {}), **outcome.criteria}
-    if outcome.info is not None:
-        _expect_json(outcome.info)
-        info = {**(info or {}), **outcome.info}
-    return TurnDetails(parts, criteria, info)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, start_http_server
@@ -109,26 +109,16 @@ class Metrics(Collector):
                 buckets.append((bound, total))
             steps.add_metric([environment], buckets, histogram.sum)
         yield steps
-        yield _gauge("starpod_live_sessions", "Sessions alive.", self._live)
-        yield _counter("starpod_sessions_opened", "Sessions created.", self._opened)
-        yield _counter("starpod_sessions_reaped", "Sessions whose lease ran out.", self._reaped)
-        yield _counter("starpod_sessions_lost", "Sessions that were lost because of their environment.", self._lost)
-        errors = CounterMetricFamily("starpod_errors", "Failed calls by reason.", labels=["method", "reason"])
-        for (method, reason), count in list(self._errors.items()):
-            errors.add_metric([method, reason], count)
-        yield errors
-        hang_ups = CounterMetricFamily(
-            "starpod_hang_ups", "Calls whose caller went away before the reply.", labels=["transport"]
-        )
-        for transport, count in list(self.hang_ups.items()):
-            hang_ups.add_metric([transport], count)
-        yield hang_ups
-        effects = CounterMetricFamily(
-            "starpod_effects", "Calls of environments to the outside.", labels=["environment", "outcome"]
-        )
-        for labels, count in list(self.effects.items()):
-            effects.add_metric(labels, count)
-        yield effects
+        yield _gauge("starpod_live_sessions", "Sessions alive.", ["environment"], self._live)
+        yield _counter("starpod_sessions_opened", "Sessions created.", ["environment"], self._opened)
+        yield _counter("starpod_sessions_reaped", "Sessions whose lease ran out.", ["environment"], self._reaped)
+        text = "Sessions that were lost because of their environment."
+        yield _counter("starpod_sessions_lost", text, ["environment"], self._lost)
+        yield _counter("starpod_errors", "Failed calls by reason.", ["method", "reason"], self._errors)
+        text = "Calls whose caller went away before the reply."
+        yield _counter("starpod_hang_ups", text, ["transport"], self.hang_ups)
+        text = "Calls of environments to the outside."
+        yield _counter("starpod_effects", text, ["environment", "outcome"], self.effects)
         yield GaugeMetricFamily("starpod_calls_in_flight", "Calls in progress.", value=self.calls_in_flight)
         yield GaugeMetricFamily("starpod_streams", "Streams connected.", value=self.streams)
         yield from self._of_tenants()
@@ -142,20 +132,9 @@ class Metrics(Collector):
             sessions[tenant.name] += tenant.sessions
             streams[tenant.name] += tenant.streams
             refusals.update({(tenant.name, limit): count for limit, count in tenant.refused.items()})
-        for name, text, values in (
-            ("starpod_tenant_sessions", "Live sessions by name of their token.", sessions),
-            ("starpod_tenant_streams", "Connected streams by name of their token.", streams),
-        ):
-            gauge = GaugeMetricFamily(name, text, labels=["tenant"])
-            for tenant_name, value in values.items():
-                gauge.add_metric([tenant_name], value)
-            yield gauge
-        counter = CounterMetricFamily(
-            "starpod_tenant_refused", "Calls beyond a limit of their token.", labels=["tenant", "limit"]
-        )
-        for labels, value in refusals.items():
-            counter.add_metric(labels, value)
-        yield counter
+        yield _gauge("starpod_tenant_sessions", "Live sessions by name of their token.", ["tenant"], sessions)
+        yield _gauge("starpod_tenant_streams", "Connected streams by name of their token.", ["tenant"], streams)
+        yield _counter("starpod_tenant_refused", "Calls beyond a limit of their token.", ["tenant", "limit"], refusals)
 
     def serve(self, host: str, port: int) -> Callable[[], None]:
         """Serve /metrics on a new thread, and return a function that stops it."""
@@ -165,15 +144,19 @@ class Metrics(Collector):
         return server.shutdown
 
 
-def _gauge(name: str, text: str, values: Counter[str]) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(name, text, labels=["environment"])
-    for environment, value in list(values.items()):
-        family.add_metric([environment], value)
-    return family
+Values = Mapping[str, float] | Mapping[tuple[str, str], float]
+"""Values by label, or by two labels."""
 
 
-def _counter(name: str, text: str, values: Counter[str]) -> CounterMetricFamily:
-    family = CounterMetricFamily(name, text, labels=["environment"])
-    for environment, value in list(values.items()):
-        family.add_metric([environment], value)
+def _gauge(name: str, text: str, labels: list[str], values: Values) -> Metric:
+    return _filled(GaugeMetricFamily(name, text, labels=labels), values)
+
+
+def _counter(name: str, text: str, labels: list[str], values: Values) -> Metric:
+    return _filled(CounterMetricFamily(name, text, labels=labels), values)
+
+
+def _filled(family: GaugeMetricFamily | CounterMetricFamily, values: Values) -> Metric:
+    for label, value in list(values.items()):
+        family.add_metric([label] if isinstance(label, str) else label, value)
     return family

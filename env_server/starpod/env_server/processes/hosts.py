@@ -26,8 +26,8 @@ from starpod.env_server.episodes.live_episode import (
     Pictures,
     TurnResult,
     Want,
-    expect_text,
 )
+from starpod.env_server.episodes.results import expect_text
 from starpod.env_server.episodes.state import StateError
 from starpod.env_server.episodes.timing import measured
 from starpod.env_server.processes.threads import Hung, ThreadPool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from itertools import chain, compress
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from starpod.env_server.episodes.live_episode import ObservedState, TurnResult
 from starpod.env_server.operation.metrics import Metrics
 from starpod.env_server.operation.tenants import SLICE_SECONDS
 from starpod.env_server.processes.hosts import LocalHost
+from starpod.env_server.sessions.requests import count_bytes
 from starpod.env_server.sessions.session import SHORT_TEXT, ServedSession, digest_actions
 from starpod.env_server.sessions.table import SessionTable
 from starpod.env_server.sessions.worker import Worker
@@ -96,6 +97,10 @@ class StepRows(Rows):
         else:
             self.actions = list(zip(texts, strict=True))
         self.check_lengths("steps", {"step_indices": self.indices, "actions": self.actions})
+
+    def has_turn_beyond(self, max_bytes: int, start: int, stop: int) -> bool:
+        """Return whether a row in [start, stop) has more bytes of actions."""
+        return any(count_bytes(turn, max_bytes) > max_bytes for turn in self.actions[start:stop])
 
 
 class ResetRows(Rows):
@@ -390,20 +395,28 @@ def step_rows(
         metrics.steps(environment.spec.id, step_count, seconds)
         answers.environment_seconds += _scaled(seconds, step_count)
     stop = start + len(results) + len(other_rows) + len(broken_rows)
-    stepped_rows: Sequence[int] = range(start, stop)
-    call_ids, indices = rows.call_ids[start:stop], rows.indices[start:stop]
-    if other_rows or broken_rows:
-        skipped_rows = {*other_rows, *(failure.row for failure in broken_rows)}
-        is_stepped = [row not in skipped_rows for row in stepped_rows]
-        call_ids, indices = list(compress(call_ids, is_stepped)), list(compress(indices, is_stepped))
-        stepped_rows = list(compress(stepped_rows, is_stepped))
+    skipped_rows = {*other_rows, *(failure.row for failure in broken_rows)}
+    stepped_rows = (
+        [row for row in range(start, stop) if row not in skipped_rows] if skipped_rows else range(start, stop)
+    )
+    return other_rows, [*broken_rows, *_answer(rows, stepped_rows, results, table, answers)], stop
+
+
+def _answer(
+    rows: StepRows, stepped_rows: Sequence[int], results: list[TurnResult], table: SessionTable, answers: Answers
+) -> Iterator[BrokenRow]:
+    """Add the results of rows to the answers. Yield the rows whose result cannot be sent."""
 
     def session_at(place: int) -> ServedSession:
         return table[rows.session_ids[stepped_rows[place]]]
 
+    if isinstance(stepped_rows, range):
+        part = slice(stepped_rows.start, stepped_rows.stop)
+        call_ids, indices = rows.call_ids[part], rows.indices[part]
+    else:
+        call_ids, indices = [rows.call_ids[row] for row in stepped_rows], [rows.indices[row] for row in stepped_rows]
     for position, problem in answers.take(call_ids, indices, results, session_at).items():
-        broken_rows.append(BrokenRow(stepped_rows[position], session_at(position), problem))
-    return other_rows, broken_rows, stop
+        yield BrokenRow(stepped_rows[position], session_at(position), problem)
 
 
 def _fill_reply(reply: pb.Reply, call_id: int, transition: TurnResult, next_index: int, session: ServedSession) -> None:

@@ -32,6 +32,8 @@ from starpod.env_server.transports.stream import StreamServer
 from starpod.v1 import environment_pb2 as pb
 
 PROTOCOL_VERSION = "1.0"
+_LIMITS = pb.ServerLimits.DESCRIPTOR.fields
+"""The limits that Describe tells. They have the names of their settings."""
 Verb = Callable[[SessionTable, Any], Coroutine[Any, Any, Message]]
 Metadata = Iterable[tuple[str, Any]]
 Read = Callable[[Tenant], Awaitable[Message]]
@@ -96,19 +98,7 @@ class EnvironmentService:
             capabilities=pb.ServerCapabilities(
                 stream=True, step_columns=True, reset_columns=True, acknowledgements=True
             ),
-            limits=pb.ServerLimits(
-                max_sessions=limits.max_sessions,
-                max_message_bytes=limits.max_message_bytes,
-                max_calls_in_flight=limits.max_calls_in_flight,
-                max_snapshot_bytes=limits.max_snapshot_bytes,
-                max_group=limits.max_group,
-                max_step_actions=limits.max_step_actions,
-                max_step_bytes=limits.max_step_bytes,
-                max_options_bytes=limits.max_options_bytes,
-                max_values=limits.max_values,
-                default_lease_seconds=limits.default_lease_seconds,
-                max_lease_seconds=limits.max_lease_seconds,
-            ),
+            limits=pb.ServerLimits(**{field.name: getattr(limits, field.name) for field in _LIMITS}),
             endpoints=self._endpoints,
             environments=specs,
             live_sessions=self._worker.live_sessions,

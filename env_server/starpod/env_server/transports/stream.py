@@ -23,7 +23,7 @@ from starpod.env_server.sessions.columns import (
     reset_rows,
     step_rows,
 )
-from starpod.env_server.sessions.requests import check_texts, count_bytes, extra_members, is_large, measure, parse
+from starpod.env_server.sessions.requests import check_texts, extra_members, is_large, measure, parse
 from starpod.env_server.sessions.table import SessionTable
 from starpod.env_server.transports.auth import Grant
 from starpod.env_server.transports.eager import run_eagerly
@@ -166,7 +166,7 @@ class StreamServer:
                 failures = list[tuple[int, Exception]]()
                 if isinstance(rows, ResetRows):
                     single_rows, failures, stop = reset_rows(rows, start, stop, self._table, self._worker, answers)
-                elif self._has_long_row(rows, start, stop, size):
+                elif size > limits.max_step_bytes and rows.has_turn_beyond(limits.max_step_bytes, start, stop):
                     single_rows = list(range(start, stop))
                 else:
                     single_rows, broken_rows, stop = step_rows(
@@ -181,11 +181,6 @@ class StreamServer:
                 for row in single_rows:
                     self._start(rows.call_ids[row], 0, self._serve_row(rows, row), arrived, answers)
         return answers
-
-    def _has_long_row(self, rows: StepRows, start: int, stop: int, size: int) -> bool:
-        """Return whether a row exceeds the limit. Rows are measured only if their message is long enough for that."""
-        max_bytes = self._worker.limits.max_step_bytes
-        return size > max_bytes and any(count_bytes(turn, max_bytes) > max_bytes for turn in rows.actions[start:stop])
 
     async def _pause(self) -> None:
         """Yield the event loop in the middle of a long batch."""
