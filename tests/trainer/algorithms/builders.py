@@ -80,3 +80,8 @@ def random_layout(seed: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:
 
 def random_doubles(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_close(actual: Tensor, *expected: float) -> None:
+    """Up to the digits of golden numbers."""
+    torch.testing.assert_close(actual.flatten(), torch.tensor(expected, dtype=actual.dtype), atol=5e-7, rtol=0)

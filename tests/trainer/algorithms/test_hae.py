@@ -20,7 +20,7 @@ from starpod.trainer.data.batch import Batch
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.group import Group
 from starpod.trainer.prompts.grammar import BLOCKS
-from tests.trainer.algorithms.builders import doubles, random_doubles, random_layout
+from tests.trainer.algorithms.builders import assert_close, doubles, random_doubles, random_layout
 from tests.trainer.tiny_learner import VERSION, built, learner_of, make_trainer, say, scored_table
 from tests.trainer.turns import a_turn
 
@@ -36,10 +36,6 @@ def values(highs: tuple[float, ...]) -> Tensor:
 
 def golden(starts: Tensor = TWO, highs: tuple[float, ...] = (0.35, 9.0, 0.7, 9.0), **options: float) -> Hierarchical:
     return hierarchical_gae(REWARDS, values(highs), starts, torch.ones(1, 4, dtype=torch.bool), **options)
-
-
-def close(actual: Tensor, *expected: float) -> None:
-    torch.testing.assert_close(actual.flatten(), torch.tensor(expected, dtype=actual.dtype), atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -59,28 +55,28 @@ def test_two_segments_of_two_turns(
     options: dict[str, float], low: tuple[float, ...], high: tuple[float, ...], term: tuple[float, ...]
 ) -> None:
     found = golden(**options)
-    close(found.low_BK, *low)
-    close(found.high_BK, *high)
-    close(found.term_BK, *term)
+    assert_close(found.low_BK, *low)
+    assert_close(found.high_BK, *high)
+    assert_close(found.term_BK, *term)
 
 
 def test_each_stream_is_whitened_over_its_units() -> None:
     found = golden()
     everywhere = torch.ones_like(TWO)
-    close(whiten_units(found.low_BK, everywhere, 2), 1.414213, 0, 0, -1.414213)
-    close(whiten_units(found.high_BK, TWO, 2), 1, 0, -1, 0)
-    close(whiten_units(found.term_BK, everywhere, 2), 1.212678, 0.727607, -0.727607, -1.212678)
+    assert_close(whiten_units(found.low_BK, everywhere, 2), 1.414213, 0, 0, -1.414213)
+    assert_close(whiten_units(found.high_BK, TWO, 2), 1, 0, -1, 0)
+    assert_close(whiten_units(found.term_BK, everywhere, 2), 1.212678, 0.727607, -0.727607, -1.212678)
     # The deviation of two segments says nothing: they are left as they are.
-    close(whiten_units(found.high_BK, TWO), 0.835, 0, 0.3, 0)
+    assert_close(whiten_units(found.high_BK, TWO), 0.835, 0, 0.3, 0)
 
 
 def test_one_segment_and_a_switch_at_every_turn() -> None:
     one = golden(torch.tensor([[True, False, False, False]]))
-    close(one.low_BK, 0.9, 0.8, 0.5, 0.4)
-    close(one.high_BK, 0.85, 0, 0, 0)
+    assert_close(one.low_BK, 0.9, 0.8, 0.5, 0.4)
+    assert_close(one.high_BK, 0.85, 0, 0, 0)
     every = golden(torch.ones_like(TWO), (0.35, 0.45, 0.7, 0.8), segment_lam=1.0)
-    close(every.low_BK, 0.15, 0.5, 0.3, 0.4)
-    close(every.high_BK, 0.85, 0.75, 0.3, 0.2)
+    assert_close(every.low_BK, 0.15, 0.5, 0.3, 0.4)
+    assert_close(every.high_BK, 0.85, 0.75, 0.3, 0.2)
 
 
 @given(
@@ -168,7 +164,7 @@ def test_a_token_is_valued_by_the_head_of_its_stage() -> None:
         head.head.bias.copy_(torch.tensor([0.1, 0.2, 0.3]))
     _, table = scored_table(trainer, [Episode(0, 0, "lake", turns=[planned(1.0, "SWITCH")], end="terminal")])
     assert table.values_BT is not None
-    close(table.values_BT, 0.1, 0.1, 0.2, 0.2, 0.3, 0.3)
+    assert_close(table.values_BT, 0.1, 0.1, 0.2, 0.2, 0.3, 0.3)
 
 
 def test_an_update_teaches_all_three_heads() -> None:

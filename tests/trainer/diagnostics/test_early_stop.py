@@ -66,32 +66,25 @@ def test_what_stops_a_run(curves: dict[str, list[float]], begin: str, reason: st
     assert not found or re.search(reason, found), found
 
 
-def evaluated(stop: Monitor, figures: Sequence[tuple[float, float]]) -> list[str]:
-    """The reasons to stop after each evaluation, given by its success and return."""
-    reasons = []
-    for step, (success, own_return) in enumerate(figures):
-        stop.early_stop.evaluated(step, success, own_return)
-        reasons.append(stop.early_stop.reason)
-    return reasons
-
-
-def test_five_evaluations_without_success_stop() -> None:
-    stop = Monitor(MonitorConfig())
-    successes = [0, 0, 0, 0, 0.01, 0, 0, 0.009, 0, 0]
-    reasons = evaluated(stop, [(success, -1.0) for success in successes])
-    assert reasons[:9] == [""] * 9
-    assert "5 evaluations in a row" in reasons[9]
-
-
-def test_without_success_a_return_above_all_before_it_goes_on() -> None:
-    stop = Monitor(MonitorConfig())
-    returns = [0.1, 0.2, 0.2, 0.3, 0.1, 0.3, 0.2, 0.3, 0.29]
-    assert [step for step, reason in enumerate(evaluated(stop, [(0.0, value) for value in returns])) if reason] == [8]
-
-
-def test_rules_of_evaluations_can_be_off() -> None:
-    stop = Monitor(OFF)
-    assert not any(evaluated(stop, [(0.0, 0.0)] * 20))
+@pytest.mark.parametrize(
+    ("config", "figures", "step"),
+    [
+        # Five evaluations in a row without success.
+        (MonitorConfig(), [(success, -1.0) for success in (0, 0, 0, 0, 0.01, 0, 0, 0.009, 0, 0)], 9),
+        # A return above all before it begins the count anew.
+        (MonitorConfig(), [(0.0, earned) for earned in (0.1, 0.2, 0.2, 0.3, 0.1, 0.3, 0.2, 0.3, 0.29)], 8),
+        (OFF, [(0.0, 0.0)] * 20, None),
+    ],
+)
+def test_evaluations_without_success_stop_a_run(
+    config: MonitorConfig, figures: Sequence[tuple[float, float]], step: int | None
+) -> None:
+    """figures: success and return of each evaluation. step: the one that stops."""
+    stop = Monitor(config).early_stop
+    for number, (success, own_return) in enumerate(figures):
+        stop.evaluated(number, success, own_return)
+        assert bool(stop.reason) == (number == step)
+    assert step is None or "5 evaluations in a row" in stop.reason
 
 
 def test_counts_survive_a_restart() -> None:

@@ -56,22 +56,6 @@ def names_of(folder: RunFolder) -> list[str]:
     return sorted(path.name for path in folder.episodes.path.iterdir())
 
 
-def test_the_oldest_rollouts_make_room(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path).begin(CONFIG)
-    played = [episode(seed, solved=True) for seed in range(4)]
-    assert folder.episodes.write_rollouts(1, played, max_bytes=10**6)
-    size = (folder.episodes.path / "train-000001.jsonl.gz").stat().st_size
-    for step in range(2, 7):
-        assert folder.episodes.write_rollouts(step, played, max_bytes=3 * size + size // 2)
-    assert names_of(folder) == [f"train-{step:06d}.jsonl.gz" for step in (4, 5, 6)]
-    # They are read as any others are: here to train on.
-    assert [group.id for group in read_groups(tmp_path)] == [0, 1, 2]
-    folder.cut_after(5)
-    assert names_of(folder) == [f"train-{step:06d}.jsonl.gz" for step in (4, 5)]
-    assert not folder.episodes.write_rollouts(6, played, max_bytes=size // 2)
-    assert names_of(folder) == []
-
-
 def test_what_came_after_a_step_is_cut_and_an_evaluation_that_is_done_again_appears_once(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path).begin(CONFIG)
     played = [episode(seed, solved=seed == 1) for seed in range(3)]
@@ -110,21 +94,28 @@ def test_the_commit_and_whether_it_is_what_ran(tmp_path: Path) -> None:
     assert (git_state(tmp_path) or {})["dirty"]
 
 
-def test_what_updates_made_of_rollouts_goes_with_them_and_counts(tmp_path: Path) -> None:
+def test_the_oldest_rollouts_make_room_with_what_updates_made_of_them(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path).begin(CONFIG)
     played = [episode(seed, solved=True) for seed in range(4)]
     verdicts = {0: Verdict(True, "first")}
     tokens = TokenRecord(np.zeros(3, np.float16), np.ones(3, np.float16), np.ones(3, np.uint8))
-    for step in (1, 2, 3):
-        assert folder.episodes.write_rollouts(step, played, max_bytes=10**6)
-        folder.episodes.write_update(step, verdicts, [(each, tokens) for each in played], max_bytes=10**6)
-    folder.cut_after(2)
-    names = ["train-000001.jsonl.gz", "train-000001.update.gz", "train-000002.jsonl.gz", "train-000002.update.gz"]
-    assert names_of(folder) == names
-    size = sum((folder.episodes.path / name).stat().st_size for name in names[2:])
-    assert folder.episodes.write_rollouts(2, played, max_bytes=size)
-    assert names_of(folder) == names[2:]
+
+    def write(step: int, max_bytes: int) -> bool:
+        written = folder.episodes.write_rollouts(step, played, max_bytes=max_bytes)
+        folder.episodes.write_update(step, verdicts, [(each, tokens) for each in played], max_bytes=max_bytes)
+        return written
+
+    def names(*steps: int) -> list[str]:
+        return [f"train-{step:06d}.{kind}.gz" for step in steps for kind in ("jsonl", "update")]
+
+    assert write(1, 10**6) and names_of(folder) == names(1)
+    size = sum((folder.episodes.path / name).stat().st_size for name in names(1))
+    assert all(write(step, 3 * size + size // 2) for step in range(2, 7))
+    assert names_of(folder) == names(4, 5, 6)
+    # They are read as any others are: here to train on.
+    assert [group.id for group in read_groups(tmp_path)] == [0, 1, 2]
+    folder.cut_after(5)
+    assert names_of(folder) == names(4, 5)
     # What alone is too large takes the update with it, and none is written beside no rollouts.
-    assert not folder.episodes.write_rollouts(2, played, max_bytes=size // 8)
-    folder.episodes.write_update(2, verdicts, [], max_bytes=size)
+    assert not write(5, size // 8)
     assert names_of(folder) == []

@@ -9,22 +9,21 @@ from torch import Tensor
 
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.checkpoints.checkpoint import CheckpointError, Checkpoints, load_checkpoint
-from starpod.trainer.checkpoints.state import flatten_optimizer, split_parts, unflatten_optimizer
+from starpod.trainer.checkpoints.state import split_parts
 from starpod.trainer.checkpoints.tensors import TensorFile
 from starpod.trainer.configuration.optimizer import OptimizerConfig
 from starpod.trainer.engines.weights import weights_of
 from starpod.trainer.learner import Learner
 from starpod.trainer.models.config import ModelConfig, TinyConfig
 from starpod.trainer.models.policies import Policies
-from starpod.trainer.models.policy import Policy, Scores, build_policy
+from starpod.trainer.models.policy import Policy, build_policy
 from starpod.trainer.parallel import sharding
 from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.parallel.sharding import whole
 from starpod.trainer.update import PolicyTrainer
 from tests.trainer.tiny_learner import VERSION, group_of
 
-STEPS = 4
-HALF = 2
+STEPS, HALF = 4, 2
 
 
 def make_policy() -> Policy:
@@ -35,16 +34,12 @@ def make_policy() -> Policy:
     )
 
 
-def blocks_of(step: int) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Three micro-batches of rows with very different numbers of tokens: ids, lengths, and what counts as sampled."""
-    generator = torch.Generator().manual_seed(step)
-    blocks = []
-    for rows, longest in ((1, 4), (4, 16), (2, 9)):
-        tokens_BL = torch.randint(0, 256, (rows, longest), generator=generator)
-        lengths_B = torch.randint(2, longest + 1, (rows,), generator=generator)
-        places = torch.arange(longest)[None]
-        blocks.append((tokens_BL, lengths_B, (places > 0) & (places < lengths_B[:, None])))
-    return blocks
+def make_trainer(policy: Policy, algorithm: Any, parallel: Parallel, micro_batch_tokens: int = 8192) -> PolicyTrainer:
+    """A trainer of the policy, which is sharded."""
+    sharding.shard(policy, parallel.world, parallel.device)
+    # Epsilon keeps Adam from making steps of rounding errors.
+    optimizer = OptimizerConfig(lr=1.0, critic_lr=1.0, eps=1.0, micro_batch_tokens=micro_batch_tokens)
+    return PolicyTrainer(policy, AlgorithmConfig.model_validate(algorithm), optimizer, parallel, max_length=64)
 
 
 def gathered(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -53,54 +48,30 @@ def gathered(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def train(parallel: Parallel, folder: Path, resume: Path | None = None) -> dict[str, Any]:
-    """Four steps, or the last two of them, with a checkpoint after the second. What can be compared, on rank 0."""
+    """Four updates, or the last two of them, with a checkpoint after the second. What can be compared, on rank 0."""
+    # Five micro-batches of very different numbers of tokens: one rank makes a pass that does not count.
+    groups = [group_of(make_policy(), number, (1.0, 0.0, 0.5), turns=1 + 3 * number) for number in range(2)]
     model = make_policy()
-    sharding.shard(model, parallel.world, parallel.device)
-    optimizer = torch.optim.AdamW(
-        [{"params": model.model.parameters(), "lr": 0.02}, {"params": model.critic_parameters(), "lr": 0.1}],
-        weight_decay=0.01,
-    )
+    trainer = make_trainer(model, {"preset": "starpo-s"}, parallel, micro_batch_tokens=24)
+    learner = Learner({"": trainer})
     checkpoints = Checkpoints(folder, parallel=parallel.apart())
     first = 0
     if resume is not None:
         loaded = load_checkpoint(resume)
         first = loaded.step
-        sharding.load_full_state_dict(model, loaded.tensors["model"])
-        state = unflatten_optimizer(loaded.tensors["optimizer"], loaded.state["optimizer"])
-        sharding.load_optimizer_state(model, optimizer, state)
-    losses, norms, critic_norms = [], [], []
+        learner.load_policy(loaded.tensors["policy"])
+        learner.load_state(loaded.tensors["optimizer"], loaded.state["learner"])
+    metrics = []
     for step in range(first, STEPS):
-        blocks = blocks_of(step)
-        count = sum(int(sampled_BL.sum()) for _, _, sampled_BL in blocks)
-        with torch.no_grad():  # as the scoring before an update: nothing of it may linger
-            for block, _ in parallel.share(blocks):
-                model.score(*block)
-        optimizer.zero_grad()
-        total = torch.zeros(())
-        for block, mine in parallel.share(blocks):
-            scores: Scores = model.score(*block, entropy=True, values=True)
-            assert scores.values_N is not None
-            loss = ((scores.values_N - 1).square() - scores.logprobs_N).sum() / count * mine
-            loss.backward()
-            total += loss.detach()
-        norms.append(float(sharding.clip_grad_norm(model.trained_parameters(), 1.0)))
-        critic_norms.append(float(sharding.clip_grad_norm(model.critic_parameters(), 1.0)))
-        optimizer.step()
-        losses.append(float(parallel.sum(total)))
+        metrics.append(learner.learn(groups, version=VERSION - 1))
         if step + 1 == HALF:
-            tensors, values = flatten_optimizer(sharding.optimizer_state(model, optimizer))
-            weights = sharding.state_dict(model)
-            checkpoints.save(step + 1, {"model": weights, "optimizer": tensors}, {"optimizer": values})
+            tensors, values = learner.state()
+            checkpoints.save(step + 1, {"policy": learner.policy_state(), "optimizer": tensors}, {"learner": values})
     replica = make_policy()
     sharding.copy_weights(model, replica)
-    weights = gathered(sharding.state_dict(model))
+    weights = gathered(learner.policy_state())
     assert all(torch.equal(replica.state_dict()[name], tensor) for name, tensor in weights.items())
-    return {
-        "losses": losses,
-        "norms": norms,
-        "critic_norms": critic_norms,
-        "weights": {name: value.tolist() for name, value in weights.items()},
-    }
+    return {"metrics": metrics, "weights": {name: value.tolist() for name, value in weights.items()}}
 
 
 def adapt(parallel: Parallel, base: Path, dtype: str) -> dict[str, Any]:
@@ -108,11 +79,8 @@ def adapt(parallel: Parallel, base: Path, dtype: str) -> dict[str, Any]:
     values = {"name": str(base), "lora": {"rank": 2}, "dtype": dtype, "base_dtype": dtype}
     policy = build_policy(ModelConfig.model_validate(values), texts=None, critic="shared", seed=0)
     groups = [group_of(policy, number, (1.0, 0.0, 0.5)) for number in range(2)]
-    sharding.shard(policy, parallel.world, parallel.device)
-    algorithm = AlgorithmConfig.model_validate({"preset": "starpo-ppo", "kl": {"where": "loss", "coefficient": 0.1}})
-    # Epsilon keeps Adam from making steps of rounding errors.
-    optimizer = OptimizerConfig(lr=1.0, critic_lr=1.0, eps=1.0)
-    learner = Learner({"": PolicyTrainer(policy, algorithm, optimizer, parallel, max_length=64)})
+    algorithm = {"preset": "starpo-ppo", "kl": {"where": "loss", "coefficient": 0.1}}
+    learner = Learner({"": make_trainer(policy, algorithm, parallel)})
     learner.learn(groups, version=VERSION - 1)
     learner.freeze_reference(None)
     metrics = learner.learn(groups, version=VERSION - 1)
@@ -146,12 +114,8 @@ def team(parallel: Parallel) -> dict[str, Any]:
     for turn in (turn for group in groups for episode in group.episodes for turn in episode.turns[:1]):
         turn.agent_id, turn.parts = "solver", {"environment": 0.2 * turn.reply[0]}
     policy = Policies.of(("solver", "verifier"), first)
-    algorithm = AlgorithmConfig.model_validate({"preset": "dapo", "advantage": "dr_mas"})
-    trainers = {}
-    for agent, own in policy.by_agent.items():
-        sharding.shard(own, parallel.world, parallel.device)
-        trainers[agent] = PolicyTrainer(own, algorithm, OptimizerConfig(lr=1.0, eps=1.0), parallel, max_length=64)
-    learner = Learner(trainers)
+    algorithm = {"preset": "dapo", "advantage": "dr_mas"}
+    learner = Learner({agent: make_trainer(own, algorithm, parallel) for agent, own in policy.by_agent.items()})
     learner.learn(groups, version=VERSION - 1)
     metrics = learner.learn(groups, version=VERSION - 1)
     metrics |= learner.gradients(groups, version=VERSION - 1, buckets=1)
