@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from starpod.trainer.algorithms.config import AlgorithmConfig
+from starpod.trainer.algorithms.losses import PolicyLoss
 from starpod.trainer.data.batch import RolloutBatch
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.group import Group
@@ -80,6 +82,25 @@ def random_layout(seed: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:
 
 def random_doubles(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def loss_of(
+    config: AlgorithmConfig,
+    logprobs: Tensor,
+    old: Tensor | float,
+    advantages: Sequence[float],
+    *,
+    mask: Sequence[int] | None = None,
+    turns: Sequence[int] | None = None,
+) -> PolicyLoss:
+    """The loss of one episode, of which all tokens are sampled and in one turn unless other ones are given."""
+    return config.policy_loss(
+        logprobs,
+        torch.zeros_like(logprobs) + old,
+        doubles(advantages),
+        mask_BT=torch.ones_like(logprobs).bool() if mask is None else torch.tensor([mask]).bool(),
+        turns_BT=torch.tensor([turns or [0] * logprobs.shape[1]]),
+    )
 
 
 def assert_close(actual: Tensor, *expected: float) -> None:

@@ -21,7 +21,7 @@ from starpod.trainer.algorithms.losses import (
     token_weights,
     value_loss,
 )
-from tests.trainer.algorithms.builders import doubles, random_doubles, random_layout
+from tests.trainer.algorithms.builders import doubles, loss_of, random_doubles, random_layout
 
 KINDS: dict[str, dict[str, Any]] = {
     "ppo": {},
@@ -41,12 +41,7 @@ def at_ratios(
     config: AlgorithmConfig, ratios: list[float], advantages: list[float], turns: list[int] | None = None
 ) -> PolicyLoss:
     """One episode whose tokens have these ratios."""
-    logprobs = doubles(ratios).log()
-    turns_BT = torch.tensor([turns if turns is not None else [0] * len(ratios)])
-    mask = torch.ones(1, len(ratios), dtype=torch.bool)
-    return config.policy_loss(
-        logprobs, torch.zeros_like(logprobs), doubles(advantages), mask_BT=mask, turns_BT=turns_BT
-    )
+    return loss_of(config, doubles(ratios).log(), 0.0, advantages, turns=turns)
 
 
 @pytest.mark.parametrize(
@@ -85,8 +80,7 @@ def test_the_ratio_of_an_episode_is_the_geometric_mean_of_its_tokens() -> None:
     ratio = stretch_log_ratio(log_ratio, mask, torch.zeros(1, 4, dtype=torch.int64)).exp()
     assert ratio[0, [0, 2, 3]].tolist() == pytest.approx([1.023608] * 3, abs=5e-7)
     config = AlgorithmConfig(preset="dapo", loss="gspo")
-    turns = torch.tensor([[0, -1, 0, 1]])
-    result = config.policy_loss(log_ratio, torch.zeros(1, 4), doubles([1] * 4), mask_BT=mask, turns_BT=turns)
+    result = loss_of(config, log_ratio, 0.0, [1] * 4, mask=[1, 0, 1, 1], turns=[0, -1, 0, 1])
     assert result.per_token_BT.tolist() == [pytest.approx([-1.0004, 0, -1.0004, -1.0004])]
 
 
@@ -96,13 +90,8 @@ def test_the_ratio_of_an_episode_is_the_geometric_mean_of_its_tokens() -> None:
 def test_cispo_bounds_the_weight_and_keeps_every_gradient() -> None:
     config = a_config(loss="cispo", clip_high=1.0)
     logprobs_BT = doubles([-1.0, -1.0, -1.0]).requires_grad_()
-    loss = config.policy_loss(
-        logprobs_BT,
-        doubles([-1.0, -4.0, 0.0]),  # ratios of 1 and about 20
-        doubles([2.0, -3.0, 1.0]),
-        mask_BT=torch.tensor([[True, True, False]]),
-        turns_BT=torch.zeros(1, 3, dtype=torch.int64),
-    )
+    old_BT = doubles([-1.0, -4.0, 0.0])  # ratios of 1 and about 20
+    loss = loss_of(config, logprobs_BT, old_BT, [2.0, -3.0, 1.0], mask=[1, 1, 0])
     # -min(rho, 2) A log p: -1 x 2 x -1 and -2 x -3 x -1.
     assert loss.per_token_BT.tolist() == [[2.0, -6.0, 0.0]]
     loss.per_token_BT.sum().backward()  # type: ignore[no-untyped-call]
@@ -134,13 +123,7 @@ def test_cispo_bounds_the_weight_and_keeps_every_gradient() -> None:
 def test_dppo_bounds_the_divergence(
     options: dict[str, Any], old: float, new: float, advantage: float, loss: float
 ) -> None:
-    result = a_config(loss="dppo", **options).policy_loss(
-        doubles([new]).log(),
-        doubles([old]).log(),
-        doubles([advantage]),
-        mask_BT=torch.ones(1, 1, dtype=torch.bool),
-        turns_BT=torch.zeros(1, 1, dtype=torch.int64),
-    )
+    result = loss_of(a_config(loss="dppo", **options), doubles([new]).log(), math.log(old), [advantage])
     assert result.per_token_BT.item() == pytest.approx(loss)
     assert result.clipped_high_BT.item() == (loss == 0 and advantage > 0)
     assert result.clipped_low_BT.item() == (loss == 0 and advantage < 0)

@@ -4,7 +4,6 @@ import math
 from pathlib import Path
 
 import pytest
-import torch
 from click.testing import CliRunner
 
 from starpod.trainer.algorithms.advantages import compute_advantages
@@ -15,7 +14,7 @@ from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.configuration.user_file import UserCodeError, load
 from starpod.trainer.data.updates import token_records
 from starpod.trainer.prompts.prompt import PromptConfig
-from tests.trainer.algorithms.builders import a_rollout, doubles
+from tests.trainer.algorithms.builders import a_rollout, doubles, loss_of
 from tests.trainer.tiny_learner import VERSION, group_of, learner_of, make_trainer
 
 EXAMPLE = "examples/own_methods.py"
@@ -24,13 +23,8 @@ EXAMPLE = "examples/own_methods.py"
 def test_sapo_lets_the_gradient_fade() -> None:
     config = AlgorithmConfig(preset="dapo", loss=f"{EXAMPLE}:sapo", loss_parameters={"negative": 2.0})
     logprobs_BT = doubles([-1.0, math.log(0.5), math.log(0.5), -1.0]).requires_grad_()
-    loss = config.policy_loss(
-        logprobs_BT,
-        doubles([-1.0, math.log(0.25), math.log(0.25), 0.0]),  # ratios of 1, 2 and 2
-        doubles([3.0, 1.0, -1.0, 1.0]),
-        mask_BT=torch.tensor([[True, True, True, False]]),
-        turns_BT=torch.zeros(1, 4, dtype=torch.int64),
-    )
+    old_BT = doubles([-1.0, math.log(0.25), math.log(0.25), 0.0])  # ratios of 1, 2 and 2
+    loss = loss_of(config, logprobs_BT, old_BT, [3.0, 1.0, -1.0, 1.0], mask=[1, 1, 1, 0])
     assert loss.per_token_BT.tolist() == [pytest.approx([-6.0, -4 * 0.731059, 2 * 0.880797, 0])]
     loss.per_token_BT.sum().backward()  # type: ignore[no-untyped-call]
     # -4 rho sigmoid(1 - sigmoid) A, with sigmoid(1) = 0.731059 and sigmoid(2) = 0.880797.

@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from huggingface_hub import constants
+from tokenizers import pre_tokenizers
 
 from starpod.trainer.agents.base import Sampling
 from starpod.trainer.agents.pretrained import PretrainedAgents
@@ -31,48 +32,35 @@ TEMPLATE = (
 )
 
 
-def byte_symbols() -> list[str]:
-    """GPT-2's printable character for each byte."""
-    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in plain]
-    shown = {byte: chr(byte) for byte in plain} | {byte: chr(256 + index) for index, byte in enumerate(others)}
-    return [shown[byte] for byte in range(256)]
-
-
 def write_gguf(path: Path, template: str = TEMPLATE) -> dict[str, np.ndarray[Any, Any]]:
     """A tiny Llama in Q4_1. Returns its weights as they are after packing and unpacking."""
-    tokens = [*SPECIAL, *byte_symbols(), "ĠĠ"]
+    tokens = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), "ĠĠ"]
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(LAYERS)
-    writer.add_context_length(512)
-    writer.add_embedding_length(WIDTH)
-    writer.add_feed_forward_length(INNER)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(HEADS)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_rope_dimension_count(WIDTH // HEADS)
-    writer.add_vocab_size(len(tokens))
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(tokens)
-    writer.add_token_types([gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * (len(tokens) - 3))
-    writer.add_token_merges(["Ġ Ġ"])
-    for name, token in (("bos", 1), ("eos", 2), ("unk", 0), ("pad", 2)):
-        getattr(writer, f"add_{name}_token_id")(token)
+    facts: dict[str, Any] = {
+        "block_count": LAYERS,
+        "context_length": 512,
+        "embedding_length": WIDTH,
+        "feed_forward_length": INNER,
+        "head_count": HEADS,
+        "head_count_kv": HEADS,
+        "layer_norm_rms_eps": 1e-5,
+        "rope_freq_base": 10000.0,
+        "rope_dimension_count": WIDTH // HEADS,
+        "vocab_size": len(tokens),
+        "tokenizer_model": "gpt2",
+        "tokenizer_pre": "smollm",
+        "token_list": tokens,
+        "token_types": [gguf.TokenType.CONTROL] * 3 + [gguf.TokenType.NORMAL] * (len(tokens) - 3),
+        "token_merges": ["Ġ Ġ"],
+    } | {f"{name}_token_id": token for name, token in (("bos", 1), ("eos", 2), ("unk", 0), ("pad", 2))}
+    for name, value in facts.items():
+        getattr(writer, f"add_{name}")(value)
     if template:
         writer.add_chat_template(template)
     random = np.random.default_rng(0)
-    packed = {
-        "token_embd": (len(tokens), WIDTH),
-        "blk.0.attn_q": (WIDTH, WIDTH),
-        "blk.0.attn_k": (WIDTH, WIDTH),
-        "blk.0.attn_v": (WIDTH, WIDTH),
-        "blk.0.attn_output": (WIDTH, WIDTH),
-        "blk.0.ffn_gate": (INNER, WIDTH),
-        "blk.0.ffn_up": (INNER, WIDTH),
-        "blk.0.ffn_down": (WIDTH, INNER),
-    }
+    square = dict.fromkeys((f"blk.0.attn_{name}" for name in ("q", "k", "v", "output")), (WIDTH, WIDTH))
+    feed = {"blk.0.ffn_gate": (INNER, WIDTH), "blk.0.ffn_up": (INNER, WIDTH), "blk.0.ffn_down": (WIDTH, INNER)}
+    packed = {"token_embd": (len(tokens), WIDTH), **square, **feed}
     weights = {}
     kind = gguf.GGMLQuantizationType.Q4_1
     for name, shape in packed.items():
@@ -81,10 +69,8 @@ def write_gguf(path: Path, template: str = TEMPLATE) -> dict[str, np.ndarray[Any
         weights[name] = gguf.quants.dequantize(blocks, kind)
     for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"):
         writer.add_tensor(f"{name}.weight", np.ones(WIDTH, dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    for step in ("write_header_to_file", "write_kv_data_to_file", "write_tensors_to_file", "close"):
+        getattr(writer, step)()
     return weights
 
 
