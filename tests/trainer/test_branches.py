@@ -165,14 +165,6 @@ def test_golden_siblings() -> None:
     assert advantages("std") == pytest.approx(scaled, abs=1e-6)
 
 
-def test_records_of_branches_survive_json() -> None:
-    group = with_branches(main_group())
-    again = Group.from_json(group.to_json())
-    assert [each.parent for each in again.branches] == [(0, 1), (0, 1)]
-    assert [each.member for each in again.members] == [0, 1, 2, 3]
-    assert again.branches[0].sampled_tokens == 8
-
-
 def test_golden_gains() -> None:
     """Values 0.25, 0.5, 0.75 and a reward of 1 at the end: each turn gains 0.25, and together they gain 0.75."""
     episode = an_episode(0, [[1], [2, 3], [4]], [0, 0, 1.0])

@@ -1,15 +1,13 @@
 """The tiny policies' tokenizer: one token per word, nothing lost, nothing that depends on what stands beside it."""
 
-from itertools import pairwise, permutations
-from pathlib import Path
+from itertools import permutations
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import AutoTokenizer
 
 from starpod.trainer.models.tiny import END, PAD, ROLES, TAGS, train_tokenizer
-from tests.trainer.models.tiny_policy import TEXTS, tiny_policy
+from tests.trainer.models.tiny_policy import TEXTS
 
 TOKENIZER = train_tokenizer(TEXTS, size=512)
 SPECIALS = (PAD, END, *ROLES, *TAGS)
@@ -69,20 +67,6 @@ def test_role_markers_are_special_and_tags_are_text() -> None:
     assert TOKENIZER.pad_token == PAD
 
 
-def test_a_longer_conversation_begins_with_the_shorter_one() -> None:
-    messages = [
-        {"role": "system", "content": "Walk to G."},
-        {"role": "user", "content": "P 3 2"},
-        {"role": "assistant", "content": "<answer>Up</answer>"},
-        {"role": "user", "content": "P 2 2"},
-    ]
-    renders = [TOKENIZER.apply_chat_template(messages[:count], tokenize=False) for count in range(1, 5)]
-    for shorter, longer in pairwise(renders):
-        assert longer.startswith(shorter)
-    asked = TOKENIZER.apply_chat_template(messages[:2], tokenize=False, add_generation_prompt=True)
-    assert renders[2] == asked + messages[2]["content"] + END
-
-
 def test_the_same_texts_give_the_same_tokenizer_and_frequent_words_come_first() -> None:
     texts = ["rare common common", "common other other"]
     first, again = train_tokenizer(texts, size=320), train_tokenizer(list(texts), size=320)
@@ -95,14 +79,3 @@ def test_the_same_texts_give_the_same_tokenizer_and_frequent_words_come_first() 
 def test_a_vocabulary_without_room_is_refused() -> None:
     with pytest.raises(ValueError, match="no room for words"):
         train_tokenizer(TEXTS, size=256)
-
-
-def test_transformers_loads_it_from_the_folder_of_its_model(tmp_path: Path) -> None:
-    """It once gave a folder of type qwen2 another tokenizer, whatever lay in it."""
-    policy = tiny_policy()
-    policy.save(tmp_path)
-    text = "<|user|>#PX_ 120 ünseen<|assistant|><think>Down</think>"
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
-    assert loaded.encode(text) == policy.tokenizer.encode(text)
-    assert loaded.decode(loaded.encode(text)) == text
-    assert loaded.chat_template == policy.tokenizer.chat_template

@@ -361,13 +361,6 @@ def test_sampled_ids_are_cut_where_the_text_is(name: str, pieces: list[str]) -> 
     assert all(len(made.decode(reply[:end])) == places[name] for name, end in spans)
 
 
-def test_a_block_that_the_prompt_opened_begins_with_the_reply() -> None:
-    made, grammar = template("tiny", "<think>"), Grammar(actions=("Up",))
-    reply = made.encode_reply("<think>go Up</think><answer>Up</answer>")
-    ends = dict(made.spans(reply, grammar.cut(made.decode(reply))))
-    assert [made.tokenizer.decode([reply[ends["think"] - 1]]), ends["answer"]] == ["</think>", len(reply)]
-
-
 # --- images -----------------------------------------------------------------------------------------------------------
 
 VIEW = ImageConfig(rows=2, columns=2)
