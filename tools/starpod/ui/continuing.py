@@ -213,7 +213,7 @@ class Continuing:
                     )
                 )
         finally:
-            await self.games.close_sessions(copies)
+            await (await self.games.fleet()).close_sessions(copies)
         turn = len(game.turns)
         lines = []
         for past, copy in zip(pasts, copies, strict=True):
@@ -284,7 +284,7 @@ class Continuing:
                 if game.session.done:
                     break
         finally:
-            await self.games.close_sessions([game.session])
+            await game.session.close()
 
     async def _replayed(self, job: TurnValues) -> LiveGame:
         """Open a game at the start of the job's episode."""
@@ -295,7 +295,7 @@ class Continuing:
     async def _sample_each_turn(self, job: TurnValues) -> None:
         """Sample continuations by a checkpoint in new sessions, which have the episode's own seeds."""
         game = await self._replayed(job)
-        await self.games.close_sessions([game.session])
+        await game.session.close()
         async with self.policies.agents(job.policy, job.folder) as agents:
             for turn in range(len(job.episode.turns)):
                 job.trees.append(await self._sample(job, game, turn, agents))
@@ -303,7 +303,8 @@ class Continuing:
     async def _sample(self, job: TurnValues, game: LiveGame, turns: int, agents: Agents) -> Branches:
         """Sample continuations from one turn on. The checkpoint sees the earlier replies as if it had sampled them."""
         episode, task = job.episode, replace(job.task, actions=tuple(game.spec.action_space.names))
-        sessions = await (await self.games.fleet()).open(
+        fleet = await self.games.fleet()
+        sessions = await fleet.open(
             task.environment,
             seed=episode.seed,
             dynamics_seed=episode.dynamics_seed,
@@ -326,7 +327,7 @@ class Continuing:
                 )
             )
         finally:
-            await self.games.close_sessions(sessions)
+            await fleet.close_sessions(sessions)
         if any([turn.reply for turn in branch.turns[:turns]] != [turn.reply for turn in past] for branch in episodes):
             raise Impossible(f"The checkpoint gets other prompts than the episode had before turn {turns + 1}.")
         whole = [replace(branch, turns=[*past, *branch.turns[turns:]]) for branch in episodes]

@@ -6,7 +6,7 @@ import asyncio
 import copy
 import secrets
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -302,15 +302,12 @@ class Games:
         self._games[game.id] = game
         while len(self._games) > MOST_GAMES:
             _, oldest_game = self._games.popitem(last=False)
-            await self.close_sessions([oldest_game.session])
+            await oldest_game.session.close()
         return game
 
     async def forget(self, game: LiveGame) -> None:
         self._games.pop(game.id, None)
-        await self.close_sessions([game.session])
-
-    async def close_sessions(self, sessions: Iterable[Session]) -> None:
-        await (await self.fleet()).close_sessions(sessions)
+        await game.session.close()
 
     async def replay(
         self, episode: Episode, path: EpisodePath, turns: int, by: Callable[[int], str] = lambda number: "the episode"

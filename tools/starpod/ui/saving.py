@@ -115,4 +115,4 @@ async def _confirm(games: Games, game: LiveGame, *, typed: bool) -> None:
     except Impossible as error:
         cause = "calls of tools that are sent as texts" if typed else "these actions and its seeds"
         raise Impossible(f"A run would not reach this state with {cause}: {error}") from None
-    await games.close_sessions([replay.session])
+    await replay.session.close()

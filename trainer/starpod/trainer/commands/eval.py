@@ -5,23 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
 
 import click
-from rich import box
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from starpod.client import BadArgument, Fleet, Limits, StarpodError, UnknownVersion, Unreachable
 from starpod.client.programs import ServiceFailed
-from starpod.client.spelling import near
 from starpod.client.transport import Transport
 from starpod.remote.catalog import (
     JSON,
@@ -31,40 +26,22 @@ from starpod.remote.catalog import (
     find_environment,
     parse_options,
     serving,
-    write_report,
 )
 from starpod.report.console import safe_console
-from starpod.trainer.agents.base import AgentRefused, Agents, Sampling, Task
-from starpod.trainer.agents.scripted import ReferenceAgents, reference_names
+from starpod.trainer.agents.base import AgentRefused, Sampling, Task
+from starpod.trainer.commands.eval_tables import show_comparison, show_report
+from starpod.trainer.commands.evaluated_policy import EvaluatedPolicy, find_policy, incomplete_call
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.configuration.seeds import SeedsConfig
 from starpod.trainer.configuration.user_file import UserCodeError
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import write_episodes
-from starpod.trainer.evaluation.compare import NotComparable, compare_evaluations, read_evaluation
 from starpod.trainer.evaluation.figures import episode_results, renumber_groups, summarise
 from starpod.trainer.rollout.collect import Collector, starts_from
 from starpod.trainer.rollout.config import EnvironmentConfig
-from starpod.trainer.rollout.environment import is_hostable, local_services, serve_words
+from starpod.trainer.rollout.environment import local_services, serve_words
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_word import EnvironmentWord
-
-CHAT = "openai:"
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluatedPolicy:
-    """A policy to evaluate."""
-
-    kind: str
-    name: str
-    agents: Agents
-    tasks: Mapping[str, str] = field(default_factory=dict)
-    """Environment ids by name in the policy's run ("" for the only one); empty without a run."""
-    served: Sequence[EnvironmentConfig] = ()
-    """Configurations of the run's environments if the run hosts its own servers, else empty."""
-    seeds: SeedsConfig = field(default_factory=SeedsConfig)
-    """Seeds of the run, or the default ones."""
 
 
 @click.command(name="eval")
@@ -123,27 +100,11 @@ class EvaluatedPolicy:
 @click.pass_context
 def evaluate(
     context: click.Context,
-    model: str | None,
-    word: EnvironmentWord | None,
-    environments: tuple[str, ...],
-    episodes: int,
-    samples: int,
-    seed: int | None,
-    assignments: tuple[str, ...],
-    version: str,
-    turns: int | None,
-    actions_per_turn: int | None,
-    actions: int | None,
-    temperature: float | None,
-    max_tokens: int | None,
-    thinking: bool | None,
-    engine: Literal["torch", "vllm"],
-    base_url: str | None,
-    concurrency: int,
+    /,
     compared: tuple[Path, Path] | None,
     json_file: str,
     episodes_file: str,
-    access: Transport,
+    **arguments: Any,
 ) -> None:
     """Play MODEL_OR_CHECKPOINT in ENVIRONMENT and report its success.
 
@@ -160,90 +121,160 @@ def evaluate(
     """
     expect_writable(json_file, episodes_file)
     if compared:
-        _compare(*compared, json_file=json_file)
+        show_comparison(*compared, json_file)
         return
-    if not model or not (Path(model).is_dir() or word):
-        raise _incomplete_call(model)
     if episodes_file and not episodes_file.endswith((".jsonl", ".jsonl.gz")):
         raise click.BadParameter(f"{episodes_file!r} does not end in .jsonl or .jsonl.gz", param_hint="--jsonl")
-    sampling = Sampling(temperature, max_tokens, thinking)
-    policy = _policy(model, sampling, engine, base_url, concurrency)
-    names: Sequence[str] = environments or [name or id for name, id in policy.tasks.items()]
-    if word and word.id and not environments:
-        names = [word.id]
-    if not (word or (names and policy.served)):
-        raise _incomplete_call(model)
-    seeds = _seeds(policy.seeds, seed, episodes)
-    limits = Limits(turns, actions_per_turn, actions)
-    choose_tasks = partial(
-        _tasks, run_tasks=policy.tasks, names=names or [""], assignments=assignments, version=version, limits=limits
-    )
-    start_time = perf_counter()
-    try:
-        with serving(word) if word else _own_service(policy.served) as address:
-            try:
-                fleet = Fleet(address, token=access.token, tls=access.tls)
-            except ValueError as error:
-                raise click.BadParameter(str(error), param_hint="ADDRESS") from error
-            task_results = asyncio.run(_run(fleet, policy, choose_tasks, seeds, samples))
-    except (ConfigError, ServiceFailed) as error:
-        raise click.ClickException(str(error)) from error
-    except Unreachable as error:
-        raise click.ClickException(
-            f"no server answers at {word and word.addresses} ({error}); start one with: starpod serve"
-        ) from error
-    except (BadArgument, UnknownVersion) as error:
-        raise click.UsageError(str(error)) from error
-    except (StarpodError, AgentRefused, UserCodeError) as error:
-        raise click.ClickException(str(error)) from error
-    report = {
-        "policy": {"kind": policy.kind, "name": policy.name, **policy.agents.facts()},
-        "address": address,
-        "seeds": [seeds.start, seeds.stop],
-        "samples": samples,
-        "seconds": round(perf_counter() - start_time, 3),
-        "environments": {
-            task.name or task.environment: {
-                "environment": task.environment,
-                "version": results[0].version,
-                "options": task.options,
-                "limits": dataclasses.asdict(task.limits),
-                **summarise(results),
-                "results": episode_results(results),
-            }
-            for task, results in task_results
-        },
-    }
+    report, episodes_by_task = EvaluationCall(**arguments).play()
     if episodes_file:
-        write_episodes(episodes_file, renumber_groups([results for _, results in task_results]))
-    console = safe_console(stderr=json_file == "-", highlight=False)
-    if not console.is_terminal:
-        console.width = max(console.width, 120)  # avoid wrapping in a log
-    _show(console, report)
-    write_report(json_file, json.dumps(report, ensure_ascii=False) + "\n")
-    failures = [episode.error for _, results in task_results for episode in results if episode.failed]
+        write_episodes(episodes_file, renumber_groups(episodes_by_task))
+    show_report(report, json_file)
+    failures = [episode.error for episodes in episodes_by_task for episode in episodes if episode.failed]
     if failures:
         raise click.ClickException(f"{len(failures)} episodes failed, the first one with: {failures[0]}")
     context.exit(0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationCall:
+    """The arguments of a call that plays episodes, by the names of its options."""
+
+    model: str | None
+    word: EnvironmentWord | None
+    environments: tuple[str, ...]
+    episodes: int
+    samples: int
+    seed: int | None
+    assignments: tuple[str, ...]
+    version: str
+    turns: int | None
+    actions_per_turn: int | None
+    actions: int | None
+    temperature: float | None
+    max_tokens: int | None
+    thinking: bool | None
+    engine: Literal["torch", "vllm"]
+    base_url: str | None
+    concurrency: int
+    access: Transport
+
+    def play(self) -> tuple[dict[str, Any], list[list[Episode]]]:
+        """Play the episodes. Return the report, and the episodes of each environment."""
+        if not self.model or not (Path(self.model).is_dir() or self.word):
+            raise incomplete_call(self.model)
+        sampling = Sampling(self.temperature, self.max_tokens, self.thinking)
+        policy = find_policy(self.model, sampling, self.engine, self.base_url, self.concurrency)
+        names = self._names(policy)
+        if not (self.word or (names and policy.served)):
+            raise incomplete_call(self.model)
+        seeds = self._seeds(policy.seeds)
+        choose_tasks = partial(self._tasks, run_tasks=policy.tasks, names=names or [""])
+        start_time = perf_counter()
+        with self._readable_errors(), serving(self.word) if self.word else _own_service(policy.served) as address:
+            try:
+                fleet = Fleet(address, token=self.access.token, tls=self.access.tls)
+            except ValueError as error:
+                raise click.BadParameter(str(error), param_hint="ADDRESS") from error
+            task_results = asyncio.run(_run(fleet, policy, choose_tasks, seeds, self.samples))
+        report = {
+            "policy": {"kind": policy.kind, "name": policy.name, **policy.agents.facts()},
+            "address": address,
+            "seeds": [seeds.start, seeds.stop],
+            "samples": self.samples,
+            "seconds": round(perf_counter() - start_time, 3),
+            "environments": {
+                task.name or task.environment: {
+                    "environment": task.environment,
+                    "version": results[0].version,
+                    "options": task.options,
+                    "limits": dataclasses.asdict(task.limits),
+                    **summarise(results),
+                    "results": episode_results(results),
+                }
+                for task, results in task_results
+            },
+        }
+        return report, [results for _, results in task_results]
+
+    @contextlib.contextmanager
+    def _readable_errors(self) -> Iterator[None]:
+        """Report errors of servers, policies and configurations as errors of the command."""
+        try:
+            yield
+        except Unreachable as error:
+            raise click.ClickException(
+                f"no server answers at {self.word and self.word.addresses} ({error}); start one with: starpod serve"
+            ) from error
+        except (BadArgument, UnknownVersion) as error:
+            raise click.UsageError(str(error)) from error
+        except (ConfigError, ServiceFailed, StarpodError, AgentRefused, UserCodeError) as error:
+            raise click.ClickException(str(error)) from error
+
+    def _names(self, policy: EvaluatedPolicy) -> Sequence[str]:
+        """Return the names of the environments to play, in the policy's run or on the server; empty: the only one."""
+        if self.word and self.word.id and not self.environments:
+            return [self.word.id]
+        return self.environments or [name or id for name, id in policy.tasks.items()]
+
+    def _seeds(self, seeds: SeedsConfig) -> range:
+        """Return the seeds to play: those from --seed on, or else those of a run's final evaluation."""
+        if self.seed is not None:
+            return range(self.seed, self.seed + self.episodes)
+        try:
+            return seeds.held_out("final", self.episodes)
+        except ValueError as error:
+            raise click.BadParameter(f"{error}; give --seed to play others", param_hint="--episodes") from error
+
+    def _tasks(
+        self, specs: Sequence[pb.EnvironmentSpec], *, run_tasks: Mapping[str, str], names: Sequence[str]
+    ) -> list[Task]:
+        """Return the tasks to play, each with its options. An environment that is named twice is played once.
+
+        run_tasks: see `EvaluatedPolicy.tasks`. A name in `run_tasks` takes precedence over an environment's id.
+        """
+        task_specs: dict[str, pb.EnvironmentSpec] = {}
+        for name in names:
+            spec = find_environment(specs, run_tasks.get(name, name))
+            task_specs[name if name in run_tasks else spec.id] = spec
+        options = self._options(specs, task_specs)
+        limits = Limits(self.turns, self.actions_per_turn, self.actions)
+        return [
+            Task(
+                spec.id,
+                self.version,
+                parse_options(spec, options[name]),
+                limits,
+                tuple(spec.action_space.names),
+                name if name in run_tasks else "",
+            )
+            for name, spec in task_specs.items()
+        ]
+
+    def _options(
+        self, specs: Sequence[pb.EnvironmentSpec], task_specs: Mapping[str, pb.EnvironmentSpec]
+    ) -> dict[str, list[str]]:
+        """Return the assignments of options for each task. One with a prefix is for that task or environment alone."""
+        task_options: dict[str, list[str]] = {name: [] for name in task_specs}
+        for assignment in self.assignments:
+            prefix, colon, option = assignment.partition(":")
+            if not colon or "=" in prefix:
+                for options in task_options.values():
+                    options.append(assignment)
+                continue
+            environment = "" if prefix in task_specs else find_environment(specs, prefix).id
+            targets = [name for name, spec in task_specs.items() if prefix == name or spec.id == environment]
+            if not targets:
+                raise click.BadParameter(
+                    f"{assignment!r} is for {environment}, which is not played", param_hint="--option"
+                )
+            for name in targets:
+                task_options[name].append(option)
+        return task_options
+
+
 def _own_service(environments: Sequence[EnvironmentConfig]) -> contextlib.AbstractContextManager[str]:
     """Host the environments inside the context, as the run did."""
     return local_services(serve_words(environment.to_dict() for environment in environments))
-
-
-def _incomplete_call(model: str | None) -> click.UsageError:
-    """Return the error for a call that lacks a model or an environment. The error shows a full command."""
-    other_models = f"{CHAT}MODEL or {', '.join(reference_names())}"
-    if not model:
-        choices = f"the folder of a run, a checkpoint or an export, a Hugging Face model, {other_models}"
-        return click.UsageError(f"name what to evaluate: {choices}; for example: starpod eval runs/lake")
-    _refuse_misspelt(model)
-    subject, run = f"to play {model}", ""
-    if not (Path(model).is_dir() or model in reference_names() or model.startswith(CHAT)):
-        subject = f"{model} is no folder here, and not {other_models}. If it is a Hugging Face model"
-        run = ". A run is evaluated by its folder: starpod eval runs/lake"
-    return click.UsageError(f"{subject}, name an environment, for example: starpod eval {model} frozen_lake{run}")
 
 
 async def _run(
@@ -277,76 +308,6 @@ async def _run(
     return results
 
 
-def _policy(
-    model: str, sampling: Sampling, engine: Literal["torch", "vllm"], base_url: str | None, concurrency: int
-) -> EvaluatedPolicy:
-    """Return the policy that a command-line argument names."""
-    if model.startswith(CHAT):
-        return _chat_policy(model.removeprefix(CHAT), sampling, base_url, concurrency)
-    if base_url:
-        raise click.UsageError(f"--base-url is for models of an endpoint: openai:{model}")
-    if model in reference_names():
-        return EvaluatedPolicy("reference", model, ReferenceAgents(model))
-    _refuse_misspelt(model)
-    return _pretrained_policy(model, sampling, engine)
-
-
-def _refuse_misspelt(model: str) -> None:
-    """Raise BadParameter if `model` looks like a misspelt reference policy or `openai:` prefix."""
-    if "/" in model or model in reference_names() or Path(model).exists():
-        return
-    if close := near(model, [CHAT] if ":" in model else reference_names()):
-        raise click.BadParameter(
-            f"no policy {model!r}; did you mean {' or '.join(close)}?", param_hint="MODEL_OR_CHECKPOINT"
-        )
-
-
-def _pretrained_policy(model: str, sampling: Sampling, engine: Literal["torch", "vllm"]) -> EvaluatedPolicy:
-    from starpod.trainer.agents.pretrained import PretrainedAgents  # slow: imports torch
-
-    try:
-        agents = PretrainedAgents(model, sampling, engine)
-    except AgentRefused as error:
-        raise click.ClickException(str(error)) from error
-    if (config := agents.config) is None:
-        return EvaluatedPolicy("model", model, agents)
-    tasks = {task.name: task.environment.id for task in config.tasks}
-    environments = [task.environment for task in config.tasks]
-    served = environments if all(map(is_hostable, environments)) else []
-    return EvaluatedPolicy("model", model, agents, tasks=tasks, served=served, seeds=config.seeds)
-
-
-def _chat_policy(model: str, sampling: Sampling, base_url: str | None, concurrency: int) -> EvaluatedPolicy:
-    from starpod.trainer.agents.chat import ChatAgents  # slow: imports openai
-
-    if not model:
-        raise click.BadParameter(
-            "openai: needs a model behind it, as in openai:gpt-5", param_hint="MODEL_OR_CHECKPOINT"
-        )
-    try:
-        agents = ChatAgents(
-            model,
-            base_url=base_url,
-            temperature=sampling.temperature,
-            max_tokens=sampling.max_tokens or 400,
-            at_once=concurrency,
-            thinking=sampling.thinking is not False,
-        )
-    except AgentRefused as error:
-        raise click.UsageError(str(error)) from error
-    return EvaluatedPolicy("openai", model, agents)
-
-
-def _seeds(seeds: SeedsConfig, first: int | None, count: int) -> range:
-    """Return `count` seeds from `first` on. If it is None, use the seeds of a run's final evaluation."""
-    if first is not None:
-        return range(first, first + count)
-    try:
-        return seeds.held_out("final", count)
-    except ValueError as error:
-        raise click.BadParameter(f"{error}; give --seed to play others", param_hint="--episodes") from error
-
-
 def _warn_of_used_seeds(seeds: SeedsConfig, played_seeds: range) -> None:
     training_warning = "it may have been trained on these start states"
     for name, span, meaning in (
@@ -360,109 +321,3 @@ def _warn_of_used_seeds(seeds: SeedsConfig, played_seeds: range) -> None:
                 f"({span.start} to {span.stop - 1}): {meaning}; without --seed they are held out",
                 err=True,
             )
-
-
-def _tasks(
-    specs: Sequence[pb.EnvironmentSpec],
-    *,
-    run_tasks: Mapping[str, str],
-    names: Sequence[str],
-    assignments: Sequence[str],
-    version: str,
-    limits: Limits,
-) -> list[Task]:
-    """Return the tasks to play, each with its options. An environment that is named twice is played once.
-
-    run_tasks: see `EvaluatedPolicy.tasks`. A name in `run_tasks` takes precedence over an environment's id.
-    """
-    task_specs: dict[str, pb.EnvironmentSpec] = {}
-    for name in names:
-        spec = find_environment(specs, run_tasks.get(name, name))
-        task_specs[name if name in run_tasks else spec.id] = spec
-    task_options: dict[str, list[str]] = {name: [] for name in task_specs}
-    for assignment in assignments:
-        prefix, colon, option = assignment.partition(":")
-        if not colon or "=" in prefix:
-            for options in task_options.values():
-                options.append(assignment)
-            continue
-        environment = "" if prefix in task_specs else find_environment(specs, prefix).id
-        targets = [name for name, spec in task_specs.items() if prefix == name or spec.id == environment]
-        if not targets:
-            raise click.BadParameter(f"{assignment!r} is for {environment}, which is not played", param_hint="--option")
-        for name in targets:
-            task_options[name].append(option)
-    return [
-        Task(
-            spec.id,
-            version,
-            parse_options(spec, task_options[name]),
-            limits,
-            tuple(spec.action_space.names),
-            name if name in run_tasks else "",
-        )
-        for name, spec in task_specs.items()
-    ]
-
-
-def _show(console: Console, report: dict[str, Any]) -> None:
-    policy, environments = report["policy"], report["environments"]
-    model = f" ({policy['model']})" if "model" in policy else ""
-    title = f"{policy['name']}{model} on seeds {report['seeds'][0]} to {report['seeds'][1] - 1}"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    tries = sorted({k for figures in environments.values() for k in figures["pass_at_k"] if k != "1"}, key=int)
-    table.add_column("Environment", no_wrap=True)
-    for heading in ("Episodes", "Success (95 %)", "Return", "Turns", "Format", *(f"pass@{k}" for k in tries)):
-        table.add_column(heading, justify="right", no_wrap=heading.startswith("Success"))
-    for name, figures in environments.items():
-        success = _share(figures["success"])
-        if figures["success"] is not None:
-            success += f" ({_share(figures['success_low'])} to {_share(figures['success_high'])})"
-        table.add_row(
-            name,
-            str(figures["episodes"]) + (f" ({figures['failed']} failed)" if figures["failed"] else ""),
-            success,
-            "-" if figures["return_mean"] is None else f"{figures['return_mean']:.3f}",
-            "-" if figures["turns_mean"] is None else f"{figures['turns_mean']:.1f}",
-            _share(figures["format_rate"]),
-            *(_share(figures["pass_at_k"].get(k)) for k in tries),
-        )
-    console.print(table)
-
-
-def _compare(first: Path, second: Path, *, json_file: str) -> None:
-    """Print a comparison of two evaluations."""
-    try:
-        figures = compare_evaluations(read_evaluation(first), read_evaluation(second))
-    except NotComparable as error:
-        raise click.UsageError(str(error)) from error
-    console = safe_console(stderr=json_file == "-", highlight=False)
-    if not console.is_terminal:
-        console.width = max(console.width, 120)
-    table = Table(title=f"A: {first}, B: {second}", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("Environment", no_wrap=True)
-    for heading in ("Pairs", "Success A", "B", "B - A (95 %)", "p (McNemar)", "Return B - A (95 %)"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for name, comparison in figures.items():
-        table.add_row(
-            name,
-            str(comparison["pairs"]),
-            *map(_share, comparison["success"]),
-            _difference(comparison["success_difference"], "+.1%"),
-            "-" if comparison["p_value"] is None else f"{comparison['p_value']:.2g}",
-            _difference(comparison["return_difference"], "+.3f"),
-        )
-    console.print(table)
-    write_report(json_file, json.dumps({"first": str(first), "second": str(second), "environments": figures}) + "\n")
-
-
-def _difference(values: Sequence[float] | None, form: str) -> str:
-    """Return a difference with its interval, such as `+4.1 % (-0.3 % to +8.5 %)`."""
-    if values is None:
-        return "-"
-    difference, low, high = (format(value, form) for value in values)
-    return f"{difference} ({low} to {high})"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"

@@ -78,29 +78,12 @@ def train(
     collect.groups=16 (see --keys). The default of CONFIG is frozen_lake, or the run's own configuration with --resume.
     On Ctrl-C or SIGTERM, the run saves and exits.
     """
-    from starpod.trainer.configuration.section import ConfigError, packaged_configs
+    from starpod.trainer.configuration.section import ConfigError
 
-    if list_configurations:
-        for name, path in packaged_configs().items():
-            click.echo(f"{name:16} {path.read_text(encoding='utf-8').splitlines()[0].removeprefix('# ')}")
+    if list_configurations or keys is not None:
+        click.echo(_list_configurations() if keys is None else _explain_keys(keys), nl=False)
         return 0
-    if keys is not None:
-        from starpod.trainer.commands.keys import explain
-
-        try:
-            click.echo(explain(keys), nl=False)
-        except ConfigError as error:
-            raise click.UsageError(str(error)) from None
-        return 0
-    from starpod.trainer.configuration.loading import names_environment
-
-    if config is not None and "=" in config and not (Path(config).exists() or names_environment(config)):
-        words, config = (config, *words), None
-    names = [word.partition("=")[0] for word in words]
-    if repeated_keys := sorted({name for name in names if names.count(name) > 1}):
-        # Accept repeated keys: scripts often append the user's arguments to their own.
-        click.echo(f"given more than once, the last one counts: {', '.join(repeated_keys)}", err=True)
-        words = tuple(dict(zip(names, words, strict=True)).values())
+    config, words = _separate_words(config, words)
     from starpod.trainer.configuration.environment_file import Job, choose_job
     from starpod.trainer.configuration.preflight import check
     from starpod.trainer.configuration.resolve import USUAL, resolve_run
@@ -135,6 +118,37 @@ def train(
     return run_training(resolved_config, path, resume=resume, with_site=with_site)
 
 
+def _list_configurations() -> str:
+    from starpod.trainer.configuration.section import packaged_configs
+
+    titles = {name: path.read_text(encoding="utf-8").splitlines()[0] for name, path in packaged_configs().items()}
+    return "".join(f"{name:16} {title.removeprefix('# ')}\n" for name, title in titles.items())
+
+
+def _explain_keys(section: str) -> str:
+    from starpod.trainer.commands.keys import explain
+    from starpod.trainer.configuration.section import ConfigError
+
+    try:
+        return explain(section)
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _separate_words(config: str | None, words: tuple[str, ...]) -> tuple[str | None, tuple[str, ...]]:
+    """Return CONFIG, which may be left out, and one KEY=VALUE for each key."""
+    from starpod.trainer.configuration.loading import names_environment
+
+    if config is not None and "=" in config and not (Path(config).exists() or names_environment(config)):
+        words, config = (config, *words), None
+    names = [word.partition("=")[0] for word in words]
+    if repeated_keys := sorted({name for name in names if names.count(name) > 1}):
+        # Accept repeated keys: scripts often append the user's arguments to their own.
+        click.echo(f"given more than once, the last one counts: {', '.join(repeated_keys)}", err=True)
+        words = tuple(dict(zip(names, words, strict=True)).values())
+    return config, words
+
+
 def _check_memory(config: Config) -> int:
     """Print the estimated memory as comments below the configuration. Raises UsageError if the run cannot fit."""
     import transformers
@@ -164,27 +178,13 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
     with_site: run `starpod ui` for the folder meanwhile. Raises UsageError for a configuration that turns out to be
     wrong before the first iteration.
     """
-    import torch
-    import transformers
-
-    from starpod.client import BadArgument, UnknownEnvironment, UnknownVersion, Unreachable
-    from starpod.trainer.checkpoints.folders import list_checkpoints
-    from starpod.trainer.configuration.section import ConfigError
-    from starpod.trainer.configuration.user_file import UserCodeError
     from starpod.trainer.loop import train as loop
-    from starpod.trainer.output.files import CannotWrite
     from starpod.trainer.output.live import make_screen
-    from starpod.trainer.output.run_folder import RunFolder
     from starpod.trainer.output.screen import client_events
     from starpod.trainer.parallel.ranks import Parallel
     from starpod.trainer.run.interrupts import Interrupted, Interrupts
     from starpod.trainer.run.progress import StopReason
     from starpod.trainer.run.setup import open_run
-
-    input_errors = (ConfigError, UserCodeError, BadArgument, UnknownEnvironment, UnknownVersion)
-    torch.set_num_threads(config.threads)
-    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
 
     async def main() -> StopReason:
         run: Run | None = None
@@ -196,20 +196,12 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
         except Interrupted:
             assert interrupts.signal is not None
             return StopReason(f"stopped by {interrupts.signal.name} before the first iteration")
-        except Unreachable as error:
-            condition = "once it answers, " * any(task.environment.addresses for task in config.tasks)
-            raise click.ClickException(f"{_unreachable(config, error)}; {condition}{_next(path, config)}") from error
         except Exception as error:
-            if isinstance(error, input_errors) and (run is None or not run.progress.step):
-                raise click.UsageError(str(error)) from error
-            message, folder = str(error) or type(error).__name__, RunFolder(path)
-            is_expected = isinstance(error, UserCodeError | CannotWrite)
-            if not (is_expected or (run is not None and folder.exists)):
+            if (readable_error := _readable_error(error, config, path, run)) is None:
                 raise
-            if saved := list_checkpoints(folder.checkpoints):
-                message += f"; the run is saved as of step {saved[0].step}"
-            raise click.ClickException(f"{message}; {_next(path, config)}") from error
+            raise readable_error from error
 
+    _set_up_libraries(config)
     engine = config.engine
     parallel = Parallel.start(config.device, per_engine=engine.tensor_parallel if engine.name == "vllm" else 1)
     site = ""
@@ -238,6 +230,39 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
         _show_on(path, config, site)
     parallel.end(interrupts.status)
     return interrupts.status
+
+
+def _set_up_libraries(config: Config) -> None:
+    """Set the number of torch's threads, and let transformers report errors alone."""
+    import torch
+    import transformers
+
+    torch.set_num_threads(config.threads)
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+
+
+def _readable_error(error: Exception, config: Config, path: Path, run: Run | None) -> click.ClickException | None:
+    """Return the error to show for what ended a run; None if a user needs its traceback."""
+    from starpod.client import BadArgument, UnknownEnvironment, UnknownVersion, Unreachable
+    from starpod.trainer.checkpoints.folders import list_checkpoints
+    from starpod.trainer.configuration.section import ConfigError
+    from starpod.trainer.configuration.user_file import UserCodeError
+    from starpod.trainer.output.files import CannotWrite
+    from starpod.trainer.output.run_folder import RunFolder
+
+    if isinstance(error, Unreachable):
+        condition = "once it answers, " * any(task.environment.addresses for task in config.tasks)
+        return click.ClickException(f"{_unreachable(config, error)}; {condition}{_next(path, config)}")
+    input_errors = (ConfigError, UserCodeError, BadArgument, UnknownEnvironment, UnknownVersion)
+    if isinstance(error, input_errors) and (run is None or not run.progress.step):
+        return click.UsageError(str(error))
+    message, folder = str(error) or type(error).__name__, RunFolder(path)
+    if not (isinstance(error, UserCodeError | CannotWrite) or (run is not None and folder.exists)):
+        return None
+    if saved := list_checkpoints(folder.checkpoints):
+        message += f"; the run is saved as of step {saved[0].step}"
+    return click.ClickException(f"{message}; {_next(path, config)}")
 
 
 def _write_ending(path: Path, config: Config, reason: StopReason, screen: Screen) -> dict[str, str]:

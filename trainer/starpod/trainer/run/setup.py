@@ -76,57 +76,25 @@ async def open_run(
         folder = RunFolder.create(path, resume=resume) if parallel.is_main else RunFolder(path)
         if parallel.is_main:
             stack.enter_context(folder.lock())
-        checkpoints = Checkpoints(folder.checkpoints, config.checkpoint, parallel=parallel.apart())
-        loaded = checkpoints.latest() if resume else None
-        if loaded is not None:
-            check_resumed_model(config, loaded)
-        else:
-            check_model(config)
+        output = Output(folder, Checkpoints(folder.checkpoints, config.checkpoint, parallel=parallel.apart()), screen)
+        loaded = _load(config, output.checkpoints, resume=resume)
         offline = read_offline(config.replay.offline, config.seeds)
-
         served = await _serve_all(config, stack, screen)
         begin()
         if parallel.is_main:
             if not resume:  # at once, so that pages show the run during its warm start
                 _record(config, folder, screen)
             await stack.enter_async_context(telling(folder, [environment.fleet for environment in served], screen))
-        build = partial(
-            build_models, config, lambda: chain.from_iterable(each.texts for each in served), folder, parallel
-        )
-        models = None
-        if config.model.name != TINY:  # one that cannot be used is refused before demonstrations are played
-            screen.phase(f"loading {model_title(config.model.name)}")
-            models = build()
-        if loaded is None:
-            if config.warm_start.steps or config.model.name == TINY:
-                await demonstrate(config, served, parallel=parallel, screen=screen, interrupts=interrupts)
-            forget_initial(folder, parallel)
-
-        models = models or build()
+        models = await _build_models(config, served, output, loaded, parallel=parallel, interrupts=interrupts)
         templates = _build_templates(served, models.policies)
         check_tokens(config.replay.offline, offline, templates)
-        learner = build_learner(config, models, parallel)
-        if config.engine.name == "vllm":
-            screen.phase("starting vLLM")
-        engine = build_engines(
-            config.engine, models.sampler, max_context=config.sampling.max_episode_tokens, parallel=parallel
-        )
-        stack.push_async_callback(engine.close)
-        if (slots := engine.stats().slots) < config.engine.slots:
-            screen.warn(f"engine.cache_gib ({config.engine.cache_gib:g}) holds {slots} replies at once")
-        if engine.stats().apart:
-            screen.warn(
-                "engine torch computes each reply of this model separately, because of its layers; engine=vllm is "
-                "faster"
-            )
-        collectors = await _build_collectors(config, served, templates, engine, stack)
-        output = Output(folder, checkpoints, screen)
+        engine = _start_engine(config, models, parallel, screen, stack)
         run = Run(
             config,
             Parts(
-                collectors=collectors,
+                collectors=await _build_collectors(config, served, templates, engine, stack),
                 models=models,
-                learner=learner,
+                learner=build_learner(config, models, parallel),
                 output=output,
                 parallel=parallel,
                 interrupts=interrupts,
@@ -140,10 +108,59 @@ async def open_run(
         if loaded is not None:
             run.restore(loaded)
         if parallel.is_main:
-            if resume:  # only now, so that a refused resumption leaves the folder unchanged
-                _record(config, folder, screen)
-            output.sinks = stack.enter_context(_open_sinks(config, folder, screen, loaded, resume=resume))
+            output.sinks = stack.enter_context(_open_sinks(config, output, loaded, resume=resume))
         yield run
+
+
+def _load(config: Config, checkpoints: Checkpoints, *, resume: bool) -> Loaded | None:
+    """Return the checkpoint to continue from, if there is one. Raises ConfigError if the model does not fit."""
+    loaded = checkpoints.latest() if resume else None
+    if loaded is None:
+        check_model(config)
+    else:
+        check_resumed_model(config, loaded)
+    return loaded
+
+
+async def _build_models(
+    config: Config,
+    served: Sequence[Served],
+    output: Output,
+    loaded: Loaded | None,
+    *,
+    parallel: Parallel,
+    interrupts: Interrupts,
+) -> Models:
+    """Build the models, and play the demonstrations of a new run, on which a tiny model's tokenizer is trained."""
+    texts = lambda: chain.from_iterable(environment.texts for environment in served)  # noqa: E731
+    folder, screen, models = output.folder, output.screen, None
+    if config.model.name != TINY:  # one that cannot be used is refused before demonstrations are played
+        screen.phase(f"loading {model_title(config.model.name)}")
+        models = build_models(config, texts, folder, parallel)
+    if loaded is None:
+        if config.warm_start.steps or config.model.name == TINY:
+            await demonstrate(config, served, parallel=parallel, screen=screen, interrupts=interrupts)
+        forget_initial(folder, parallel)
+    return models or build_models(config, texts, folder, parallel)
+
+
+def _start_engine(
+    config: Config, models: Models, parallel: Parallel, screen: Screen, stack: contextlib.AsyncExitStack
+) -> Engine:
+    """Start the engine until the stack is closed, and warn if it samples fewer replies at once than configured."""
+    if config.engine.name == "vllm":
+        screen.phase("starting vLLM")
+    engine = build_engines(
+        config.engine, models.sampler, max_context=config.sampling.max_episode_tokens, parallel=parallel
+    )
+    stack.push_async_callback(engine.close)
+    if (slots := engine.stats().slots) < config.engine.slots:
+        screen.warn(f"engine.cache_gib ({config.engine.cache_gib:g}) holds {slots} replies at once")
+    if engine.stats().apart:
+        screen.warn(
+            "engine torch computes each reply of this model separately, because of its layers; engine=vllm is faster"
+        )
+    return engine
 
 
 async def _serve_all(config: Config, stack: contextlib.AsyncExitStack, screen: Screen) -> list[Served]:
@@ -267,11 +284,13 @@ def _record(config: Config, folder: RunFolder, screen: Screen) -> None:
     folder.begin(config.to_dict(), defaults=defaults.to_dict(), title=config.title, model=model, files=files)
 
 
-def _open_sinks(config: Config, folder: RunFolder, screen: Screen, loaded: Loaded | None, *, resume: bool) -> Sinks:
-    """Remove output that was written after the checkpoint, and open the sinks of metrics."""
-    # A run that was lost before its first checkpoint begins again, without earlier output.
-    resumed_step = None if not resume else loaded.step if loaded else -1
-    if resumed_step is not None:
+def _open_sinks(config: Config, output: Output, loaded: Loaded | None, *, resume: bool) -> Sinks:
+    """Open the sinks of metrics. A resumption is recorded, and output that was written after the checkpoint removed."""
+    folder, screen, resumed_step = output.folder, output.screen, None
+    if resume:  # only now, so that a refused resumption leaves the folder unchanged
+        _record(config, folder, screen)
+        # A run that was lost before its first checkpoint begins again, without earlier output.
+        resumed_step = loaded.step if loaded else -1
         folder.cut_after(resumed_step)
     return Sinks(
         config.monitor.sinks,
