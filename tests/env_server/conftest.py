@@ -10,6 +10,7 @@ import grpc
 import pytest
 from grpc_status import rpc_status
 
+from starpod.check.grpc_connection import rows
 from starpod.env_server.authoring.environment import Environment
 from starpod.env_server.operation.config import ServerConfig
 from starpod.env_server.registry import Registry
@@ -163,8 +164,8 @@ class Stream:
         while len(self.replies) < count:
             response = await asyncio.wait_for(self.call.read(), 60)
             assert response is not grpc.aio.EOF, await self.call.details()
-            arrived: dict[int, Any] = transitions_of(response)
-            for reply in response.replies:
+            arrived: dict[int, Any] = {}
+            for reply in (*response.replies, *rows(response.transitions)):
                 answer = getattr(reply, reply.WhichOneof("response"))
                 answer = answer.transition if isinstance(answer, pb.StepResponse) else answer
                 arrived[reply.call_id] = read_status(answer) if reply.HasField("error") else answer
@@ -190,34 +191,6 @@ def columns(*rows: Row) -> pb.StreamRequest:
         request.steps.action_counts[:] = [len(row) - 2 for row in rows]
         request.steps.actions[:] = [action for row in rows for action in row[2:]]
     return request
-
-
-def transitions_of(response: pb.StreamResponse) -> dict[int, pb.Transition]:
-    """The columns of a response as the transitions that they stand for, by call id."""
-    table = response.transitions
-    ended = dict(zip(table.ended_rows, zip(table.end_reasons, table.end_successes, strict=True), strict=True))
-    counts = list(table.outcome_counts) or [1] * len(table.call_ids)
-    shares = list(table.outcome_rewards) or list(table.rewards)
-    found, start = {}, 0
-    for row, call_id in enumerate(table.call_ids):
-        reason, success = ended.get(row, (0, 0))
-        flags = table.outcome_flags[start : start + counts[row]]
-        found[call_id] = pb.Transition(
-            observation=pb.Observation(
-                parts=[pb.Part(text=table.texts[row])], state_key=table.state_keys[row] if table.state_keys else b""
-            ),
-            reward=table.rewards[row],
-            outcomes=[
-                pb.Outcome(executed=bool(flag & 1), valid=bool(flag & 2), effective=bool(flag & 4), reward=share)
-                for flag, share in zip(flags, shares[start : start + counts[row]], strict=True)
-            ],
-            terminated=reason == pb.END_REASON_TERMINAL,
-            truncated=reason > pb.END_REASON_TERMINAL,
-            end_reason=reason,
-            success=None if success == 0 else success == 2,
-        )
-        start += counts[row]
-    return found
 
 
 @pytest.fixture(autouse=True)

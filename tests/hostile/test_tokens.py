@@ -292,10 +292,11 @@ def test_token_files_that_cannot_be_used_say_so_without_the_token(tmp_path: Path
     assert not re.search(r"'secret-token'?$", str(caught.value))
 
 
-def test_a_token_file_that_is_no_text(tmp_path: Path) -> None:
+def test_a_token_file_that_is_no_text_or_is_missing(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_bytes(b"\xff\xfe\0")
-    with pytest.raises(TokenFileError, match="is not text"):
-        Authenticator(tmp_path / "tokens")
+    for name, problem in (("tokens", "is not text"), ("missing", "cannot read")):
+        with pytest.raises(TokenFileError, match=problem):
+            Authenticator(tmp_path / name)
 
 
 # --- TLS ---------------------------------------------------------------------------------------------------------

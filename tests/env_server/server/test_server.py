@@ -19,7 +19,6 @@ from starpod.env_server.registry import Registry
 from starpod.env_server.server.listening import ServerError
 from starpod.env_server.server.logs import JSONFormatter, TextFormatter
 from starpod.env_server.server.server import EnvironmentServer
-from starpod.env_server.transports.auth import Authenticator, TokenFileError
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.env_server.conftest import Client, Serve, Stream
@@ -93,13 +92,6 @@ async def test_tokens_keep_strangers_out_and_tenants_apart(serve: Serve, tmp_pat
     assert stranger.reason == "UNKNOWN_SESSION"
     await client.stub.Close(pb.CloseRequest(session_ids=[alpha]), metadata=bearer("beta-token"))
     await client.stub.Step(step, metadata=bearer("alpha-token"))
-
-
-def test_a_token_file_without_tokens_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "empty").write_text("# nothing\n")
-    for name, problem in (("empty", "holds no token"), ("missing", "cannot read")):
-        with pytest.raises(TokenFileError, match=problem):
-            Authenticator(tmp_path / name)
 
 
 async def test_tls_and_mtls_and_a_health_port_that_needs_no_certificate(serve: Serve, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import json
-import math
 import time
 from typing import Any
 
@@ -411,11 +410,6 @@ async def test_calls_in_flight_are_bounded(serve: Serve) -> None:
     await eventually(lambda: not client.server.metrics.calls_in_flight)
     assert text_of(await client.step(left, 0, "gate")) == "gate"
     await client.step(other, 0, "1")
-
-
-@pytest.mark.parametrize("lease", [-1.0, math.nan])
-async def test_a_lease_is_a_number_of_seconds(client: Client, lease: float) -> None:
-    assert (await client.fails(client.open("walk-v1", lease_seconds=lease))).fields == ["lease_seconds"]
 
 
 async def test_leases_expire_unless_renewed(client: Client) -> None:

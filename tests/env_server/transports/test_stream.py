@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from starpod.check.grpc_connection import start_rows
 from starpod.env_server.episodes.timing import begin, clock
 from starpod.env_server.operation.config import ServerLimits
 from starpod.env_server.sessions.columns import Answers
@@ -134,27 +135,6 @@ async def test_many_slow_renders_delay_nobody(client: Client) -> None:
     assert again.data == b"gate"
 
 
-async def test_calls_on_one_session_keep_their_order_in_a_stream(client: Client) -> None:
-    session = await client.open("waiting-v1")
-    steps = [step_request(session, index, str(4 - index)) for index in range(3)]
-    last, *_ = await Stream(client).ask((session, 3, "1"), calls=[pb.Call(step=step) for step in steps])
-    assert text_of(last) == "4,3,2,1"
-
-
-async def test_one_bad_call_fails_alone(client: Client) -> None:
-    good, bug, none = await client.open("walk-v1"), await client.open("walk-v1"), pb.Session(session_id="none")
-    stream = Stream(client)
-    calls = [
-        pb.Call(),
-        pb.Call(step=step_request(good, 7, "Right")),
-        pb.Call(open=pb.OpenRequest(environment_id="walk-v1")),
-    ]
-    stepped, *failures, opened = await stream.ask((good, 0, "Right"), (none, 0, "Right"), (bug, 0, "bug"), calls=calls)
-    assert [each.reason for each in failures] == ["UNKNOWN_SESSION", "ENVIRONMENT_BUG", "BAD_ARGUMENT", "OUT_OF_ORDER"]
-    assert len(opened.sessions) == 1 and stepped.observation.parts
-    assert (await stream.ask((bug, 0, "Right")))[0].reason == "SESSION_LOST"
-
-
 def start_of(response: pb.ResetResponse) -> pb.ResetResponse:
     """What a row of StartColumns can tell of a reply."""
     session = response.session
@@ -171,18 +151,8 @@ async def ask_in_columns(stream: Stream, **columns: Sequence[Any]) -> list[Any]:
     while len(replies) < len(resets.call_ids) or not acknowledged:
         response = await asyncio.wait_for(stream.call.read(), 60)
         acknowledged += response.acknowledged
-        for reply in response.replies:
+        for reply in (*response.replies, *start_rows(response.starts)):
             replies[reply.call_id] = read_status(reply.error) if reply.HasField("error") else start_of(reply.reset)
-        starts = response.starts
-        keys, places = starts.state_keys or [b""] * len(starts.call_ids), starts.instruction_places or [0] * 9999
-        for row, call_id in enumerate(starts.call_ids):
-            observation = pb.Observation(parts=[pb.Part(text=starts.texts[row])], state_key=keys[row])
-            replies[call_id] = pb.ResetResponse(
-                session=pb.Session(
-                    seed=starts.seeds[row], dynamics_seed=starts.dynamics_seeds[row], observation=observation
-                ),
-                instructions=starts.instructions[places[row]],
-            )
     assert acknowledged == 1
     return [replies[row] for row in range(len(replies))]
 
@@ -248,15 +218,6 @@ def test_a_large_response_is_split_and_acknowledges_once() -> None:
     assert rows == [(row, f"at {row}", texts[row % 2]) for row in range(40)]
     others = [(list(part.transitions.call_ids), len(part.replies)) for part in parts if not part.starts.call_ids]
     assert others == [([], 1), ([40], 0)] and parts[-1].acknowledged == 1
-
-
-async def test_a_message_is_acknowledged_when_its_calls_have_begun(client: Client) -> None:
-    slow, stream = await client.open("waiting-v1"), Stream(client)
-    for calls in ([], [pb.Call(step=step_request(slow, 0, "gate"))], [pb.Call()]):
-        await stream.call.write(pb.StreamRequest(calls=calls, acknowledge=True))
-        response = await asyncio.wait_for(stream.call.read(), 60)
-        assert response.acknowledged == 1 and len(response.replies) == (calls == [pb.Call()])
-    Waiting.opened.set()
 
 
 async def test_columns_that_do_not_fit_fail_row_by_row(client: Client) -> None:
