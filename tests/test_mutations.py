@@ -229,7 +229,7 @@ MUTATIONS: dict[str, tuple[str, Callable[..., Any], str]] = {
     "pool: the fullest server takes the next session": (
         f"{CLIENT}.pool.placement:least_loaded",
         lambda right, hosts: max(hosts, key=lambda host: host[0].load),
-        "tests/client/test_placement.py::test_small_fleets_are_filled_evenly",
+        "tests/client/test_fleet.py::test_step_many_over_several_servers_and_sessions_at_once",
     ),
     "gateway: every reply begins a sample": (
         f"{GATEWAY}.lineage:Lineage.node",
