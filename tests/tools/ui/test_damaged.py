@@ -217,7 +217,7 @@ def test_pages_of_a_run_answer_whatever_the_types_of_its_values(tmp_path: Path, 
         indexer.update()
         for page in ("/", "/runs/bad"):
             assert client.get(page).status_code == 200
-    index.close()
+    index.database.close()
 
 
 def test_a_page_never_sees_a_run_without_its_summary(
@@ -225,17 +225,17 @@ def test_a_page_never_sees_a_run_without_its_summary(
 ) -> None:
     """Pages read an index in memory while the indexer writes it."""
     shutil.copytree(calm, tmp_path / "new")
-    index, summarise = RunIndex(tmp_path, ":memory:"), indexer_module._summarise
+    index, summarise = RunIndex(tmp_path, ":memory:"), indexer_module.summarise
     seen: list[Any] = []
 
     def look_and_summarise(*given: Any) -> dict[str, Any]:
         seen.extend(index.runs())
         return summarise(*given)
 
-    monkeypatch.setattr(indexer_module, "_summarise", look_and_summarise)
+    monkeypatch.setattr(indexer_module, "summarise", look_and_summarise)
     Indexer(index).update()
     assert not seen and index.runs()[0]["status"]
-    index.close()
+    index.database.close()
 
 
 def test_an_episode_of_other_types_is_a_sentence(tmp_path: Path, calm: Path) -> None:
@@ -247,4 +247,4 @@ def test_an_episode_of_other_types_is_a_sentence(tmp_path: Path, calm: Path) -> 
     for page in ("/episode", "/group"):
         answer = client.get(page, params={"run": "bad", "file": "train-1.jsonl", "group": 1, "member": 0})
         assert answer.status_code < 500 and "damaged" in answer.text
-    index.close()
+    index.database.close()

@@ -32,7 +32,7 @@ def index_over(folder: Path) -> tuple[RunIndex, Indexer]:
 def indexed(tmp_path: Path, calm: Path) -> tuple[Path, RunIndex, Indexer]:
     shutil.copytree(calm, tmp_path / "calm")
     index, indexer = index_over(tmp_path)
-    assert indexer.problem == index.problem == ""
+    assert indexer.problem == index.database.problem == ""
     return tmp_path, index, indexer
 
 
@@ -304,7 +304,7 @@ def test_a_full_disk_is_a_sentence_and_mends_itself(indexed: tuple[Path, RunInde
     folder, index, indexer = indexed
 
     pages = sqlite3.connect(folder / NAME).execute("PRAGMA page_count").fetchone()[0]
-    connect = index.connect
+    connect = index.database.connect
 
     def full() -> sqlite3.Connection:
         database = connect()
@@ -312,11 +312,11 @@ def test_a_full_disk_is_a_sentence_and_mends_itself(indexed: tuple[Path, RunInde
         return database
 
     shutil.copytree(folder / "calm", folder / "second")
-    index.connect = full  # type: ignore[method-assign]
+    index.database.connect = full  # type: ignore[method-assign]
     indexer.update()
     assert "disk is full" in indexer.problem and "make room" in indexer.problem
     assert index.run("calm") is not None
-    index.connect = connect  # type: ignore[method-assign]
+    index.database.connect = connect  # type: ignore[method-assign]
     indexer.update()
     assert indexer.problem == "" and {run["path"] for run in index.runs()} == {"calm", "second"}
 
@@ -327,15 +327,15 @@ def test_a_damaged_index_is_made_anew(indexed: tuple[Path, RunIndex, Indexer]) -
         Path(f"{folder / NAME}{suffix}").unlink(missing_ok=True)
     (folder / NAME).write_bytes(b"no database" * 1000)
     index, _ = index_over(folder)
-    assert index.problem == "" and only(index)["step"] == 150
+    assert index.database.problem == "" and only(index)["step"] == 150
 
 
 def test_a_folder_that_cannot_be_written_is_indexed_in_memory(tmp_path: Path, calm: Path) -> None:
     shutil.copytree(calm, tmp_path / "calm")
     (tmp_path / NAME).mkdir()  # no file can be opened there, whoever asks
     index, _ = index_over(tmp_path)
-    assert "cannot be written" in index.problem and only(index)["path"] == "calm"
-    index.close()
+    assert "cannot be written" in index.database.problem and only(index)["path"] == "calm"
+    index.database.close()
 
 
 @settings(max_examples=8)
@@ -365,7 +365,7 @@ def test_curves_do_not_depend_on_how_a_file_grew(sizes: list[int]) -> None:
 def test_an_index_in_memory_is_read_while_it_is_written(tmp_path: Path, calm: Path) -> None:
     shutil.copytree(calm, tmp_path / "calm")
     index = RunIndex(tmp_path, ":memory:")
-    with closing(index.connect()) as writer:
+    with closing(index.database.connect()) as writer:
         for number in range(30):
             writer.execute("BEGIN IMMEDIATE")
             writer.execute("INSERT INTO runs (path, summary, state) VALUES (?, '{}', '{}')", (f"run-{number}",))
@@ -373,4 +373,4 @@ def test_an_index_in_memory_is_read_while_it_is_written(tmp_path: Path, calm: Pa
             assert index.files(1) == []
             writer.execute("COMMIT")
     assert len(index.runs()) == 30
-    index.close()
+    index.database.close()

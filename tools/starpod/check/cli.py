@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 from click.core import ParameterSource
+from rich.console import Console
 
 from starpod.check.report import Terminal, describe_requirement, to_json, to_junit
 from starpod.check.requirement import LEVELS, Requirement
@@ -135,32 +136,34 @@ def check(
     expect_writable(json_file, junit_file)
     # The requirement PLAYED is always checked: without a playable episode, no other one can be tested.
     requirements = [requirement for requirement in known if requirement in selection or requirement.id == PLAYED]
-    console = safe_console(stderr=json_file == "-")
-    with Terminal(console) as terminal:
-        try:
-            report = asyncio.run(
-                run_check(
-                    address,
-                    requirements,
-                    environments=environments,
-                    also=also,
-                    seconds=seconds,
-                    call_seconds=call_seconds or max(10.0, seconds / 3),
-                    observer=terminal,
-                    **settings,
-                )
-            )
-        except WrongCall as error:
-            raise click.UsageError(str(error)) from error
-        except CannotCheck as error:
-            report = CheckReport(address, unreachable=str(error))
-    if not report.unreachable:
-        terminal.close(report)
+    report = _check_server(
+        address,
+        requirements,
+        safe_console(stderr=json_file == "-"),
+        environments=environments,
+        also=also,
+        seconds=seconds,
+        call_seconds=call_seconds or max(10.0, seconds / 3),
+        **settings,
+    )
     write_report(json_file, to_json(report))
     write_report(junit_file, to_junit(report))
     if report.unreachable:
         raise click.ClickException(report.unreachable)
     context.exit(0 if report.passed else 1)
+
+
+def _check_server(address: str, requirements: Sequence[Requirement], console: Console, **settings: Any) -> CheckReport:
+    """Check a server, show the progress, and return the report. settings: as for `runner.check`."""
+    with Terminal(console) as terminal:
+        try:
+            report = asyncio.run(run_check(address, requirements, observer=terminal, **settings))
+        except WrongCall as error:
+            raise click.UsageError(str(error)) from error
+        except CannotCheck as error:
+            return CheckReport(address, unreachable=str(error))
+    terminal.close(report)
+    return report
 
 
 def _list_requirements(context: click.Context, requirements: Sequence[Requirement], json_file: str) -> None:

@@ -50,7 +50,9 @@ SERVED: dict[str, str] = {
 """Word that serves all environments of a Python module. Each module gets its own server."""
 PROCESSES = ("--workers", "2")
 """Worker processes of each server: two, so that episodes can be compared between processes."""
-Place = tuple[str, pb.EnvironmentSpec]
+AT_ONCE = 4
+"""Environments that are checked at the same time."""
+ServedEnvironment = tuple[str, pb.EnvironmentSpec]
 """Address of the server process in which an environment is checked, and the environment's spec."""
 MEASURED_SECONDS = 0.3
 """Seconds for which steps are counted to measure the rate."""
@@ -62,7 +64,6 @@ ENVIRONMENT_SECONDS = 600.0
 
 @click.command(context_settings={"ignore_unknown_options": True})
 @click.argument("words", nargs=-1, metavar="[WHAT TO SERVE]...", type=click.UNPROCESSED)
-@click.option("--list", "only_list", is_flag=True, help="Print the ids and check nothing.")
 @click.option("--serve", is_flag=True, help="Print the ids, check nothing, and serve them until Ctrl-C.")
 @click.option(
     "--port", default=50051, show_default=True, type=click.IntRange(0, 65535), help="Port of --serve; 0: any."
@@ -74,26 +75,17 @@ ENVIRONMENT_SECONDS = 600.0
     show_default=True,
     help="Folder for the pages and hub.json.",
 )
-@click.option(
-    "--at-once",
-    type=click.IntRange(1),
-    default=4,
-    show_default=True,
-    help="Environments that are checked at the same time.",
-)
 @click.option("--minutes", type=click.FloatRange(0, min_open=True), help="Start no new checks after this many minutes.")
 @click.pass_context
 def hub(
     context: click.Context,
     words: tuple[str, ...],
-    only_list: bool,
     serve: bool,
     port: int,
     out: Path,
-    at_once: int,
     minutes: float | None,
 ) -> None:
-    """Check every environment that is installed and write a page about each, or list them, or serve them.
+    """Check every environment that is installed and write a page about each, or list and serve them.
 
     These are Starpod's own environments and, if they are installed, those of Gymnasium, MiniGrid, Reasoning Gym,
     TextArena, OpenEnv's packages and tasksets of verifiers, and the TextWorld games of this folder. Each is checked
@@ -108,47 +100,13 @@ def hub(
     if serve:
         _serve([argument for arguments in all_arguments for argument in arguments], port)
         return
-    if not only_list:
-        out.mkdir(parents=True, exist_ok=True)
-        expect_writable(str(out / "hub.json"))
+    out.mkdir(parents=True, exist_ok=True)
+    expect_writable(str(out / "hub.json"))
     console = safe_console()
     entries: list[CheckedEnvironment] = []
     try:
-        with service_errors(), contextlib.ExitStack() as servers:
-
-            def start(arguments: Sequence[str]) -> list[Place]:
-                processes = () if only_list else PROCESSES
-                program = start_server(*processes, *arguments)
-                try:
-                    return _assign_processes(servers.enter_context(program))
-                except ServiceRefused as error:
-                    if words:
-                        raise
-                    # No environment of it is installed.
-                    console.print(f"{arguments[-1]}: {error.stderr}", highlight=False)
-                    return []
-
-            if only_list:
-                with ThreadPoolExecutor(len(all_arguments)) as pool:
-                    _print_list([spec for places in pool.map(start, all_arguments) for _, spec in places])
-                return
-            progress = servers.enter_context(_make_progress(console))
-            task = progress.add_task("environments", total=0)
-
-            def report_progress(hosted: int = 0, entry: CheckedEnvironment | None = None) -> None:
-                progress.update(task, total=(progress.tasks[0].total or 0) + hosted, advance=entry is not None)
-                if entry:
-                    entries.append(entry)
-                if entry and not entry.passed:
-                    line = f"[red]✗[/] {escape(entry.spec.id)}: {escape(entry.first_problem)}"
-                    console.print(line, highlight=False)
-
-            deadline = time.monotonic() + 60 * minutes if minutes else math.inf
-            asyncio.run(check_all(all_arguments, start, report_progress, at_once=at_once, until=deadline))
-            progress.update(task, description="steps per second", completed=0)
-            for entry in entries:
-                entry.rate = asyncio.run(measure(entry.address, entry.spec.id))
-                progress.advance(task)
+        with service_errors():
+            _check_and_measure(all_arguments, entries, console, minutes, must_start=bool(words))
     except KeyboardInterrupt:
         console.print("interrupted: results of the finished checks")
     except CannotCheck as error:
@@ -163,24 +121,66 @@ def hub(
     context.exit(0 if passed_count == len(entries) else 1)
 
 
+def _check_and_measure(
+    all_arguments: Sequence[Sequence[str]],
+    entries: list[CheckedEnvironment],
+    console: Console,
+    minutes: float | None,
+    *,
+    must_start: bool,
+) -> None:
+    """Serve environments, check them, and then measure their steps per second one by one.
+
+    Args:
+        all_arguments: the arguments of each server.
+        entries: receives each environment once it is checked.
+        minutes: no check begins after this time; None: no limit.
+        must_start: whether a server that has nothing to serve is an error.
+    """
+    with contextlib.ExitStack() as servers:
+
+        def start(arguments: Sequence[str]) -> list[ServedEnvironment]:
+            try:
+                return _assign_processes(servers.enter_context(start_server(*PROCESSES, *arguments)))
+            except ServiceRefused as error:
+                if must_start:
+                    raise
+                # No environment of it is installed.
+                console.print(f"{arguments[-1]}: {error.stderr}", highlight=False)
+                return []
+
+        progress = servers.enter_context(_make_progress(console))
+        task = progress.add_task("environments", total=0)
+
+        def report_progress(hosted: int = 0, entry: CheckedEnvironment | None = None) -> None:
+            progress.update(task, total=(progress.tasks[0].total or 0) + hosted, advance=entry is not None)
+            if entry:
+                entries.append(entry)
+            if entry and not entry.passed:
+                console.print(f"[red]✗[/] {escape(entry.spec.id)}: {escape(entry.first_problem)}", highlight=False)
+
+        deadline = time.monotonic() + 60 * minutes if minutes else math.inf
+        asyncio.run(check_all(all_arguments, start, report_progress, until=deadline))
+        progress.update(task, description="steps per second", completed=0)
+        for entry in entries:
+            entry.rate = asyncio.run(measure(entry.address, entry.spec.id))
+            progress.advance(task)
+
+
 def _serve(words: Sequence[str], port: int) -> None:
     """Serve the environments in one process until it is interrupted. Print the environments, then the address."""
     try:
         with service_errors(), start_server(*words, port=port) as address:
             places = _assign_processes(address)
-            _print_list([spec for _, spec in places])
+            for spec in sorted((spec for _, spec in places), key=lambda spec: spec.id):
+                click.echo(f"{spec.id}  {spec.version}  {spec.title}")
             click.echo(f"Serving {len(places)} environments on {address}")
             threading.Event().wait()
     except KeyboardInterrupt:
         return
 
 
-def _print_list(specs: Sequence[pb.EnvironmentSpec]) -> None:
-    for spec in sorted(specs, key=lambda spec: spec.id):
-        click.echo(f"{spec.id}  {spec.version}  {spec.title}")
-
-
-def _assign_processes(address: str) -> list[Place]:
+def _assign_processes(address: str) -> list[ServedEnvironment]:
     """Assign each environment to one of the server's processes. Its check compares with the other process."""
     with grpc.insecure_channel(address) as channel:
         server = EnvironmentServiceStub(channel).Describe(pb.DescribeRequest())
@@ -214,10 +214,9 @@ def _summarise(entry: CheckedEnvironment) -> dict[str, Any]:
 
 async def check_all(
     all_arguments: Sequence[Sequence[str]],
-    start: Callable[[Sequence[str]], list[Place]],
+    start: Callable[[Sequence[str]], list[ServedEnvironment]],
     report_progress: Callable[..., None],
     *,
-    at_once: int,
     until: float,
 ) -> None:
     """Start the servers at the same time, and check what they host as soon as they are ready.
@@ -228,11 +227,10 @@ async def check_all(
         all_arguments: the arguments of each server.
         start: starts a server and returns what it hosts.
         report_progress: called with hosted=N for a server with N environments, and with entry=E for each check.
-        at_once: maximum number of checks at the same time.
         until: no check begins after this instant of `time.monotonic`.
     """
-    pool, slots = ThreadPoolExecutor(len(all_arguments)), asyncio.Semaphore(at_once)
-    queue: deque[deque[Place]] = deque()  # one deque per server, in the order of their turns
+    pool, slots = ThreadPoolExecutor(len(all_arguments)), asyncio.Semaphore(AT_ONCE)
+    queue: deque[deque[ServedEnvironment]] = deque()  # one deque per server, in the order of their turns
 
     async def serve(words: Sequence[str]) -> None:
         places = await asyncio.get_running_loop().run_in_executor(pool, start, words)

@@ -43,6 +43,8 @@ _BODY_SECONDS = 60.0
 _SIGNATURE = 32
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 _large_bodies = Rotation(_LARGE_BODIES)
+_CHAT, _MESSAGES = ChatCompletions(), Messages()
+_DIALECTS: tuple[Dialect, ...] = (_CHAT, Responses(), _MESSAGES)
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
@@ -105,12 +107,6 @@ def create_app(
         mounted: ASGI applications by path.
     """
     keys = keys or Keys()
-    chat, messages = ChatCompletions(), Messages()
-    dialects: list[Dialect] = [chat, Responses(), messages]
-
-    async def models(request: Request) -> Response:
-        entry = {"id": model, "object": "model", "created": 0, "owned_by": "starpod", "type": "model"}
-        return JSONResponse({"object": "list", "data": [entry], "has_more": False})
 
     def complete(dialect: Dialect) -> Endpoint:
         async def endpoint(request: Request) -> Response:
@@ -129,62 +125,22 @@ def create_app(
 
     async def count_tokens(request: Request) -> Response:
         name = keys.name(key_of(request))
-        ask = messages.read(await read_json(request, most_body_bytes))
+        ask = _MESSAGES.read(await read_json(request, most_body_bytes))
         return JSONResponse({"input_tokens": await host.find(name).count(ask)})
 
-    endpoints = {("POST", dialect.path): complete(dialect) for dialect in dialects}
-    endpoints["POST", f"{messages.path}/count_tokens"] = count_tokens
-    endpoints |= {("GET", "/v1/models"): models, ("GET", "/health"): _health, **(more or {})}
-
-    def dialect_of(request: Request) -> Dialect:
-        path = request.url.path
-        return next((dialect for dialect in dialects[::-1] if path.startswith(dialect.path)), chat)
-
-    def guarded(endpoint: Endpoint) -> Endpoint:
-        async def call(request: Request) -> Response:
-            try:
-                return await endpoint(request)
-            except Rejected as error:
-                return _error_response(dialect_of(request), error)
-            except OSError as error:
-                cause = f"the session cannot be written ({error.strerror or error}): make room, and send the call again"
-                return _error_response(
-                    dialect_of(request), Rejected(HTTPStatus.INSUFFICIENT_STORAGE, "cannot_write", cause)
-                )
-            except RecursionError:
-                return _error_response(dialect_of(request), bad_request("the request is nested too deeply"))
-
-        return call
-
-    async def not_found(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        status = HTTPStatus(error.status_code)
-        message = f"the gateway has no {request.method} {request.url.path[:100]}"
-        return _error_response(dialect_of(request), Rejected(status, "not_found", message))
-
-    async def internal_error(request: Request, error: Exception) -> Response:
-        refusal = Rejected(HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", f"{type(error).__name__}: {error}")
-        return _error_response(dialect_of(request), refusal)
-
-    async def unknown_host(scope: Scope, receive: Receive, send: Send) -> None:
-        message = "start the gateway with --allow-host NAME to call it so"
-        refusal = Rejected(HTTPStatus.MISDIRECTED_REQUEST, "unknown_host", message)
-        await _error_response(dialect_of(Request(scope)), refusal)(scope, receive, send)
-
-    def encoded(scope: Scope, problem: str) -> ASGIApp:
-        refusal = Rejected(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "unsupported_encoding", problem)
-        return _error_response(dialect_of(Request(scope)), refusal)
-
+    endpoints = {("POST", dialect.path): complete(dialect) for dialect in _DIALECTS}
+    endpoints["POST", f"{_MESSAGES.path}/count_tokens"] = count_tokens
+    endpoints |= {("GET", "/v1/models"): _list_model(model), ("GET", "/health"): _health, **(more or {})}
     return Starlette(
         routes=[
-            *(Route(path, guarded(endpoint), methods=[method]) for (method, path), endpoint in endpoints.items()),
+            *(Route(path, _guarded(endpoint), methods=[method]) for (method, path), endpoint in endpoints.items()),
             *(Route(path, inner) for path, inner in (mounted or {}).items()),
         ],
         middleware=[
-            Middleware(KnownHosts, names=hosts, refusal=unknown_host),
-            Middleware(PlainBodies, refusal=encoded),
+            Middleware(KnownHosts, names=hosts, refusal=_unknown_host),
+            Middleware(PlainBodies, refusal=_encoded),
         ],
-        exception_handlers={HTTPException: not_found, Exception: internal_error},
+        exception_handlers={HTTPException: _not_found, Exception: _internal_error},
     )
 
 
@@ -245,6 +201,14 @@ def _finite_float(text: str) -> float:
     return number if math.isfinite(number) else _refuse_constant(text[:40])
 
 
+def _list_model(name: str) -> Endpoint:
+    async def endpoint(request: Request) -> Response:
+        entry = {"id": name, "object": "model", "created": 0, "owned_by": "starpod", "type": "model"}
+        return JSONResponse({"object": "list", "data": [entry], "has_more": False})
+
+    return endpoint
+
+
 async def _health(request: Request) -> Response:
     return JSONResponse({"status": "ok"})
 
@@ -263,5 +227,49 @@ async def _stream(dialect: Dialect, ask: Ask, reply: asyncio.Future[Answer]) -> 
         yield event
 
 
-def _error_response(dialect: Dialect, refusal: Rejected) -> Response:
-    return JSONResponse(dialect.failure(refusal), refusal.status)
+# --- errors, in the form of the API that was called ------------------------------------------------------------------
+
+
+def _guarded(endpoint: Endpoint) -> Endpoint:
+    """Return the endpoint with answers to its errors."""
+
+    async def call(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except Rejected as error:
+            return _error_response(request, error)
+        except OSError as error:
+            cause = f"the session cannot be written ({error.strerror or error}): make room, and send the call again"
+            return _error_response(request, Rejected(HTTPStatus.INSUFFICIENT_STORAGE, "cannot_write", cause))
+        except RecursionError:
+            return _error_response(request, bad_request("the request is nested too deeply"))
+
+    return call
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = f"the gateway has no {request.method} {request.url.path[:100]}"
+    return _error_response(request, Rejected(HTTPStatus(error.status_code), "not_found", message))
+
+
+async def _internal_error(request: Request, error: Exception) -> Response:
+    message = f"{type(error).__name__}: {error}"
+    return _error_response(request, Rejected(HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", message))
+
+
+async def _unknown_host(scope: Scope, receive: Receive, send: Send) -> None:
+    message = "start the gateway with --allow-host NAME to call it so"
+    rejected = Rejected(HTTPStatus.MISDIRECTED_REQUEST, "unknown_host", message)
+    await _error_response(Request(scope), rejected)(scope, receive, send)
+
+
+def _encoded(scope: Scope, problem: str) -> ASGIApp:
+    rejected = Rejected(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "unsupported_encoding", problem)
+    return _error_response(Request(scope), rejected)
+
+
+def _error_response(request: Request, rejected: Rejected) -> Response:
+    path = request.url.path
+    dialect = next((dialect for dialect in _DIALECTS[::-1] if path.startswith(dialect.path)), _CHAT)
+    return JSONResponse(dialect.failure(rejected), rejected.status)

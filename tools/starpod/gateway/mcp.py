@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -47,20 +47,7 @@ async def served(playing: Callable[[str], OutsideAgent], keys: Keys | None = Non
         return playing(names.name(key_of(context.request)))
 
     async def list_tools(context: Any, _: PaginatedRequestParams | None) -> ListToolsResult:
-        state = episode(context).observe()
-        item: dict[str, Any] = {"type": "string", **({"enum": state["actions"]} if state["actions"] else {})}
-        properties = {
-            "actions": {"type": "array", "items": item},
-            "step_index": {"type": "integer", "minimum": 0, "description": _STEP_INDEX},
-        }
-        schema = {"type": "object", "properties": properties, "required": ["actions"]}
-        no_arguments: dict[str, Any] = {"type": "object", "properties": {}}
-        return ListToolsResult(
-            tools=[
-                Tool(name="observe", description="Show the present state.", input_schema=no_arguments),
-                Tool(name="step", description=f"Play one turn. {state['instructions']}", input_schema=schema),
-            ]
-        )
+        return ListToolsResult(tools=[Tool(**fields) for fields in _describe_tools(episode(context).observe())])
 
     async def call_tool(context: Any, params: CallToolRequestParams) -> CallToolResult:
         arguments = params.arguments or {}
@@ -96,6 +83,21 @@ async def served(playing: Callable[[str], OutsideAgent], keys: Keys | None = Non
     finally:
         stop.set()
         await task
+
+
+def _describe_tools(state: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the fields of the tools of an episode, given its state."""
+    item: dict[str, Any] = {"type": "string", **({"enum": state["actions"]} if state["actions"] else {})}
+    properties = {
+        "actions": {"type": "array", "items": item},
+        "step_index": {"type": "integer", "minimum": 0, "description": _STEP_INDEX},
+    }
+    schema = {"type": "object", "properties": properties, "required": ["actions"]}
+    no_arguments = {"type": "object", "properties": {}}
+    return [
+        {"name": "observe", "description": "Show the present state.", "input_schema": no_arguments},
+        {"name": "step", "description": f"Play one turn. {state['instructions']}", "input_schema": schema},
+    ]
 
 
 def _texts(actions: object) -> list[str]:

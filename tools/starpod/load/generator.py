@@ -26,7 +26,7 @@ class RunEnded(Exception):
     """The run cannot continue; the text says why."""
 
 
-class Schedule:
+class StepSchedule:
     """The instants at which the sessions of one generator step in a stage.
 
     Attributes:
@@ -106,7 +106,8 @@ class Generator:
     async def start(self) -> None:
         """Connect to the servers. Raise RunEnded if none can be reached."""
         players, start = self.players, clock()
-        players.connect()
+        for server in players.servers:
+            server.start()  # connects, and reconnects by itself
         while not all(server.ready for server in players.servers):
             elapsed = clock() - start
             if elapsed > CONNECT_SECONDS or (
@@ -135,7 +136,7 @@ class Generator:
         log.open_loop = stage.rate is not None
         share = len(range(self._process, stage.sessions, self._plan.processes))
         active = [player for player in players.all[:share] if player.session is not None]
-        schedule = Schedule(self._plan, stage, self._process, start)
+        schedule = StepSchedule(self._plan, stage, self._process, start)
         players.begin_stage(continuous=stage.rate is None and self._plan.continuous)
         tasks = [asyncio.create_task(self._play(*place, len(active), schedule)) for place in enumerate(active)]
         server_time = ServerTime()
@@ -190,11 +191,11 @@ class Generator:
         await asyncio.gather(*(server.close() for server in players.servers))
         return players.log.take(-1)
 
-    async def _play(self, index: int, player: Player, sessions: int, schedule: Schedule) -> None:
+    async def _play(self, index: int, player: Player, sessions: int, schedule: StepSchedule) -> None:
         await schedule.begin(index, sessions)
         await player.play(schedule.next_due)
 
-    async def _drain(self, schedule: Schedule) -> None:
+    async def _drain(self, schedule: StepSchedule) -> None:
         """Wait for calls in flight, and for steps that were due before the end unless the stage was interrupted."""
         schedule.stop()
         if self._stage.rate is None:

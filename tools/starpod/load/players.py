@@ -53,18 +53,12 @@ class Players:
         self.running = False
         self.fatal = ""
         self.all: list[Player] = []
-        self.servers: list[LoadServer] = []
+        self.servers = [LoadServer(number, place, plan, self.log) for number, place in enumerate(plan.places)]
         self.recorded: list[dict[str, Any]] = []
         self.lease = 0.0
         self._end = end
         self._connected_at = clock()
         self._asides: set[asyncio.Task[None]] = set()
-
-    def connect(self) -> None:
-        """Start the connections, which reconnect by themselves."""
-        for number, place in enumerate(self.plan.places):
-            self.servers.append(LoadServer(number, place, self.plan, self.log))
-            self.servers[-1].start()
 
     def watch(self) -> None:
         """End the run if no server was connected for a while. Call this often."""

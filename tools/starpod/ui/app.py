@@ -43,6 +43,7 @@ from starpod.ui.fleet import (
 from starpod.ui.groups import group_page
 from starpod.ui.index import RunIndex
 from starpod.ui.indexer import Indexer
+from starpod.ui.jobs import TurnJobs
 from starpod.ui.notes import save_notes
 from starpod.ui.page import OWN, LiveSite, render
 from starpod.ui.reading import BadFile
@@ -63,6 +64,37 @@ _HEARTBEAT = 15
 """Seconds without news after which an event stream sends a comment, which keeps the connection open."""
 
 
+_ROUTES: list[tuple[str, str, Callable[[LiveSite, Request], Response | Awaitable[Response]]]] = [
+    ("GET", "/", runs_page),
+    ("GET", "/runs/{path:path}", run_page),
+    ("GET", "/compare", compare_page),
+    ("GET", "/comparison.html", compare_file),
+    ("GET", "/episodes", episodes_page),
+    ("GET", "/episode", with_pictures(episode_page)),
+    ("GET", "/group", with_pictures(group_page)),
+    ("POST", "/notes", save_notes),
+    ("GET", "/fleet", fleet_page),
+    ("GET", "/play/session/{game}", game_page),
+    ("POST", "/play/session/{game}/{what}", game_action),
+    ("GET", "/play/session/{game}/{what}", back_to_game),
+    ("GET", "/play/{environment}", environment_page),
+    ("POST", "/play/{environment}", start_game),
+    ("GET", "/picture", picture),
+    ("POST", "/fork", fork_episode),
+    ("GET", "/turns", jobs_page),
+    ("POST", "/turns", start_job),
+    ("GET", "/turns/{job}", job_page),
+    ("POST", "/turns/{job}/{what}", job_action),
+    ("GET", "/continuations/{tree}/{number}", continuation_page),
+    ("GET", "/continuations/{tree}/{number}/picture", continuation_picture),
+    ("POST", "/continuations/{tree}/{number}/{what}", continuation_action),
+    ("GET", "/sessions", sessions_page),
+    ("GET", "/watch", watch_page),
+    ("POST", "/watch/{what}", watch_action),
+]
+"""Method, path and function of each page. Functions that are not coroutines run in threads, and block no event loop."""
+
+
 def create_app(
     index: RunIndex, *, continuing: Continuing | None = None, hosts: Collection[str] = (), token: str = ""
 ) -> FastAPI:
@@ -75,46 +107,18 @@ def create_app(
         token: secret that a visitor's first request must carry; empty: the site is open to everyone.
     """
     indexer = Indexer(index)
-    site = LiveSite(index, indexer, continuing)
+    jobs = TurnJobs(continuing) if continuing is not None else None
+    site = LiveSite(index, indexer, continuing, jobs)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         indexer.start()
         yield
         await asyncio.to_thread(indexer.stop)
-        if continuing is not None:
+        if continuing is not None and jobs is not None:
+            await jobs.close()
             await continuing.close()
-        index.close()
-
-    # Pages that are not coroutines run in threads, and so do not block the event loop.
-    routes: list[tuple[str, str, Callable[[LiveSite, Request], Response | Awaitable[Response]]]] = [
-        ("GET", "/", runs_page),
-        ("GET", "/runs/{path:path}", run_page),
-        ("GET", "/compare", compare_page),
-        ("GET", "/comparison.html", compare_file),
-        ("GET", "/episodes", episodes_page),
-        ("GET", "/episode", with_pictures(episode_page)),
-        ("GET", "/group", with_pictures(group_page)),
-        ("POST", "/notes", save_notes),
-        ("GET", "/fleet", fleet_page),
-        ("GET", "/play/session/{game}", game_page),
-        ("POST", "/play/session/{game}/{what}", game_action),
-        ("GET", "/play/session/{game}/{what}", back_to_game),
-        ("GET", "/play/{environment}", environment_page),
-        ("POST", "/play/{environment}", start_game),
-        ("GET", "/picture", picture),
-        ("POST", "/fork", fork_episode),
-        ("GET", "/turns", jobs_page),
-        ("POST", "/turns", start_job),
-        ("GET", "/turns/{job}", job_page),
-        ("POST", "/turns/{job}/{what}", job_action),
-        ("GET", "/continuations/{tree}/{number}", continuation_page),
-        ("GET", "/continuations/{tree}/{number}/picture", continuation_picture),
-        ("POST", "/continuations/{tree}/{number}/{what}", continuation_action),
-        ("GET", "/sessions", sessions_page),
-        ("GET", "/watch", watch_page),
-        ("POST", "/watch/{what}", watch_action),
-    ]
+        index.database.close()
 
     async def guarded(request: Request, call: Callable[[Request], Awaitable[Response]]) -> Response:
         if problem := refusal(request.method, request.headers, hosts):
@@ -133,7 +137,7 @@ def create_app(
         redoc_url=None,
         openapi_url=None,
         routes=[
-            *(Route(path, partial(page, site), methods=[method]) for method, path, page in routes),
+            *(Route(path, partial(page, site), methods=[method]) for method, path, page in _ROUTES),
             Route("/events", _events(site)),
             Route("/assets/{name}", _asset),
         ],

@@ -167,7 +167,7 @@ def episode_page(site: LiveSite, request: Request, drawn: bytes | None) -> Respo
         size=None if drawn is None else _size(drawn),
         token=site.guard.token("fork") if site.games else "",
         policies=site.continuing.policies.choices(run=folder if row["tokens"] > 0 else None) if site.continuing else {},
-        counts=COUNTS, jobs=site.continuing.of_episode(episode_link(run, row)) if site.continuing else (),
+        counts=COUNTS, jobs=site.jobs.of_episode(episode_link(run, row)) if site.jobs else (),
         call=_call(site.index.folder, folder, episode),
     )  # fmt: skip
 

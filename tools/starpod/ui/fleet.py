@@ -26,6 +26,7 @@ from starpod.trainer.data.episode import Episode
 from starpod.ui import watching
 from starpod.ui.continuing import COUNTS, Continuing
 from starpod.ui.games import Games, LiveGame, path_of
+from starpod.ui.jobs import TurnJobs
 from starpod.ui.page import LiveSite, query, render
 from starpod.ui.reading import find_run, in_play, kept_pictures, last_metrics, load_episode, mapping
 from starpod.ui.saving import KINDS, Saved, held_out, save, saved
@@ -47,6 +48,13 @@ def continuing_of(site: LiveSite) -> Continuing:
     return site.continuing
 
 
+def jobs_of(site: LiveSite) -> TurnJobs:
+    """Return the site's jobs. Raises HTTPException 404 if the site has no server."""
+    continuing_of(site)
+    assert site.jobs is not None
+    return site.jobs
+
+
 async def fleet_page(site: LiveSite, request: Request) -> Response:
     """List the environments that can be played, the servers that host them, and the site's sessions."""
     games = games_of(site)
@@ -56,7 +64,7 @@ async def fleet_page(site: LiveSite, request: Request) -> Response:
     servers = [_server(replica, games, trips.get(replica.address)) for replica in fleet.replicas]
     return render(
         "fleet.html", site=site, servers=servers, specs=specs, recoveries=fleet.recoveries, games=games.all(),
-        running=await asyncio.to_thread(_running, site), jobs=len(continuing_of(site).jobs()),
+        running=await asyncio.to_thread(_running, site), jobs=len(jobs_of(site).all()),
     )  # fmt: skip
 
 

@@ -133,7 +133,7 @@ class Curve:
     tokens: dict[int, float] = field(default_factory=dict)
 
 
-class RunIndex:
+class IndexFile:
     """The database of a folder of runs. Any thread may use it, because each call opens a new connection.
 
     If its file cannot be written, the index is kept in memory and `problem` says so.
@@ -143,7 +143,6 @@ class RunIndex:
     """
 
     def __init__(self, folder: Path, file: str = "") -> None:
-        self.folder = folder
         self.problem = ""
         self._target = file or str(folder / NAME)
         self._uri = False
@@ -205,24 +204,30 @@ class RunIndex:
     def _create(self, database: sqlite3.Connection) -> None:
         database.executescript(f"BEGIN; {_SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;")
 
-    # --- queries of the pages -------------------------------------------------------------------------------------
+
+class RunIndex:
+    """What pages ask the index of a folder of runs. file: see IndexFile."""
+
+    def __init__(self, folder: Path, file: str = "") -> None:
+        self.folder = folder
+        self.database = IndexFile(folder, file)
 
     def runs(self) -> list[dict[str, Any]]:
         """Return the summaries of all runs, newest first. Each has `run`, its id in the index, and `path`."""
-        with self.reading() as database:
+        with self.database.reading() as database:
             rows = database.execute("SELECT id, path, summary FROM runs").fetchall()
         summaries = [_summary(row) for row in rows]
         return sorted(summaries, key=lambda summary: summary.get("started") or 0, reverse=True)
 
     def run(self, path: str) -> dict[str, Any] | None:
         """Return the summary of one run; None if it is unknown."""
-        with self.reading() as database:
+        with self.database.reading() as database:
             row = database.execute("SELECT id, path, summary FROM runs WHERE path = ?", (path,)).fetchone()
         return _summary(row) if row else None
 
     def metrics(self, run: int) -> list[str]:
         """Return the names of the metrics that the run has logged, sorted."""
-        with self.reading() as database:
+        with self.database.reading() as database:
             row = database.execute("SELECT state FROM runs WHERE id = ?", (run,)).fetchone()
         return list(json.loads(row["state"]).get("names", ())) if row else []
 
@@ -232,7 +237,7 @@ class RunIndex:
         valid_names = [name for name in names or () if '"' not in name]  # SQLite's JSON paths cannot contain quotes
         places = [f'$."{name}"[0]' for name in valid_names]
         columns = "metrics" if names is None else ", ".join(["NULL", *("json_extract(metrics, ?)" for _ in places)])
-        with self.reading() as database:
+        with self.database.reading() as database:
             sql = f"SELECT step, time, seconds, env_steps, tokens, {columns} FROM points WHERE run = ? ORDER BY bucket"
             for row in database.execute(sql, (*places, run)):
                 step = row["step"]
@@ -252,7 +257,7 @@ class RunIndex:
 
     def files(self, run: int) -> list[dict[str, Any]]:
         """Return the rows of the run's files of episodes: name, kind, step, problem, number of episodes and so on."""
-        with self.reading() as database:
+        with self.database.reading() as database:
             rows = database.execute("SELECT * FROM files WHERE run = ? ORDER BY step, name", (run,)).fetchall()
         return [dict(row) for row in rows]
 
@@ -271,7 +276,7 @@ class RunIndex:
         if count is not None and 2 * first > count:
             inner_order, limit = _reversed(order), max(min(limit, count - first), 0)
             first = count - first - limit
-        with self.reading() as database:
+        with self.database.reading() as database:
             # The inner query reads only an index, so late pages of a long list are fast, too.
             rows = database.execute(
                 "SELECT episodes.*, (SELECT name FROM files WHERE files.id = file) AS name FROM episodes WHERE id IN "
@@ -284,7 +289,7 @@ class RunIndex:
         """Return the results of `episodes` and `count` for a filter with words, using only one search."""
         where, values = conditions.where()
         order = SORTS.get(conditions.sort, SORTS["newest"])
-        with self.reading() as database:
+        with self.database.reading() as database:
             rows = database.execute(
                 "SELECT episodes.*, (SELECT name FROM files WHERE files.id = file) AS name, count(*) OVER () AS found "
                 f"FROM episodes WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?",
@@ -303,12 +308,12 @@ class RunIndex:
         sql = f"SELECT count(*) FROM (SELECT 1 FROM episodes WHERE {where} {bound})"
         if conditions == Filter(conditions.run, kind=conditions.kind, step=conditions.step, sort=conditions.sort):
             sql = f"SELECT coalesce(sum(episodes), 0) FROM files WHERE {where}"
-        with self.reading() as database:
+        with self.database.reading() as database:
             return int(database.execute(sql, values).fetchone()[0])
 
     def facets(self, run: int) -> dict[str, list[Any]]:
         """Return the kinds, environments, steps and reward parts (with their bits) that a filter can choose from."""
-        with self.reading() as database:
+        with self.database.reading() as database:
             files = database.execute("SELECT DISTINCT kind, step FROM files WHERE run = ?", (run,)).fetchall()
             row = database.execute("SELECT summary FROM runs WHERE id = ?", (run,)).fetchone()
             parts = database.execute("SELECT bit, name FROM parts WHERE run = ? ORDER BY name", (run,)).fetchall()
@@ -321,7 +326,7 @@ class RunIndex:
 
     def episode(self, run: int, name: str, grp: int, member: int) -> dict[str, Any] | None:
         """Return the row of an episode by its file, group and member; None if there is none."""
-        with self.reading() as database:
+        with self.database.reading() as database:
             row = database.execute(
                 "SELECT episodes.*, files.name AS name FROM episodes JOIN files ON files.id = file "
                 "WHERE files.run = ? AND files.name = ? AND grp = ? AND member = ?",
@@ -331,7 +336,7 @@ class RunIndex:
 
     def group(self, run: int, name: str, grp: int) -> list[dict[str, Any]]:
         """Return the rows of a group's members, sorted by member."""
-        with self.reading() as database:
+        with self.database.reading() as database:
             rows = database.execute(
                 "SELECT episodes.*, files.name AS name FROM episodes JOIN files ON files.id = file "
                 "WHERE files.run = ? AND files.name = ? AND grp = ? ORDER BY member",

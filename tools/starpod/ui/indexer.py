@@ -6,7 +6,6 @@ Metrics are read from where the last pass stopped. Files of episodes never chang
 from __future__ import annotations
 
 import json
-import math
 import os
 import sqlite3
 import threading
@@ -16,41 +15,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from starpod.report.curves import smooth, spread
-from starpod.trainer.data.untrusted import open_regular, read_json
+from starpod.trainer.data.untrusted import open_regular
 from starpod.trainer.diagnostics.metrics import spent_in
-from starpod.trainer.output.words import evaluation_after_best, missing_result, standing_warnings
-from starpod.ui.index import MOST_PARTS, POINTS, RunIndex, episode_id, run_word
-from starpod.ui.reading import (
-    DAMAGED,
-    MOST_PROBLEMS,
-    BadFile,
-    episode_lines,
-    find_runs,
-    held_locks,
-    is_recent,
-    mapping,
-    objects,
-    parse_lines,
-    read_notes,
-    status,
-)
+from starpod.ui.episode_rows import episode_files, forget_episodes, index_episodes
+from starpod.ui.index import POINTS, RunIndex
+from starpod.ui.reading import DAMAGED, MOST_PROBLEMS, find_runs, held_locks, is_recent, parse_lines
+from starpod.ui.summary import SUMMARISED, as_number, fits, summarise
 
 CHUNK = 8 * 2**20
 """Bytes of metrics that are read and committed at a time."""
-TEXT = 20_000
-"""Number of characters of an episode that can be searched, from its beginning."""
-SPARK = 60
-"""Maximum number of points of a run's sparkline."""
-_SUMMARISED = ("config.yaml", "run.json", "metrics.jsonl", "evaluations.jsonl", "final.json", "notes.json")
-"""Files from which the summary of a run is made."""
 MOST_METRICS = 2_000
 """Maximum number of a run's metrics that are read. The trainer writes about 200."""
 _MORE_METRICS = f" has more than {MOST_METRICS:,} metrics, and the others are not shown"
-_MOST_INTEGER = 2**62
-"""Maximum value of integers in the index, because SQLite's integers have 64 bits."""
-_MOST_FLOAT = 1e300
-"""Maximum value of a metric, so that sums of many values are finite."""
 
 
 class Indexer(threading.Thread):
@@ -90,7 +66,7 @@ class Indexer(threading.Thread):
     def update(self) -> None:
         """Make one pass over all runs. Errors are reported in `problem`, and the next pass tries again."""
         try:
-            with closing(self._index.connect()) as database:
+            with closing(self._index.database.connect()) as database:
                 self.problem = self._pass(database)
         except sqlite3.Error as error:
             self.problem = f"The index cannot be written ({error}). Pages show older data; make room."
@@ -144,7 +120,7 @@ class Indexer(threading.Thread):
     def _episodes(self, database: sqlite3.Connection, path: str, folder: Path, whose: str) -> None:
         """Add a run's new files of episodes to the index, and remove deleted and changed ones."""
         run = database.execute("SELECT id FROM runs WHERE path = ?", (path,)).fetchone()["id"]
-        files = _episode_files(folder / "episodes")
+        files = episode_files(folder / "episodes")
         known_files = {
             row["name"]: (row["id"], (row["size"], row["changed"]))
             for row in database.execute("SELECT id, name, size, changed FROM files WHERE run = ?", (run,))
@@ -152,7 +128,7 @@ class Indexer(threading.Thread):
         for name, (file, stamp) in known_files.items():
             if files.get(name) != stamp:
                 with _transaction(database):
-                    _forget(database, file)
+                    forget_episodes(database, file)
                 self._changed(path)
         names = [name for name in files if known_files.get(name, (0, None))[1] != files[name]]
         names.sort(key=lambda name: files[name][1], reverse=True)
@@ -162,7 +138,7 @@ class Indexer(threading.Thread):
                 return
             self.progress = f"reading episodes: file {number:,} of {len(names):,}, {whose}"
             with _transaction(database):
-                environments |= _read_episodes(database, run, folder / "episodes" / name, files[name])
+                environments |= index_episodes(database, run, folder / "episodes" / name, files[name])
             self._changed(path)
         if environments:
             with _transaction(database):
@@ -195,7 +171,7 @@ def _stamps(folder: Path, locks: set[int]) -> list[Any]:
     They are inode, size and time of each file, whether a trainer holds the run's lock, and whether metrics are recent.
     """
     stamps: list[Any] = []
-    for name in (*_SUMMARISED, "episodes"):
+    for name in (*SUMMARISED, "episodes"):
         try:
             stat = os.stat(folder / name)
             stamps.append((stat.st_ino, stat.st_size, stat.st_mtime_ns))
@@ -277,7 +253,7 @@ def _read_run(database: sqlite3.Connection, path: str, folder: Path, locks: set[
         ).fetchone()
         run = row["id"]
         place, has_more = _read_metrics(database, run, folder / "metrics.jsonl", _Place(**json.loads(row["state"])))
-        summary = _summarise(database, run, folder, place, locks)
+        summary = summarise(database, run, folder, place.problems, locks)
         summary["environments"] = json.loads(row["summary"]).get("environments", [])
         database.execute(
             "INSERT INTO runs (id, path, summary, state) VALUES (?, ?, ?, ?) "
@@ -365,9 +341,9 @@ def _add_lines(database: sqlite3.Connection, run: int, name: str, place: _Place,
 def _bucket_of(line: Mapping[str, Any], last: _Bucket) -> _Bucket | None:
     """Return a bucket for one line of metrics, given the previous bucket; None if the line is not an iteration."""
     metrics, step, time = line.get("metrics"), line.get("step"), line.get("time", 0.0)
-    if not isinstance(metrics, dict) or not isinstance(step, int) or _number(step) is None or _number(time) is None:
+    if not isinstance(metrics, dict) or not isinstance(step, int) or as_number(step) is None or as_number(time) is None:
         return None
-    values = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float) and _fits(value)}
+    values = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float) and fits(value)}
     costs = spent_in(values)
     return _Bucket(
         1,
@@ -380,197 +356,8 @@ def _bucket_of(line: Mapping[str, Any], last: _Bucket) -> _Bucket | None:
     )
 
 
-def _fits(value: float) -> bool:
-    return -_MOST_FLOAT < value < _MOST_FLOAT
-
-
 def _halved(buckets: Mapping[int, _Bucket]) -> dict[int, _Bucket]:
     halves: dict[int, _Bucket] = {}
     for number in sorted(buckets):
         halves.setdefault(number // 2, _Bucket()).merge(buckets[number])
     return halves
-
-
-def _summarise(database: sqlite3.Connection, run: int, folder: Path, place: _Place, locks: set[int]) -> dict[str, Any]:
-    """Return the summary of a run for the list of runs, as JSON values."""
-    problems = list(place.problems)
-    facts, config = mapping(folder / "run.json", problems), mapping(folder / "config.yaml", problems)
-    final = mapping(folder / "final.json", problems)
-    evaluations = [line for line in objects(folder / "evaluations.jsonl", problems) if line.get("success") is not None]
-    points = database.execute(
-        "SELECT count, step, time, seconds, metrics FROM points WHERE run = ? ORDER BY bucket", (run,)
-    ).fetchall()
-    warnings = standing_warnings(database.execute("SELECT step, text FROM warnings WHERE run = ?", (run,)).fetchall())
-    success = [
-        (row["step"], mean)
-        for row in points
-        if (mean := json.loads(row["metrics"]).get("collect/success", [None])[0]) is not None
-    ]
-    start_time = _number(facts.get("time"))
-    written = points[-1]["time"] if points else start_time or 0.0
-    tasks = _part(config, "environments")
-    environment, stop = _part(config, "environment"), _part(config, "stop")
-    environments = ", ".join(str(_part(tasks, name).get("id") or name) for name in tasks)
-    evaluation = final or (evaluations[-1] if evaluations else {})
-    last = evaluation_after_best(final, evaluations)
-    state = status(folder, facts, locks, written)
-    seconds = points[-1]["seconds"] if points else 0.0
-    return {
-        **read_notes(folder, problems),
-        "title": str(facts.get("title") or ""),
-        "environment": environments or str(environment.get("id") or ""),
-        "algorithm": str(_part(config, "algorithm").get("preset") or ""),
-        "model": str(facts.get("model") or ""),
-        "started": start_time or written,
-        "written": written,
-        "status": state,
-        "outcome": str(_part(facts, "ended").get("outcome") or ""),
-        "step": points[-1]["step"] if points else 0,
-        "iterations": _number(stop.get("iterations")),
-        "seconds": seconds,
-        "left": _left(stop, points) if state == "running" else None,
-        "evaluation": {
-            name: _number(evaluation.get(name))
-            for name in ("step", "success", "success_low", "success_high", "return_mean", "episodes")
-        }
-        if _number(evaluation.get("success")) is not None
-        else None,
-        "missing_result": missing_result(final) if final else "",
-        "final": bool(final),
-        "last": last and {name: _number(last[name]) for name in ("step", "success")},
-        "spark": [round(y, 4) for _, y in smooth([(x, y) for x, y in spread(success, SPARK)])],
-        "warnings": len(warnings),
-        "last_warning": list(warnings[-1]) if warnings else None,
-        "problems": problems,
-    }
-
-
-def _part(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    section = values.get(name)
-    return section if isinstance(section, dict) else {}
-
-
-def _number(value: Any) -> float | None:
-    return value if isinstance(value, int | float) and _fits(value) else None
-
-
-def _left(stop: Mapping[str, Any], points: list[sqlite3.Row]) -> float | None:
-    """Return the seconds until the run reaches `iterations` or `minutes`, at the pace of the latest tenth of its curve.
-
-    Return None without a limit, before the first iteration, when `minutes` begin to count, and once a limit is reached,
-    because the final evaluation's duration is not known.
-    """
-    limits = []
-    steps, minutes = stop.get("iterations"), stop.get("minutes")
-    if isinstance(minutes, int | float) and points:
-        limits.append(60 * minutes - points[-1]["seconds"])
-    if isinstance(steps, int) and len(points) > 1:
-        window = points[-max(len(points) // 10, 2) :]
-        pace = (window[-1]["time"] - window[0]["time"]) / max(window[-1]["step"] - window[0]["step"], 1)
-        limits.append(pace * (steps - window[-1]["step"]))
-    seconds = min(limits, default=0.0)
-    return seconds if seconds > 0 else None
-
-
-# --- episodes ---------------------------------------------------------------------------------------------------------
-
-
-def _episode_files(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return the size and modification time of each file of episodes, by name."""
-    files = {}
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                regular = entry.is_file(follow_symlinks=False)
-                if regular and entry.name.endswith((".jsonl", ".jsonl.gz")) and not entry.name.startswith("."):
-                    stat = entry.stat()
-                    files[entry.name] = (stat.st_size, stat.st_mtime_ns)
-    except OSError:
-        return files
-    return files
-
-
-def _forget(database: sqlite3.Connection, file: int) -> None:
-    database.execute("DELETE FROM episodes WHERE file = ?", (file,))
-    database.execute("DELETE FROM files WHERE id = ?", (file,))
-
-
-def _read_episodes(database: sqlite3.Connection, run: int, path: Path, stamp: tuple[int, int]) -> set[str]:
-    """Add a file's episodes to the index. Returns the ids of their environments."""
-    kind, _, digits = path.name.partition(".")[0].rpartition("-")
-    step = int(digits) if digits.isdecimal() else -1
-    file = database.execute(
-        "INSERT INTO files (run, name, kind, step, size, changed, problem, episodes) VALUES (?, ?, ?, ?, ?, ?, '', 0)",
-        (run, path.name, kind, step, *stamp),
-    ).lastrowid
-    assert file is not None
-    bits = {row["name"]: row["bit"] for row in database.execute("SELECT bit, name FROM parts WHERE run = ?", (run,))}
-    old_count = len(bits)
-    rows: list[tuple[Any, ...]] = []
-    texts, problems = [], []
-    environments: set[str] = set()
-    try:
-        for start, line in episode_lines(path):
-            number = episode_id(step, file, len(rows))
-            try:
-                columns, text = _episode_columns(read_json(line), bits)
-            except DAMAGED as error:
-                problems.append(f"an episode of {path.name} is damaged and skipped: {error}")
-                continue
-            environments.add(columns[2])
-            rows.append((number, run, file, kind, step, start, *columns))
-            texts.append((number, f"{run_word(run)} {text}"))
-    except BadFile as error:
-        problems.append(str(error))
-    database.executemany(f"INSERT INTO episodes VALUES ({', '.join('?' * 19)})", rows)
-    database.executemany("INSERT INTO words (rowid, text) VALUES (?, ?)", texts)
-    database.executemany(
-        "INSERT INTO parts (run, bit, name) VALUES (?, ?, ?)",
-        [(run, bit, name) for name, bit in list(bits.items())[old_count:]],
-    )
-    values = (len(rows), problems[0] if problems else "", file)
-    database.execute("UPDATE files SET episodes = ?, problem = ? WHERE id = ?", values)
-    return environments
-
-
-def _episode_columns(episode: Mapping[str, Any], bits: dict[str, int]) -> tuple[tuple[Any, ...], str]:
-    """Return the columns of one episode, and its searchable text. Raises one of DAMAGED for a damaged episode.
-
-    bits: bit number of each reward part. New parts are added to it.
-    """
-    turns, end, success = episode["turns"], str(episode.get("end", "")), episode.get("success")
-    outcome = "solved" if success is True else "unsolved" if success is False else "unknown"
-    if end == "failed":
-        outcome = "failed"
-    text = "\n".join(
-        part for turn in turns for part in (turn.get("text", ""), *turn.get("actions", ()), turn.get("observation", ""))
-    )
-    sums: dict[str, float] = {}
-    for turn in turns:
-        for name, value in turn.get("parts", {}).items():
-            sums[name] = sums.get(name, 0.0) + value
-    signs = {1: 0, -1: 0}
-    for name, total in sums.items():
-        bit = bits.setdefault(str(name), len(bits)) if name in bits or len(bits) < MOST_PARTS else None
-        if total and bit is not None:
-            signs[1 if total > 0 else -1] |= 1 << bit
-    reward = float(sum(turn.get("reward", 0.0) for turn in turns))
-    group, member = int(episode["group"]), int(episode["member"])
-    if not math.isfinite(reward) or max(abs(group), abs(member)) > _MOST_INTEGER:
-        raise ValueError("a number in it is not finite, or has too many digits")
-    columns = (
-        group,
-        member,
-        str(episode["environment"]),
-        str(episode.get("seed", 0)),
-        outcome,
-        end,
-        sum(not turn.get("well_formed", True) for turn in turns),
-        sum(turn.get("finish") == "length" for turn in turns),
-        len(turns),
-        sum(len(turn.get("reply", ())) for turn in turns),
-        reward,
-        signs[1],
-        signs[-1],
-    )
-    return columns, text[:TEXT]

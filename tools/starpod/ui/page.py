@@ -25,6 +25,7 @@ from starpod.ui.continuing import Branches, Continuing
 from starpod.ui.games import Games
 from starpod.ui.index import RunIndex
 from starpod.ui.indexer import Indexer
+from starpod.ui.jobs import TurnJobs
 from starpod.ui.reading import find_run
 
 OWN = files(__package__) / "assets"
@@ -38,6 +39,7 @@ class LiveSite:
     index: RunIndex
     indexer: Indexer
     continuing: Continuing | None = None
+    jobs: TurnJobs | None = None
     guard: Guard = field(default_factory=Guard)
 
     @property
@@ -61,7 +63,7 @@ class LiveSite:
 
     def notices(self) -> list[str]:
         """Return sentences about problems and progress of the index, to show on each page."""
-        return [text for text in (self.index.problem, self.indexer.problem, self.indexer.progress) if text]
+        return [text for text in (self.index.database.problem, self.indexer.problem, self.indexer.progress) if text]
 
 
 def render(template: str, *, status: int = 200, site: LiveSite | None = None, **fields: Any) -> Response:

@@ -11,9 +11,10 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from starpod.serving.sockets import parse_whole
-from starpod.ui.continuing import COUNTS, Branches, Continuing, PlayedBranch, TurnValues
-from starpod.ui.fleet import continuation, continuing_of, named_episode, posted, to_game
+from starpod.ui.continuing import COUNTS, Branches, Continuing, PlayedBranch
+from starpod.ui.fleet import continuation, continuing_of, jobs_of, named_episode, posted, to_game
 from starpod.ui.games import remarks
+from starpod.ui.jobs import TurnValues
 from starpod.ui.page import LiveSite, continuation_link, query, render
 from starpod.ui.policies import CHECKPOINT
 from starpod.ui.saving import held_out, save_demonstration, saved
@@ -29,7 +30,7 @@ async def start_job(site: LiveSite, request: Request) -> Response:
     job = TurnValues(
         secrets.token_urlsafe(9), episode, task, link, form["run"], folder, policy, policies[policy], count
     )
-    return RedirectResponse(job_link(continuing.start(job)), 303)
+    return RedirectResponse(job_link(jobs_of(site).start(job)), 303)
 
 
 def job_link(job: TurnValues) -> str:
@@ -38,13 +39,13 @@ def job_link(job: TurnValues) -> str:
 
 async def jobs_page(site: LiveSite, request: Request) -> Response:
     """List the jobs that run, wait or have ended, newest first."""
-    jobs = continuing_of(site).jobs()
+    jobs = jobs_of(site).all()
     return render("jobs.html", site=site, jobs=jobs, job_link=job_link, live=any(not job.done for job in jobs))
 
 
 async def job_page(site: LiveSite, request: Request) -> Response:
     """Show the success of continuations from each turn of an episode, while they are played and afterwards."""
-    job = continuing_of(site).job(request.path_params["job"])
+    job = jobs_of(site).get(request.path_params["job"])
     verdict, worst_turn = _verdict(job) if job.done and job.trees else ("", -1)
     return render(
         "turns.html", site=site, job=job, verdict=verdict, worst=worst_turn, token=site.guard.token("turns"),
@@ -55,11 +56,11 @@ async def job_page(site: LiveSite, request: Request) -> Response:
 async def job_action(site: LiveSite, request: Request) -> Response:
     """Stop a job."""
     await posted(site, request, "turns")
-    continuing = continuing_of(site)
-    job = continuing.job(request.path_params["job"])
+    jobs = jobs_of(site)
+    job = jobs.get(request.path_params["job"])
     if request.path_params["what"] != "stop":
         raise HTTPException(404)
-    continuing.stop(job)
+    jobs.stop(job)
     return RedirectResponse(job_link(job), 303)
 
 
@@ -97,7 +98,7 @@ async def continuation_page(site: LiveSite, request: Request) -> Response:
     kept = saved(site.index.folder, "demonstrations", game.spec.id) if "saved" in request.query_params else None
     return render(
         "continuation.html", site=site, tree=tree, branch=branch, number=number, link=continuation_link(tree, number),
-        origin=_origin(continuing, tree), token=site.guard.token("continuation"), saved=kept, remarks=remarks,
+        origin=_origin(site, tree), token=site.guard.token("continuation"), saved=kept, remarks=remarks,
         held_out=held_out(branch.episode.seed, game.run), pictures="png" in game.spec.render_modes,
     )  # fmt: skip
 
@@ -139,11 +140,11 @@ def _find_branch(continuing: Continuing, request: Request) -> tuple[Branches, in
     return (pair := continuing.get(request.path_params["tree"], number))[0], number, pair[1]
 
 
-def _origin(continuing: Continuing, tree: Branches) -> tuple[str, str]:
+def _origin(site: LiveSite, tree: Branches) -> tuple[str, str]:
     """Return link and title of the page that shows all continuations of a set; empty if the page is gone."""
-    for job in continuing.jobs():
+    for job in jobs_of(site).all():
         if tree in job.trees:
             return job_link(job), "Which turn lost it?"
-    if tree.game in continuing.games.all():
+    if tree.game in continuing_of(site).games.all():
         return f"/play/session/{quote(tree.game.id)}", f"{tree.game.spec.id}, seed {tree.game.episode.seed}"
     return "", ""
