@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -122,23 +121,3 @@ def test_several_replicas_behind_tls_and_a_token(tmp_path: Path) -> None:
         assert len(replicas) == 2 and all(replica["steps"] > 0 for replica in replicas)
         refused = run_load(server.address, "-e", "frozen_lake", *access[:-2])
         assert refused.status == 1 and "token" in refused.complaint
-
-
-@minutes
-def test_a_terminal_gets_a_live_screen(server: ServerProcess) -> None:
-    import pty
-
-    ours, theirs = pty.openpty()
-    words = command(server.address, "-e", "frozen_lake", "--sessions", "2", "--seconds", "2")
-    with subprocess.Popen(words, cwd=ROOT, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm"}):
-        os.close(theirs)
-        seen, until = b"", time.monotonic() + 60
-        while time.monotonic() < until:
-            try:
-                part = os.read(ours, 65536)
-            except OSError:
-                break
-            seen += part
-    os.close(ours)
-    assert b"\x1b[" in seen
-    assert b"steps/s" in seen

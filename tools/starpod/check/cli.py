@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 from rich.console import Console
 
-from starpod.check.report import Terminal, describe_requirement, to_json, to_junit
+from starpod.check.report import Terminal, describe_requirement, to_json
 from starpod.check.requirement import LEVELS, Requirement
 from starpod.check.runner import PLAYED, CannotCheck, CheckReport, WrongCall
 from starpod.check.runner import check as run_check
@@ -33,6 +33,8 @@ from starpod.report.console import safe_console
 CONTRACT = [level for level in LEVELS.values() if level != "reward"]
 
 
+CALL_SECONDS = 10.0
+"""Minimum time limit of a call. If requirements may take longer than three times this, it is a third of their time."""
 _HTTP = re.compile(r"(mcp\+)?https?://[^\s/]+:\d+")
 
 
@@ -66,7 +68,6 @@ def _levels(_: click.Context, __: click.Parameter, value: str) -> set[str]:
     "--also", metavar="HOST:PORT", default="", help="Another process with the same environments, to compare with."
 )
 @JSON
-@click.option("--junit", "junit_file", metavar="FILE", default="", help="Write a JUnit XML report.")
 @click.option(
     "--timeout",
     "seconds",
@@ -74,12 +75,6 @@ def _levels(_: click.Context, __: click.Parameter, value: str) -> set[str]:
     default=30.0,
     show_default=True,
     help="Seconds for one requirement.",
-)
-@click.option(
-    "--call-timeout",
-    "call_seconds",
-    type=click.FloatRange(min=0.1),
-    help="Seconds for one call. Default: a third of --timeout, and at least 10.",
 )
 @click.option(
     "--option",
@@ -101,9 +96,7 @@ def check(
     levels: set[str],
     also: str,
     json_file: str,
-    junit_file: str,
     seconds: float,
-    call_seconds: float | None,
     **settings: Any,
 ) -> None:
     """Check that ENVIRONMENT keeps the contract of docs/protocol.md.
@@ -133,7 +126,7 @@ def check(
             with service_errors(), first as first_address, nullcontext(also) if also else second as twin:
                 context.invoke(check, **{**context.params, "address": first_address, "also": twin})
         address, environments = word.addresses, environments or (*filter(None, [word.id]),)
-    expect_writable(json_file, junit_file)
+    expect_writable(json_file)
     # The requirement PLAYED is always checked: without a playable episode, no other one can be tested.
     requirements = [requirement for requirement in known if requirement in selection or requirement.id == PLAYED]
     report = _check_server(
@@ -143,11 +136,10 @@ def check(
         environments=environments,
         also=also,
         seconds=seconds,
-        call_seconds=call_seconds or max(10.0, seconds / 3),
+        call_seconds=max(CALL_SECONDS, seconds / 3),
         **settings,
     )
     write_report(json_file, to_json(report))
-    write_report(junit_file, to_junit(report))
     if report.unreachable:
         raise click.ClickException(report.unreachable)
     context.exit(0 if report.passed else 1)

@@ -24,8 +24,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from starpod.check.expectations import Unmet
+from starpod.check.handle import Handle
 from starpod.check.hub_pages import CheckedEnvironment, write_pages
-from starpod.check.probe import Handle, Probe, Target
+from starpod.check.probe import Probe, Target
 from starpod.check.report import describe_results
 from starpod.check.requirement import Requirement
 from starpod.check.runner import CannotCheck, EnvironmentReport, check, connect
@@ -292,7 +293,7 @@ async def measure(address: str, id: str) -> float | None:
         handle = await target.begin(probe)
         observation, start = handle.session.observation, time.perf_counter()
         while (elapsed := time.perf_counter() - start) < MEASURED_SECONDS or not steps:
-            transition = await handle.step([rng.choice(probe.choices(observation))])
+            transition = await handle.step([rng.choice(probe.actions.choices(observation))])
             steps += 1
             observation = transition.observation
             if transition.end_reason:

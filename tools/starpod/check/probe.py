@@ -7,15 +7,16 @@ import contextlib
 import random
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc
 from google.protobuf import struct_pb2
 from google.protobuf.message import Message
 
+from starpod.check.actions import ActionChooser
 from starpod.check.connection import CheckConnection
 from starpod.check.expectations import NotShown, Unmet, expect, expect_played, expect_same, needs
+from starpod.check.handle import Handle, Script, Turn
 from starpod.check.refusal import Refusal, from_error
 from starpod.v1 import environment_pb2 as pb
 
@@ -28,69 +29,11 @@ ATTEMPTS = 3
 """Maximum number of attempts to find a script whose turns do not end the episode early."""
 PLAYS = 3
 """Number of times that the script must give the same result before the environment counts as deterministic."""
-NONSENSE = "\u2620 no such action \u2620"
 RECORDING = 20
 """Time limit for recording the script, as a multiple of the time limit of a call."""
 SAME = "use only random streams that the seeds start; never time, addresses or hash order"
 
 T = TypeVar("T")
-Turn = tuple[pb.Action, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Script:
-    """An episode that was recorded before any test disturbed the server.
-
-    It begins with empty turns, so it has several turns even if the first action ends the episode.
-    """
-
-    start: pb.Session
-    turns: tuple[Turn, ...]
-    transitions: tuple[pb.Transition, ...]
-    """The result of each turn."""
-
-
-class Handle:
-    """A session with its connection, epoch and next step index."""
-
-    def __init__(self, connection: CheckConnection, session: pb.Session) -> None:
-        self.connection = connection
-        self.session = session
-        self.id = session.session_id
-        self.epoch = session.epoch
-        self.index = session.step_index
-
-    def request(self, actions: Iterable[pb.Action] = (), *, ahead: int = 0, epoch: int | None = None) -> pb.StepRequest:
-        """Return the request of the next Step, or of the Step `ahead` indices after it."""
-        return pb.StepRequest(
-            session_id=self.id,
-            epoch=self.epoch if epoch is None else epoch,
-            step_index=max(0, self.index + ahead),
-            actions=actions,
-        )
-
-    def reset_request(self, **fields: Any) -> pb.ResetRequest:
-        return pb.ResetRequest(session_id=self.id, epoch=self.epoch, **fields)
-
-    def fork_request(self, **fields: Any) -> pb.ForkRequest:
-        return pb.ForkRequest(session_id=self.id, epoch=self.epoch, step_index=self.index, **fields)
-
-    async def step(self, actions: Iterable[pb.Action] = (), want: pb.Want | None = None) -> pb.Transition:
-        request = self.request(actions)
-        if want is not None:
-            request.want.CopyFrom(want)
-        reply: pb.StepResponse = await self.connection.call(request)
-        self.index += 1
-        return reply.transition
-
-    async def play(self, turns: Iterable[Turn]) -> list[pb.Transition]:
-        """Play the turns until the episode ends, and return their transitions."""
-        transitions: list[pb.Transition] = []
-        for turn in turns:
-            transitions.append(await self.step(turn))
-            if transitions[-1].end_reason:
-                break
-        return transitions
 
 
 class Target:
@@ -148,6 +91,17 @@ class Target:
         """Whether there is a script, because the episode gave the same result each time."""
         return self._script is not None
 
+    def options_message(self, **more: Any) -> struct_pb2.Struct:
+        """Return the options of every session, with `more` added."""
+        options = struct_pb2.Struct()
+        options.update({**self.options, **more})
+        return options
+
+    def beyond_max_group(self) -> int:
+        """Return a group size one above the server's limit. Raise NotShown if groups have no limit."""
+        needs(self.server.limits.max_group, "the server limits no group")
+        return self.server.limits.max_group + 1
+
     def script(self) -> Script:
         """Return the script. Raise NotShown if the episode cannot be played or does not repeat."""
         if self.play_error is not None:
@@ -187,13 +141,13 @@ class Target:
 
     async def begin(self, probe: Probe) -> Handle:
         """Open a session with the script's seeds, and find out whether the environment accepts text actions."""
-        handle = await probe.seeded(want=probe.acting_want())
-        if list(probe.choices(handle.session.observation)) == [self.text_action]:
+        handle = await probe.seeded(want=probe.actions.want())
+        if list(probe.actions.choices(handle.session.observation)) == [self.text_action]:
             refusal = await self.connection.refusal(handle.request([self.text_action]))
             if refusal and refusal.code == "INVALID_ARGUMENT":  # it does not take text
                 self.text_action = pb.Action(json="{}")
             await probe.clean_up()
-            handle = await probe.seeded(want=probe.acting_want())
+            handle = await probe.seeded(want=probe.actions.want())
         return handle
 
     async def _choose_turns(self, probe: Probe) -> list[Turn]:
@@ -212,7 +166,7 @@ class Target:
                 break
             ends += turns[-1]
             await probe.clean_up()
-            handle = await probe.seeded(want=probe.acting_want())
+            handle = await probe.seeded(want=probe.actions.want())
         return best_turns
 
     async def _play_once(
@@ -224,14 +178,14 @@ class Target:
         for number in range(EMPTY_TURNS + ACTING_TURNS):
             turn: Turn = ()
             if number >= EMPTY_TURNS:
-                choices = probe.choices(observation)
+                choices = probe.actions.choices(observation)
                 turn = (rng.choice([choice for choice in choices if choice not in ends] or choices),)
             transition = await handle.step(turn)
             observation = transition.observation
             turns.append(turn)
             if transition.end_reason:
                 return turns, True
-        last_action = next((action for action in ends if action in probe.choices(observation)), None)
+        last_action = next((action for action in ends if action in probe.actions.choices(observation)), None)
         return [*turns, (last_action,) if last_action is not None else ()], False
 
     async def _play_script(self, probe: Probe, turns: Sequence[Turn]) -> Script | None:
@@ -253,6 +207,11 @@ class Target:
         return script
 
 
+def new_key() -> str:
+    """Return a key that no call has used yet."""
+    return f"check-{uuid.uuid4().hex}"
+
+
 class Probe:
     """One test's sessions and connections on the target."""
 
@@ -261,6 +220,7 @@ class Probe:
         self.connection = target.connection
         self.server = target.server
         self.spec = target.spec
+        self.actions = ActionChooser(target)
         self._sessions: set[str] = set()
         self._connections: list[CheckConnection] = []
 
@@ -297,16 +257,10 @@ class Probe:
 
     # --- sessions --------------------------------------------------------------------------------------------------
 
-    def options(self, **more: Any) -> struct_pb2.Struct:
-        """Return the options of every session, with `more` added."""
-        options = struct_pb2.Struct()
-        options.update({**self.target.options, **more})
-        return options
-
     def open_request(self, **fields: Any) -> pb.OpenRequest:
         """Return an Open of the environment under test, with the lease of `Target.lease` and without episode limits."""
         defaults: dict[str, Any] = {
-            "options": self.options() if self.target.options else None,
+            "options": self.target.options_message() if self.target.options else None,
             "environment_id": self.spec.id,
             "version": f"=={self.spec.version}",
             "limits": UNLIMITED,
@@ -314,14 +268,6 @@ class Probe:
             "lease_seconds": self.target.lease,
         }
         return pb.OpenRequest(**{**defaults, **fields})
-
-    async def call(self, request: Message) -> Any:
-        """Make a call on the connection that tests share, as Connection.call does."""
-        return await self.connection.call(request)
-
-    async def refusal(self, request: Message) -> Refusal | None:
-        """Make a call on the connection that tests share and return its error, as Connection.refusal does."""
-        return await self.connection.refusal(request)
 
     async def create(self, request: Message, connection: CheckConnection | None = None) -> Any:
         """Call Open, Fork or Restore, and return the reply. Its sessions are closed after the test.
@@ -369,73 +315,12 @@ class Probe:
         reply: pb.ForkResponse = await self.create(handle.fork_request(**fields))
         return [Handle(handle.connection, session) for session in reply.sessions]
 
-    def script(self) -> Script:
-        """Return the target's script. Raise NotShown if there is none."""
-        return self.target.script()
-
-    async def play_first_turns(self, turns: int, **fields: Any) -> tuple[Handle, Script]:
-        """Open a session and play the script's first `turns` turns in it."""
-        script = self.script()
+    async def play_first_turns(self, turns: int | None = None, **fields: Any) -> tuple[Handle, Script]:
+        """Open a session and play the script's first turns in it. None: up to its middle, so that one remains."""
+        script = self.target.script()
         handle = await self.seeded(**fields)
-        await handle.play(script.turns[:turns])
+        await handle.play(script.turns[: min(MIDDLE, len(script.turns) - 1) if turns is None else turns])
         return handle, script
-
-    async def play_to_middle(self) -> tuple[Handle, Script]:
-        """Open a session and play the script up to its middle, so that at least one turn remains."""
-        return await self.play_first_turns(min(MIDDLE, len(self.script().turns) - 1))
-
-    def key(self) -> str:
-        """Return a key that no call has used yet."""
-        return f"check-{uuid.uuid4().hex}"
-
-    # --- actions ---------------------------------------------------------------------------------------------------
-
-    def acting_want(self) -> pb.Want:
-        """Return a Want for the observation fields that `choices` needs to return good actions."""
-        want = self.target.want
-        want.expert_action = self.spec.capabilities.expert_action and not want.valid_actions
-        return want
-
-    def choices(self, observation: pb.Observation) -> Sequence[pb.Action]:
-        """Return actions to try: the valid ones if observed, else the expert's, else those in the action space."""
-        space = self.spec.action_space
-        if observation.valid_actions:
-            return list(observation.valid_actions)
-        if observation.HasField("expert_action"):
-            return [observation.expert_action]
-        if space.names:
-            return [pb.Action(text=name) for name in space.names]
-        if space.tools:
-            return [pb.Action(tool_call=pb.ToolCall(name=tool.name, arguments_json="{}")) for tool in space.tools]
-        if space.HasField("tensor"):
-            return [pb.Action(tensor=zeros(space.tensor))]
-        return [self.target.text_action]
-
-    def nonsense(self) -> list[pb.Action]:
-        """Return well-formed but nonsensical actions, one per kind of action. Raise NotShown if none is known."""
-        space = self.spec.action_space
-        actions = [pb.Action(text=NONSENSE)] if space.names else []
-        if space.tools:
-            actions.append(pb.Action(tool_call=pb.ToolCall(name="no_such_tool", arguments_json="{}")))
-        if not actions and space.HasField("tensor"):
-            raise NotShown("no invalid tensor is known")
-        if not actions and self.target.text_action.HasField("json"):
-            return [pb.Action(json='{"no": ["such", "action"]}')]
-        return actions or [pb.Action(text=NONSENSE)]
-
-    def turn(self, *actions: pb.Action) -> Turn:
-        """Return the actions as one turn, cut to the server's max_step_actions."""
-        return actions[: self.server.limits.max_step_actions or None]
-
-    def guided_want(self, **more: bool) -> pb.Want:
-        """Return a Want for the observation fields that `guide` needs, including the expert's action if available."""
-        want = self.acting_want()
-        want.MergeFrom(pb.Want(expert_action=self.spec.capabilities.expert_action, **more))
-        return want
-
-    def guide(self, observation: pb.Observation) -> pb.Action:
-        """Return the most promising action: the expert's, or else the first of the choices."""
-        return observation.expert_action if observation.HasField("expert_action") else self.choices(observation)[0]
 
     # --- expectations ----------------------------------------------------------------------------------------------
 
@@ -446,7 +331,7 @@ class Probe:
 
         before: awaited with each turn before the turn is played; it may disturb the session.
         """
-        script, index = self.script(), handle.index
+        script, index = self.target.script(), handle.index
         transitions = []
         for turn in script.turns[index:]:
             if before is not None:
@@ -456,11 +341,6 @@ class Probe:
                 break
         expect_played(script.transitions[index:], transitions, what, fix)
 
-    def beyond_max_group(self) -> int:
-        """Return a group size one above the server's limit. Raise NotShown if groups have no limit."""
-        needs(self.server.limits.max_group, "the server limits no group")
-        return self.server.limits.max_group + 1
-
     async def expect_refusal(self, what: str, request: Message, *codes: str, fix: str = "") -> Refusal:
         """Make a call and return its error. Raise Unmet if it succeeds or fails with a code not in `codes`."""
         refusal = await self.connection.refusal(request)
@@ -469,12 +349,3 @@ class Probe:
         assert refusal is not None
         expect(refusal.code in codes, f"{what} to be refused with {expected}", refusal, fix)
         return refusal
-
-
-def zeros(spec: pb.TensorSpec) -> pb.Tensor:
-    """Return a tensor of zeros in the shape of the spec. Dimensions of any length get length 1."""
-    shape = [max(1, length) if length < 0 else length for length in spec.shape]
-    size = 1 if spec.dtype == "bool" else int("".join(filter(str.isdigit, spec.dtype))) // 8
-    for length in shape:
-        size *= length
-    return pb.Tensor(dtype=spec.dtype, shape=shape, data=bytes(size))

@@ -1,4 +1,4 @@
-"""Reports of a check: live on a terminal, as JSON, and as JUnit XML."""
+"""Reports of a check: live on a terminal, and as JSON."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
-from xml.etree import ElementTree
 
 from rich.console import Console
 from rich.markup import escape
@@ -132,48 +131,3 @@ def to_json(report: CheckReport) -> str:
         ],
     }
     return json.dumps(document, indent=2) + "\n"
-
-
-def to_junit(report: CheckReport) -> str:
-    """Return the report as JUnit XML with a suite per environment. An unmet SHOULD is a skipped case."""
-    root = ElementTree.Element("testsuites", name=f"starpod check {report.address}")
-    if report.unreachable:
-        suite = ElementTree.SubElement(root, "testsuite", name=report.address, tests="1", errors="1")
-        case = ElementTree.SubElement(suite, "testcase", classname=report.address, name="the server can be checked")
-        ElementTree.SubElement(case, "error", message=_replace_unprintable(report.unreachable))
-    for environment in report.environments:
-        counts = Counter(_junit_outcome(result) for result in environment.results)
-        suite = ElementTree.SubElement(
-            root,
-            "testsuite",
-            name=environment.id,
-            tests=str(len(environment.results)),
-            failures=str(counts["failure"]),
-            errors=str(counts["error"]),
-            skipped=str(counts["skipped"]),
-            time=f"{sum(result.seconds for result in environment.results):.3f}",
-        )
-        for result in environment.results:
-            requirement = result.requirement
-            case = ElementTree.SubElement(
-                suite,
-                "testcase",
-                classname=f"{environment.id}.{requirement.level}",
-                name=f"{requirement.id} {requirement.strength} {requirement.title}",
-                time=f"{result.seconds:.3f}",
-            )
-            if outcome := _junit_outcome(result):
-                ElementTree.SubElement(case, outcome, message=_replace_unprintable(result.message))
-    ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
-
-
-def _junit_outcome(result: Result) -> str:
-    if result.status == "failed":
-        return "failure" if result.breaks else "skipped"
-    return {"error": "error", "skipped": "skipped", "passed": ""}[result.status]
-
-
-def _replace_unprintable(text: str) -> str:
-    """Replace characters that cannot be printed, because XML does not allow control characters."""
-    return "".join(letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in text)

@@ -205,7 +205,8 @@ def load(context: click.Context, /, **values: Any) -> None:
     stages = make_stages(values)
     plan, server = make_plan(values)
     start_time = time.time()
-    with LoadScreen(console) as screen, GeneratorProcesses(plan, screen.watch) as processes:
+    screen = LoadScreen(console)
+    with GeneratorProcesses(plan, screen.watch) as processes:
         run = _StageRunner(plan, screen, processes)
         search = find_rate(stages[0], values["targets"], run.play) if values["targets"] else None
         for stage in () if search else stages:

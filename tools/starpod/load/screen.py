@@ -1,4 +1,4 @@
-"""Terminal output of a run: a live table, or plain lines if the output is not a terminal."""
+"""Terminal output of a run: lines while stages run, and their reports."""
 
 from __future__ import annotations
 
@@ -8,55 +8,37 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from starpod.load.comparison import Comparison
-from starpod.load.measurements import Point, StageResult
+from starpod.load.measurements import StageResult
 from starpod.load.plan import Stage
 from starpod.load.report import describe_paths, describe_servers
-from starpod.load.requirements import CALLS, SearchResult
+from starpod.load.requirements import SearchResult
 from starpod.report.figures import milliseconds, show
 
 LINE_SECONDS = 5.0
-"""Seconds between plain lines. The first line comes after FIRST_LINE_SECONDS, to show that the run is alive."""
+"""Seconds between lines. The first line comes after FIRST_LINE_SECONDS, to show that the run is alive."""
 FIRST_LINE_SECONDS = 1.0
 
 
 class LoadScreen:
-    """Prints the progress of stages and their reports. Use it as a context manager while stages run."""
+    """Prints the progress of stages and their reports."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self._live: Live | None = None
         self._last = 0.0
         self._stage: Stage | None = None
-
-    def __enter__(self) -> LoadScreen:
-        if self.console.is_terminal:
-            self._live = Live(console=self.console, refresh_per_second=4, transient=True)
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
 
     def watch(self, result: StageResult) -> None:
         """Show the progress of a stage. Call this several times a second."""
         now = time.monotonic()
         if result.stage is not self._stage:
             self._stage, self._last = result.stage, now - LINE_SECONDS + FIRST_LINE_SECONDS
-        elapsed = time.time() - result.start_time
-        if self._live is not None:
-            self._live.update(_live(result, elapsed))
-        elif now - self._last >= LINE_SECONDS and result.points:
+        if now - self._last >= LINE_SECONDS and result.points:
             self._last = now
-            self.console.print(
-                f"{result.stage.name} {_describe_progress(result, elapsed)}", highlight=False, soft_wrap=True
-            )
+            self.console.print(f"{result.stage.name} {_describe_progress(result)}", highlight=False, soft_wrap=True)
 
     def stage(self, report: Mapping[str, Any]) -> None:
         """Print one line about a stage that has ended."""
@@ -132,37 +114,17 @@ class LoadScreen:
             self.console.print(Text(f"note: {remark}", style="yellow"))
 
 
-def _live(result: StageResult, elapsed: float) -> Group:
+def _describe_progress(result: StageResult) -> str:
     stage = result.stage
-    interval = _latest_interval(result)
-    table = Table(box=None, padding=(0, 3, 0, 0))
-    for name in ("Call", "p50", "p99", "max", "Calls"):
-        table.add_column(name, justify="left" if name == "Call" else "right")
-    for call in CALLS:
-        histogram = interval.of(call)
-        if len(histogram):
-            cells = histogram.percentiles(50, 99, 100)
-            table.add_row(call, *(show(cell, "seconds") for cell in cells), f"{len(histogram):,}")
-    return Group(Text(f"{stage.name}  {_describe_progress(result, elapsed)}", style="bold"), table)
-
-
-def _describe_progress(result: StageResult, elapsed: float) -> str:
-    stage = result.stage
-    interval = _latest_interval(result)
-    if not result.points:
-        return "begins"
+    # The second newest interval, because all generators have most likely sent it completely.
+    interval = result.points[max(len(result.points) - 2, 0)]
     p50, p99 = interval.of("step").percentiles(50, 99)
-    seconds = min(max(elapsed - stage.warmup, 0.0), stage.seconds)
+    seconds = min(max(time.time() - result.start_time - stage.warmup, 0.0), stage.seconds)
     errors = sum(f.count for totals in (result.measured, result.around) for f in totals.errors.values())
     return (
         f"{seconds:.0f} of {stage.seconds:g} s, {show(interval.steps / stage.interval, 'rate')} steps/s, "
         f"p50 {show(p50, 'seconds')}, p99 {show(p99, 'seconds')}, {errors} errors"
     )
-
-
-def _latest_interval(result: StageResult) -> Point:
-    """Return the second newest interval, because all generators have most likely sent it completely."""
-    return result.points[max(len(result.points) - 2, 0)] if result.points else Point()
 
 
 def _render_stage_table(stage: Mapping[str, Any]) -> Group:

@@ -122,7 +122,7 @@ def _expect_unauthenticated(error: grpc.aio.AioRpcError, what: str) -> None:
 
 @must("C-96", "Trace context, well-formed or not, changes no reply.")
 async def trace_context(probe: Probe) -> None:
-    script = probe.script()
+    script = probe.target.script()
     for parent in ("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "nonsense"):
         handle = await probe.seeded()
         metadata = (*probe.connection.metadata, ("traceparent", parent), ("tracestate", "a=b"))

@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from starpod.check.connection import method_of
 from starpod.check.expectations import expect, expect_played, needs
-from starpod.check.probe import Probe
+from starpod.check.probe import Probe, new_key
 from starpod.check.refusal import from_error
 from starpod.check.requirement import must
 
@@ -31,7 +31,7 @@ LOOP_TURNS = 3
     "A Step past its deadline, or whose caller leaves, is finished and cached: asking again returns its reply.",
 )
 async def past_deadline(probe: Probe) -> None:
-    script = probe.script()
+    script = probe.target.script()
     handle = await probe.seeded()
     median = statistics.median([await _seconds(handle.step(turn)) for turn in script.turns])
     deadlines = itertools.cycle((0.5 * median, 0.02, IMMEDIATELY, 0.3, 0.8 * median))
@@ -57,7 +57,7 @@ async def open_past_deadline(probe: Probe) -> None:
     median = statistics.median([await _seconds(probe.open()) for _ in range(3)])
     abandoned_count = 0
     for deadline in (0.8 * median, 0.5 * median, IMMEDIATELY):
-        request = probe.open_request(key=probe.key())
+        request = probe.open_request(key=new_key())
         first_replies = [await _call_with_deadline(probe, request, deadline) for _ in range(2)]
         abandoned_count += first_replies.count(None)
         replies = [*filter(None, first_replies), *[await probe.create(request) for _ in range(2)]]

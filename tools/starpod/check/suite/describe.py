@@ -22,7 +22,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 @must("C-01", "Describe names a protocol version of major 1, the server, its version and a non-empty instance id.")
 async def identity(probe: Probe) -> None:
-    server: pb.DescribeResponse = await probe.call(pb.DescribeRequest())
+    server: pb.DescribeResponse = await probe.connection.call(pb.DescribeRequest())
     version = server.protocol_version
     expect(version.partition(".")[0] == "1" and "." in version, "protocol_version `1.N`", repr(version), 'send "1.0"')
     for name in ("server_name", "server_version", "instance_id"):
@@ -34,7 +34,7 @@ async def identity(probe: Probe) -> None:
     "Ids are `name-vN` and versions semantic; no version is listed twice, the newest of an id comes first.",
 )
 async def listing(probe: Probe) -> None:
-    server: pb.DescribeResponse = await probe.call(pb.DescribeRequest())
+    server: pb.DescribeResponse = await probe.connection.call(pb.DescribeRequest())
     expect(len(server.environments) > 0, "at least one environment", "none")
     pairs = [(spec.id, spec.version) for spec in server.environments]
     for name, version in pairs:
@@ -49,7 +49,7 @@ async def listing(probe: Probe) -> None:
 
 @must("C-03", "Describe of one environment lists only that one; of an unknown one it is NOT_FOUND.")
 async def one_environment(probe: Probe) -> None:
-    reply: pb.DescribeResponse = await probe.call(pb.DescribeRequest(environment_id=probe.spec.id))
+    reply: pb.DescribeResponse = await probe.connection.call(pb.DescribeRequest(environment_id=probe.spec.id))
     ids = {spec.id for spec in reply.environments}
     expect(ids == {probe.spec.id}, f"only {probe.spec.id}", sorted(ids), "filter by environment_id")
     request = pb.DescribeRequest(environment_id="no_such_environment-v1")

@@ -11,7 +11,7 @@ from starpod.check.requirement import must
 
 @must("C-78", "Sessions that run at the same time do not affect each other.")
 async def isolation(probe: Probe) -> None:
-    script = probe.script()
+    script = probe.target.script()
     connections = [probe.connection, probe.second_connection()]
     same_handles = [await probe.seeded(connections[number % 2]) for number in range(4)]
     other_handles = [await probe.seeded(connections[number % 2], seed=SEED + 1 + number) for number in range(4)]
@@ -27,7 +27,7 @@ async def isolation(probe: Probe) -> None:
 async def two_connections(probe: Probe) -> None:
     if probe.target.difference is not None:
         raise probe.target.difference
-    script, second_connection = probe.script(), probe.second_connection()
+    script, second_connection = probe.target.script(), probe.second_connection()
     for connection in (second_connection, probe.connection):
         handle = await probe.seeded(connection)
         expect_same(script.start.observation, handle.session.observation, "the same start", SAME)
@@ -36,7 +36,7 @@ async def two_connections(probe: Probe) -> None:
 
 @must("C-80", "Equal version, seeds, options and actions give equal observations and rewards in another process.")
 async def two_processes(probe: Probe) -> None:
-    script = probe.script()
+    script = probe.target.script()
     handle = await probe.seeded(await probe.other_process())
     expect_same(script.start.observation, handle.session.observation, "the same start in another process", SAME)
     await probe.expect_script(handle, "the same episode in another process", SAME)

@@ -8,7 +8,8 @@ import time
 import grpc
 
 from starpod.check.expectations import TooBusy, expect, expect_played, expect_same
-from starpod.check.probe import Handle, Probe
+from starpod.check.handle import Handle
+from starpod.check.probe import Probe, new_key
 from starpod.check.refusal import from_error
 from starpod.check.requirement import must
 from starpod.check.suite.leases import LEASE, PATIENCE, expect_reaped
@@ -22,7 +23,7 @@ RESEED = pb.FORK_RANDOMNESS_RESEED
     "Fork returns `count` copies (0 means 1) with own ids, epoch 1, the original's step_index and present observation.",
 )
 async def places(probe: Probe) -> None:
-    handle, script = await probe.play_to_middle()
+    handle, script = await probe.play_first_turns()
     expect(len(await probe.fork(handle)) == 1, "one copy for count 0", "another number")
     copies = await probe.fork(handle, count=3)
     expect(len(copies) == 3, "three copies", len(copies))
@@ -37,7 +38,7 @@ async def places(probe: Probe) -> None:
 
 @must("F-02", "A copy that keeps its randomness continues exactly as the original would.")
 async def keep(probe: Probe) -> None:
-    handle, _ = await probe.play_to_middle()
+    handle, _ = await probe.play_first_turns()
     for randomness in (pb.FORK_RANDOMNESS_KEEP, pb.FORK_RANDOMNESS_UNSPECIFIED):
         copy = (await probe.fork(handle, randomness=randomness))[0]
         fix = "copy the random stream in its present state"
@@ -46,10 +47,10 @@ async def keep(probe: Probe) -> None:
 
 @must("F-03", "A fork and calls to its copies change neither the original nor the other copies.")
 async def independent(probe: Probe) -> None:
-    handle, script = await probe.play_to_middle()
+    handle, script = await probe.play_first_turns()
     first, second, third = await probe.fork(handle, count=3)
-    await first.step(probe.turn(*script.turns[handle.index] * 2))
-    await probe.call(pb.ResetRequest(session_id=second.id, epoch=second.epoch, seed=1))
+    await first.step(probe.actions.turn(*script.turns[handle.index] * 2))
+    await probe.connection.call(pb.ResetRequest(session_id=second.id, epoch=second.epoch, seed=1))
     for what, other in (("the original", handle), ("another copy", third)):
         what = f"the episode of {what} beside stepped and reset copies"
         await probe.expect_script(other, what, "copy the state deeply")
@@ -60,13 +61,13 @@ async def survivors(probe: Probe) -> None:
     handle = await probe.seeded()
     await handle.step()
     copy = (await probe.fork(handle))[0]
-    await probe.call(pb.CloseRequest(session_ids=[handle.id]))
+    await probe.connection.call(pb.CloseRequest(session_ids=[handle.id]))
     await copy.step()
 
 
 @must("F-05", "With RESEED each copy uses its given dynamics seed, and the same seed gives the same episode.")
 async def reseeded(probe: Probe) -> None:
-    handle, script = await probe.play_to_middle()
+    handle, script = await probe.play_first_turns()
     copies = await probe.fork(handle, count=3, randomness=RESEED, dynamics_seeds=[2**64 - 1, 5, 5])
     seeds = [copy.session.dynamics_seed for copy in copies]
     expect(seeds == [2**64 - 1, 5, 5], "dynamics seeds [2**64 - 1, 5, 5] of the copies", seeds)
@@ -109,7 +110,7 @@ async def exact(probe: Probe) -> None:
 )
 async def keyed(probe: Probe) -> None:
     handle = await probe.seeded()
-    request = handle.fork_request(count=2, key=probe.key())
+    request = handle.fork_request(count=2, key=new_key())
     replies = list(await asyncio.gather(*(probe.create(request) for _ in range(4))))
     await handle.step()
     replies.append(await probe.create(request))
@@ -178,7 +179,7 @@ async def _copies_with_short_lease(probe: Probe) -> list[Handle]:
 
 @must("F-13", "A count above max_group is INVALID_ARGUMENT and copies nothing.")
 async def huge_group(probe: Probe) -> None:
-    count = probe.beyond_max_group()
+    count = probe.target.beyond_max_group()
     request = (await probe.seeded()).fork_request(count=count)
     await probe.expect_refusal(f"a Fork into {count}", request, "INVALID_ARGUMENT")
 

@@ -9,7 +9,8 @@ from google.protobuf.message import Message
 
 from starpod.check.connection import method_of
 from starpod.check.expectations import Unmet, expect, expect_informed, needs
-from starpod.check.probe import UNLIMITED, Handle, Probe
+from starpod.check.handle import Handle
+from starpod.check.probe import UNLIMITED, Probe, new_key
 from starpod.check.refusal import Refusal, from_error
 from starpod.check.requirement import must
 from starpod.v1 import environment_pb2 as pb
@@ -37,7 +38,7 @@ async def unknown_session(probe: Probe) -> None:
 @must("C-84", "An action of no kind is INVALID_ARGUMENT and changes nothing.")
 async def kindless(probe: Probe) -> None:
     handle = await probe.seeded()
-    choice = probe.choices(handle.session.observation)[0]
+    choice = probe.actions.choices(handle.session.observation)[0]
     for actions in ([pb.Action()], [choice, pb.Action()]):
         await probe.expect_refusal("an action without a kind", handle.request(actions), "INVALID_ARGUMENT")
     if probe.target.repeats:
@@ -101,7 +102,7 @@ async def garbage(probe: Probe) -> None:
 )
 async def error_info(probe: Probe) -> None:
     handle = await probe.seeded(limits=pb.LimitOverrides(max_turns=1))
-    key = probe.key()
+    key = new_key()
     await probe.create(probe.open_request(seed=1, key=key))
     cases: list[tuple[str, Message]] = [
         ("UNKNOWN_ENVIRONMENT", probe.open_request(environment_id="no_such_environment-v1", version="")),
@@ -130,7 +131,7 @@ async def bad_request(probe: Probe) -> None:
         "actions": handle.request([pb.Action()]),
     }
     for field, request in cases.items():
-        refusal = await probe.refusal(request)
+        refusal = await probe.connection.refusal(request)
         if refusal is None or refusal.code != "INVALID_ARGUMENT":
             continue  # another requirement reports this
         expected = f"a BadRequest whose field names {field!r}"
@@ -148,7 +149,7 @@ async def helpful(probe: Probe) -> None:
         "available": (probe.open_request(version=">=999.0.0"), probe.spec.version),
     }
     for key, (request, expected) in cases.items():
-        refusal = await probe.refusal(request)
+        refusal = await probe.connection.refusal(request)
         if refusal is None or refusal.code != "NOT_FOUND":
             continue  # another requirement reports this
         value = refusal.metadata.get(key, "")
@@ -181,13 +182,13 @@ async def full(probe: Probe) -> None:
     expect(refusal.retry_seconds is not None, "a RetryInfo", "none", "say when to try again")
     expect(bool(refusal.metadata.get("limit")), "the limit's name in metadata `limit`", "none")
     expect(len(handles) > 0, "room for one session while no other test runs", "none")
-    await probe.call(pb.CloseRequest(session_ids=[handles[0].id]))
-    next_reply: pb.OpenResponse = await probe.call(probe.open_request())
+    await probe.connection.call(pb.CloseRequest(session_ids=[handles[0].id]))
+    next_reply: pb.OpenResponse = await probe.connection.call(probe.open_request())
     probe.adopt(next_reply.sessions)
 
 
 def _unknown_option(probe: Probe) -> pb.OpenRequest:
-    return probe.open_request(options=probe.options(no_such_option=1))
+    return probe.open_request(options=probe.target.options_message(no_such_option=1))
 
 
 def _unsupported_wants(probe: Probe) -> Iterator[pb.Want]:
@@ -201,7 +202,7 @@ def _unsupported_wants(probe: Probe) -> Iterator[pb.Want]:
 
 
 async def _expect_error_info(probe: Probe, reason: str, request: Message) -> Refusal:
-    refusal = await probe.refusal(request)
+    refusal = await probe.connection.refusal(request)
     expected = f"an error {reason} of {method_of(request)}"
     expect(refusal is not None, expected, "OK")
     assert refusal is not None

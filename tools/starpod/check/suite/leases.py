@@ -13,7 +13,8 @@ import grpc
 
 from starpod.check.expectations import TooBusy, Unmet, expect, expect_same
 from starpod.check.grpc_connection import CheckStream, columns_of, open_stream
-from starpod.check.probe import Handle, Probe
+from starpod.check.handle import Handle
+from starpod.check.probe import Probe
 from starpod.check.refusal import Refusal, from_error, from_status
 from starpod.check.requirement import must
 from starpod.v1 import environment_pb2 as pb
@@ -65,7 +66,7 @@ async def expect_reaped(
     """Call one session after another, with a pause before each call, until one is gone. All have a lease of LEASE."""
     for handle, seconds in zip(handles, waits, strict=True):
         await asyncio.sleep(seconds)
-        refusal = await probe.refusal(handle.request())
+        refusal = await probe.connection.refusal(handle.request())
         if refusal is not None:
             expect(refusal.code == "NOT_FOUND", f"NOT_FOUND of a {kind} whose lease ran out", refusal)
             return
@@ -120,16 +121,16 @@ def _calls(
     """
 
     async def renew(handle: Handle) -> Refusal | None:
-        reply: pb.RenewResponse = await probe.call(pb.RenewRequest(session_ids=[handle.id]))
+        reply: pb.RenewResponse = await probe.connection.call(pb.RenewRequest(session_ids=[handle.id]))
         return Refusal("NOT_FOUND", "Renew names it as missing") if reply.missing else None
 
     async def reset(handle: Handle) -> Refusal | None:
-        refusal = await probe.refusal(handle.reset_request())
+        refusal = await probe.connection.refusal(handle.reset_request())
         handle.epoch += 1
         return refusal
 
     async def step(handle: Handle) -> Refusal | None:
-        refusal = await probe.refusal(handle.request())
+        refusal = await probe.connection.refusal(handle.request())
         handle.index += 1
         return refusal
 
@@ -143,9 +144,9 @@ def _calls(
 
     calls: dict[str, Callable[[Handle], Awaitable[Refusal | None]]]
     calls = {"Renew": renew, "Reset": reset, "Step": step}
-    calls["Render"] = lambda handle: probe.refusal(pb.RenderRequest(session_id=handle.id))
+    calls["Render"] = lambda handle: probe.connection.refusal(pb.RenderRequest(session_id=handle.id))
     if probe.spec.capabilities.snapshot:
-        calls["Snapshot"] = lambda handle: probe.refusal(pb.SnapshotRequest(session_id=handle.id))
+        calls["Snapshot"] = lambda handle: probe.connection.refusal(pb.SnapshotRequest(session_id=handle.id))
     if streams:
         calls["Step on a Stream"] = step_on_stream
     if streams and probe.server.capabilities.step_columns:
@@ -163,7 +164,7 @@ async def missing(probe: Probe) -> None:
     handle = await probe.seeded()
     for _ in range(2):
         request = pb.RenewRequest(session_ids=[handle.id, "no-such-session"])
-        reply: pb.RenewResponse = await probe.call(request)
+        reply: pb.RenewResponse = await probe.connection.call(request)
         expect(list(reply.missing) == ["no-such-session"], "missing: no-such-session", list(reply.missing))
 
 
@@ -171,20 +172,20 @@ async def missing(probe: Probe) -> None:
 async def closing(probe: Probe) -> None:
     handle, other_handle = await probe.seeded(), await probe.seeded()
     for _ in range(2):
-        await probe.call(pb.CloseRequest(session_ids=[handle.id, "no-such-session"]))
+        await probe.connection.call(pb.CloseRequest(session_ids=[handle.id, "no-such-session"]))
     await probe.expect_refusal("a Step in a closed session", handle.request(), "NOT_FOUND")
     await other_handle.step()
 
 
 @must("C-77", "A session outlives its connection: it continues over another one, with the same replies.")
 async def lost_connection(probe: Probe) -> None:
-    script = probe.script()
+    script = probe.target.script()
     connection = probe.second_connection()
     handle = await probe.seeded(connection)
     transitions = await handle.play(script.turns[:1])
     request = handle.request(script.turns[0], ahead=-1)
     await connection.close()
-    reply: pb.StepResponse = await probe.call(request)
+    reply: pb.StepResponse = await probe.connection.call(request)
     expect_same(transitions[0], reply.transition, "the last reply over another connection")
     handle.connection = probe.connection
     await probe.expect_script(handle, "the episode over another connection", "tie sessions to no connection")

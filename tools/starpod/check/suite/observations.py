@@ -110,14 +110,14 @@ async def valid_actions(probe: Probe) -> None:
 @must("C-65", "score is in [0, 1], and is 1 only when the task is solved.")
 async def score(probe: Probe) -> None:
     needs(probe.spec.capabilities.score, "the environment has no score")
-    handle = await probe.session(want=probe.guided_want(score=True), seed=SEED)
+    handle = await probe.session(want=probe.actions.guided_want(score=True), seed=SEED)
     observation, is_solved = handle.session.observation, False
     for _ in range(60):
         expect(0.0 <= observation.score <= 1.0, "a score in [0, 1]", observation.score)
         expect(observation.score < 1.0 or is_solved, "a score below 1 of an unsolved task", observation.score)
         if is_solved:
             return
-        transition = await handle.step([probe.guide(observation)])
+        transition = await handle.step([probe.actions.guide(observation)])
         observation, is_solved = transition.observation, transition.success
         if transition.end_reason and not is_solved:
             break
@@ -149,7 +149,7 @@ async def render(probe: Probe) -> None:
     modes = list(probe.spec.render_modes)
     expect("text" in modes, "the render mode text", modes)
     for mode in ["", *modes]:
-        reply: pb.RenderResponse = await probe.call(pb.RenderRequest(session_id=handle.id, mode=mode))
+        reply: pb.RenderResponse = await probe.connection.call(pb.RenderRequest(session_id=handle.id, mode=mode))
         expected = MIMES.get(mode or "text", reply.mime)
         expect(reply.mime == expected, f"mime {expected!r} for mode {mode!r}", repr(reply.mime))
         expect(len(reply.data) > 0, f"a frame in mode {mode!r}", "no data")
@@ -168,9 +168,9 @@ async def unknown_mode(probe: Probe) -> None:
 async def render_changes_nothing(probe: Probe) -> None:
     async def render_all(_: object) -> None:
         for mode in probe.spec.render_modes:
-            await probe.call(pb.RenderRequest(session_id=handle.id, mode=mode))
+            await probe.connection.call(pb.RenderRequest(session_id=handle.id, mode=mode))
 
-    probe.script()
+    probe.target.script()
     handle = await probe.seeded()
     fix = "draw from the state, and never from its streams"
     await probe.expect_script(handle, "the episode with frames drawn", fix, before=render_all)
@@ -180,7 +180,7 @@ async def render_changes_nothing(probe: Probe) -> None:
 async def image(probe: Probe) -> None:
     needs("png" in probe.spec.render_modes, "the environment draws no png")
     handle = await probe.session(want=pb.Want(image=True))
-    frame: pb.RenderResponse = await probe.call(pb.RenderRequest(session_id=handle.id, mode="png"))
+    frame: pb.RenderResponse = await probe.connection.call(pb.RenderRequest(session_id=handle.id, mode="png"))
     images = [part.image for part in handle.session.observation.parts if part.HasField("image")]
     is_present = pb.Image(mime="image/png", data=frame.data) in images
     expect(is_present, "the frame of mode png among the parts", f"{len(images)} images, none of them the frame")

@@ -9,7 +9,7 @@ from typing import Any
 
 from starpod.check.expectations import expect, expect_played, expect_same, needs
 from starpod.check.options import resolve_references
-from starpod.check.probe import DYNAMICS_SEED, SEED, Probe
+from starpod.check.probe import DYNAMICS_SEED, SEED, Probe, new_key
 from starpod.check.requirement import must
 
 HUGE = 2**64 - 1
@@ -58,7 +58,7 @@ async def seeds(probe: Probe) -> None:
 
 @must("C-09", "Opening again with a session's seed and dynamics_seed gives the same episode.")
 async def reopened(probe: Probe) -> None:
-    script = probe.script()
+    script = probe.target.script()
     for fields in ({}, {"seed": SEED}):
         original = await probe.session(**fields)
         copy = await probe.seeded(seed=original.session.seed, dynamics_seed=original.session.dynamics_seed)
@@ -69,7 +69,7 @@ async def reopened(probe: Probe) -> None:
 
 @must("C-10", "The members of a group share the seed and the first observation.")
 async def common_start(probe: Probe) -> None:
-    probe.script()
+    probe.target.script()
     sessions = (await probe.open(seed=SEED, count=3)).sessions
     seeds = {session.seed for session in sessions}
     expect(seeds == {SEED}, f"seed {SEED} of every member", seeds, "give the members the group's seed")
@@ -101,7 +101,7 @@ async def dynamics_seeds(probe: Probe) -> None:
 
 @must("C-12", "The first observation depends on the seed and not on the dynamics_seed.")
 async def start_by_seed_alone(probe: Probe) -> None:
-    script = probe.script()
+    script = probe.target.script()
     handle = await probe.seeded(dynamics_seed=DYNAMICS_SEED + 1)
     fix = "draw the start from a stream that depends only on the seed"
     expect_same(script.start.observation, handle.session.observation, "the same start with another dynamics seed", fix)
@@ -109,7 +109,7 @@ async def start_by_seed_alone(probe: Probe) -> None:
 
 @must("C-13", "Open again with the same key and request returns the same sessions and opens none.")
 async def same_key(probe: Probe) -> None:
-    request = probe.open_request(count=2, seed=SEED, key=probe.key())
+    request = probe.open_request(count=2, seed=SEED, key=new_key())
     first_reply = await probe.create(request)
     second_reply = await probe.create(request)
     expected, got = ([session.session_id for session in reply.sessions] for reply in (first_reply, second_reply))
@@ -118,7 +118,7 @@ async def same_key(probe: Probe) -> None:
 
 @must("C-14", "Opens with the same key at the same time return the same sessions.")
 async def same_key_at_once(probe: Probe) -> None:
-    request = probe.open_request(key=probe.key())
+    request = probe.open_request(key=new_key())
     replies = await asyncio.gather(*(probe.create(request) for _ in range(6)))
     ids = {reply.sessions[0].session_id for reply in replies}
     expect(len(ids) == 1, "one session from six Opens at once with one key", len(ids), "let later ones wait")
@@ -126,7 +126,7 @@ async def same_key_at_once(probe: Probe) -> None:
 
 @must("C-15", "Open with the key of another request is FAILED_PRECONDITION.")
 async def key_reused(probe: Probe) -> None:
-    key = probe.key()
+    key = new_key()
     await probe.create(probe.open_request(seed=1, key=key))
     other_request = probe.open_request(seed=2, key=key)
     await probe.expect_refusal("another request under the same key", other_request, "FAILED_PRECONDITION")
@@ -134,7 +134,7 @@ async def key_reused(probe: Probe) -> None:
 
 @must("C-16", "A key of more than 128 bytes is INVALID_ARGUMENT.")
 async def long_key(probe: Probe) -> None:
-    await probe.create(probe.open_request(key=(probe.key() * 4)[:128]))
+    await probe.create(probe.open_request(key=(new_key() * 4)[:128]))
     await probe.expect_refusal("a key of 129 bytes", probe.open_request(key="k" * 129), "INVALID_ARGUMENT")
 
 
@@ -167,7 +167,7 @@ async def versions(probe: Probe) -> None:
 
 @must("C-19", "An unknown option is INVALID_ARGUMENT.")
 async def unknown_option(probe: Probe) -> None:
-    request = probe.open_request(options=probe.options(no_such_option=1))
+    request = probe.open_request(options=probe.target.options_message(no_such_option=1))
     await probe.expect_refusal("an unknown option", request, "INVALID_ARGUMENT", fix="never ignore an option")
 
 
@@ -176,7 +176,7 @@ async def wrong_option(probe: Probe) -> None:
     shown = False
     for name, value in _wrong_values(json.loads(probe.spec.options_schema_json)):
         shown = True
-        request = probe.open_request(options=probe.options(**{name: value}))
+        request = probe.open_request(options=probe.target.options_message(**{name: value}))
         await probe.expect_refusal(
             f"option {name}={value!r}", request, "INVALID_ARGUMENT", fix="validate by the schema"
         )
@@ -185,19 +185,19 @@ async def wrong_option(probe: Probe) -> None:
 
 @must("C-21", "An option at its schema's default opens the same episode as without it.")
 async def default_options(probe: Probe) -> None:
-    script = probe.script()
+    script = probe.target.script()
     properties = json.loads(probe.spec.options_schema_json).get("properties", {})
     defaults = {name: prop["default"] for name, prop in properties.items() if prop.get("default") is not None}
     defaults = {name: value for name, value in defaults.items() if name not in probe.target.options}
     needs(defaults, "the environment has no option with a default")
-    handle = await probe.seeded(options=probe.options(**defaults))
+    handle = await probe.seeded(options=probe.target.options_message(**defaults))
     fix = "take whole numbers in a Struct, which knows only doubles, as integers"
     expect_same(script.start.observation, handle.session.observation, f"the same start with options {defaults}", fix)
 
 
 @must("C-22", "A count above max_group is INVALID_ARGUMENT and opens nothing.")
 async def huge_group(probe: Probe) -> None:
-    for count in {probe.beyond_max_group(), 2**32 - 1}:
+    for count in {probe.target.beyond_max_group(), 2**32 - 1}:
         request = probe.open_request(count=count)
         fix = "check ServerLimits.max_group before creating the first session"
         await probe.expect_refusal(f"a group of {count}", request, "INVALID_ARGUMENT", fix=fix)
@@ -219,9 +219,9 @@ async def member_alone(probe: Probe) -> None:
 
 @must("C-24", "A call that fails leaves its key unused.")
 async def unused_key(probe: Probe) -> None:
-    key = probe.key()
-    await probe.refusal(probe.open_request(version=">=999.0.0", key=key))
-    refusal = await probe.refusal(good := probe.open_request(key=key))
+    key = new_key()
+    await probe.connection.refusal(probe.open_request(version=">=999.0.0", key=key))
+    refusal = await probe.connection.refusal(good := probe.open_request(key=key))
     expect(refusal is None, "sessions under a key with which only an Open failed before", refusal, "forget failures")
     await probe.create(good)
 

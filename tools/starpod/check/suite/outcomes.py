@@ -8,7 +8,8 @@ import math
 import grpc
 
 from starpod.check.expectations import NotShown, Unmet, expect, expect_played, expect_same, needs
-from starpod.check.probe import UNLIMITED, Handle, Probe
+from starpod.check.handle import Handle
+from starpod.check.probe import UNLIMITED, Probe
 from starpod.check.refusal import from_error
 from starpod.check.requirement import must
 from starpod.v1 import environment_pb2 as pb
@@ -25,10 +26,10 @@ TRIED = 8
     "where given.",
 )
 async def rewards(probe: Probe) -> None:
-    handle = await probe.session(want=probe.acting_want())
+    handle = await probe.session(want=probe.actions.want())
     observation = handle.session.observation
     for count in (1, 2, 0, 3):
-        actions = probe.turn(*(list(probe.choices(observation)) * 3)[:count])
+        actions = probe.actions.turn(*(list(probe.actions.choices(observation)) * 3)[:count])
         transition = await handle.step(actions)
         _check_rewards(transition, len(actions))
         observation = transition.observation
@@ -42,9 +43,9 @@ async def rewards(probe: Probe) -> None:
 )
 async def not_executed(probe: Probe) -> None:
     limits = pb.LimitOverrides(max_turns=0, max_actions_per_turn=1, max_actions=0)
-    handle = await probe.session(want=probe.acting_want(), limits=limits)
-    action = probe.choices(handle.session.observation)[0]
-    actions = probe.turn(action, action, action)
+    handle = await probe.session(want=probe.actions.want(), limits=limits)
+    action = probe.actions.choices(handle.session.observation)[0]
+    actions = probe.actions.turn(action, action, action)
     needs(len(actions) > 1, "the server takes one sub-action in a Step")
     transition = await handle.step(actions)
     flags = [outcome.executed for outcome in transition.outcomes]
@@ -59,12 +60,12 @@ async def _expect_nothing_after_the_end(probe: Probe) -> None:
     """Expect that sub-actions after the end of the task are not executed, if the guide reaches the end."""
     if not probe.target.repeats:
         return
-    handle = await probe.seeded(want=probe.guided_want())
-    actions = [probe.guide(handle.session.observation)]
+    handle = await probe.seeded(want=probe.actions.guided_want())
+    actions = [probe.actions.guide(handle.session.observation)]
     while not (transition := await handle.step([actions[-1]])).end_reason:
         if len(actions) == GUIDED_TURNS:
             return
-        actions.append(probe.guide(transition.observation))
+        actions.append(probe.actions.guide(transition.observation))
     new_handle = await probe.seeded()
     for action in actions[:-1]:
         await new_handle.step([action])
@@ -90,12 +91,12 @@ async def max_turns(probe: Probe) -> None:
 async def max_actions(probe: Probe) -> None:
     for seed in range(8):
         limits = pb.LimitOverrides(max_turns=0, max_actions_per_turn=0, max_actions=1)
-        reply = await probe.open(want=probe.acting_want(), limits=limits, seed=seed)
+        reply = await probe.open(want=probe.actions.want(), limits=limits, seed=seed)
         handle = Handle(probe.connection, reply.sessions[0])
         empty_turn = await handle.step()
         expect(not empty_turn.end_reason, "an empty turn to use up no action", _end(empty_turn))
-        action = probe.choices(handle.session.observation)[0]
-        transition = await handle.step(actions := probe.turn(action, action))
+        action = probe.actions.choices(handle.session.observation)[0]
+        transition = await handle.step(actions := probe.actions.turn(action, action))
         flags = [outcome.executed for outcome in transition.outcomes]
         expected_of_each = [True, False][: len(actions)]
         expect(flags == expected_of_each, f"executed {expected_of_each} with max_actions=1", flags)
@@ -129,10 +130,10 @@ async def overrides(probe: Probe) -> None:
 )
 async def ends(probe: Probe) -> None:
     for limits in (UNLIMITED, pb.LimitOverrides(max_turns=6)):
-        handle = await probe.seeded(want=probe.guided_want(), limits=limits)
+        handle = await probe.seeded(want=probe.actions.guided_want(), limits=limits)
         observation = handle.session.observation
         for _ in range(GUIDED_TURNS):
-            transition = await handle.step([probe.guide(observation)])
+            transition = await handle.step([probe.actions.guide(observation)])
             _check_end(transition)
             observation = transition.observation
             if transition.end_reason:
@@ -147,7 +148,7 @@ async def ends(probe: Probe) -> None:
 async def invalid_action(probe: Probe) -> None:
     space = probe.spec.action_space
     handle = await probe.seeded()
-    for action in probe.nonsense():
+    for action in probe.actions.nonsense():
         transition = await _played(handle, action, "an action of nonsense")
         outcome = transition.outcomes[0]
         got = f"executed={outcome.executed}, valid={outcome.valid}"
@@ -169,7 +170,7 @@ async def invalid_action(probe: Probe) -> None:
     "A well-formed action of an unknown kind is an outcome with valid=false or INVALID_ARGUMENT, and changes nothing.",
 )
 async def foreign_kinds(probe: Probe) -> None:
-    script = probe.script()
+    script = probe.target.script()
     space = probe.spec.action_space
     kinds: dict[str, pb.Action] = {"a JSON action": pb.Action(json='{"no": ["such", "action"]}')}
     if not space.HasField("tensor"):
@@ -198,9 +199,9 @@ async def foreign_kinds(probe: Probe) -> None:
 async def order(probe: Probe) -> None:
     limits = pb.LimitOverrides(max_turns=1, max_actions_per_turn=0, max_actions=1)
     for seed in range(TRIED):
-        reply = await probe.open(want=probe.acting_want(), limits=limits, seed=seed)
+        reply = await probe.open(want=probe.actions.want(), limits=limits, seed=seed)
         handle = Handle(probe.connection, reply.sessions[0])
-        transition = await handle.step([probe.choices(handle.session.observation)[0]])
+        transition = await handle.step([probe.actions.choices(handle.session.observation)[0]])
         if transition.end_reason not in (pb.END_REASON_TERMINAL, pb.END_REASON_ENVIRONMENT_LIMIT):
             got = pb.EndReason.Name(transition.end_reason)
             fix = "check the limit on actions before that on turns"

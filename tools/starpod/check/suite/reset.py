@@ -9,8 +9,9 @@ import grpc
 from google.protobuf import struct_pb2
 
 from starpod.check.expectations import NotShown, expect, expect_same
+from starpod.check.handle import Handle
 from starpod.check.options import resolve_references
-from starpod.check.probe import DYNAMICS_SEED, SEED, Handle, Probe
+from starpod.check.probe import DYNAMICS_SEED, SEED, Probe
 from starpod.check.requirement import must
 from starpod.v1 import environment_pb2 as pb
 
@@ -40,7 +41,7 @@ async def plain(probe: Probe) -> None:
     "Reset with given seeds starts the episode that Open with them starts, whatever was played before.",
 )
 async def as_open(probe: Probe) -> None:
-    script = probe.script()
+    script = probe.target.script()
     handle = await probe.seeded(seed=SEED + 1, dynamics_seed=3)
     await handle.play(script.turns)
     reply = await _reset(probe, handle, seed=SEED, dynamics_seed=DYNAMICS_SEED)
@@ -53,9 +54,9 @@ async def as_open(probe: Probe) -> None:
 async def repeated(probe: Probe) -> None:
     handle = await probe.seeded()
     request = handle.reset_request()
-    reply: pb.ResetResponse = await probe.call(request)
+    reply: pb.ResetResponse = await probe.connection.call(request)
     for _ in range(2):
-        repeat: pb.ResetResponse = await probe.call(request)
+        repeat: pb.ResetResponse = await probe.connection.call(request)
         expect_same(reply, repeat, "the reply of the repeated Reset", "keep it until the first Step of the new epoch")
 
 
@@ -66,7 +67,7 @@ async def repeated(probe: Probe) -> None:
 async def fenced(probe: Probe) -> None:
     handle = await probe.seeded()
     old_request = handle.reset_request(seed=5)
-    await probe.call(old_request)
+    await probe.connection.call(old_request)
     other_request = handle.reset_request(seed=6)
     await probe.expect_refusal("another Reset with the old epoch", other_request, "FAILED_PRECONDITION")
     for epoch in (0, handle.epoch + 2):
@@ -103,14 +104,14 @@ async def kept(probe: Probe) -> None:
 @must("C-56", "A Reset that is refused for its options leaves the running episode as it was.")
 async def refused(probe: Probe) -> None:
     handle, _ = await probe.play_first_turns(1)
-    request = handle.reset_request(options=probe.options(no_such_option=1))
+    request = handle.reset_request(options=probe.target.options_message(no_such_option=1))
     await probe.expect_refusal("Reset with an unknown option", request, "INVALID_ARGUMENT")
     await probe.expect_script(handle, "the episode after a refused Reset", "validate before anything changes")
 
 
 @must("C-57", "Reset keeps the options if it names none.")
 async def options_kept(probe: Probe) -> None:
-    probe.script()
+    probe.target.script()
     usual_reply = await probe.open(seed=SEED)
     for options in _other_options(probe):
         try:
@@ -146,11 +147,11 @@ def _other_options(probe: Probe) -> Iterator[struct_pb2.Struct]:
         for value in values:
             if value is not None and value != base and count < TRIED:
                 count += 1
-                yield probe.options(**{name: value})
+                yield probe.target.options_message(**{name: value})
 
 
 async def _reset(probe: Probe, handle: Handle, **fields: object) -> pb.ResetResponse:
     request = handle.reset_request(**fields)
-    reply: pb.ResetResponse = await probe.call(request)
+    reply: pb.ResetResponse = await probe.connection.call(request)
     handle.epoch, handle.index = reply.session.epoch, reply.session.step_index
     return reply

@@ -17,7 +17,8 @@ from statistics import fmean, stdev
 import grpc
 
 from starpod.check.expectations import NotShown, expect, needs
-from starpod.check.probe import SEED, Handle, Probe
+from starpod.check.handle import Handle
+from starpod.check.probe import SEED, Probe
 from starpod.check.requirement import must
 from starpod.v1 import environment_pb2 as pb
 
@@ -212,7 +213,7 @@ def _expert(observation: pb.Observation) -> Sequence[pb.Action]:
 
 def _random(probe: Probe) -> Policy:
     rng = random.Random(SEED)
-    return lambda observation: [rng.choice(probe.choices(observation))]
+    return lambda observation: [rng.choice(probe.actions.choices(observation))]
 
 
 def _injecting(probe: Probe) -> Policy:
@@ -258,7 +259,7 @@ async def _actions_to_repeat(probe: Probe) -> list[pb.Action]:
     if probe.spec.capabilities.expert_action:
         handle = await probe.session(want=pb.Want(expert_action=True), seed=SEED)
         return list(_expert(handle.session.observation))
-    return list(probe.choices((await probe.session(want=_want(probe), seed=SEED)).session.observation)[:1])
+    return list(probe.actions.choices((await probe.session(want=_want(probe), seed=SEED)).session.observation)[:1])
 
 
 # --- playing and comparing --------------------------------------------------------------------------------------------
@@ -290,7 +291,7 @@ async def _starts(probe: Probe, want: pb.Want) -> AsyncIterator[Handle]:
     limits = pb.LimitOverrides(max_turns=min(actions, TURNS), max_actions=0)
     handle = await probe.session(limits=limits, want=want, seed=SEED)
     for seed in range(SEED, SEED + STARTS):
-        reply: pb.ResetResponse = await probe.call(handle.reset_request(seed=seed))
+        reply: pb.ResetResponse = await probe.connection.call(handle.reset_request(seed=seed))
         handle = Handle(handle.connection, reply.session)
         yield handle
 

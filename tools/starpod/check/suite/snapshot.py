@@ -6,7 +6,8 @@ import asyncio
 import hashlib
 
 from starpod.check.expectations import expect, expect_informed, expect_same
-from starpod.check.probe import Handle, Probe
+from starpod.check.handle import Handle
+from starpod.check.probe import Probe, new_key
 from starpod.check.requirement import must
 from starpod.v1 import environment_pb2 as pb
 
@@ -35,16 +36,16 @@ async def digest(probe: Probe) -> None:
     "would, even if that is closed.",
 )
 async def restored(probe: Probe) -> None:
-    handle, _ = await probe.play_to_middle()
+    handle, _ = await probe.play_first_turns()
     snapshot = (await _snapshot(probe, handle)).snapshot
-    await probe.call(pb.CloseRequest(session_ids=[handle.id]))
+    await probe.connection.call(pb.CloseRequest(session_ids=[handle.id]))
     copy = (await _restore(probe, snapshot))[0]
     await _expect_continued(probe, handle, copy)
 
 
 @must("N-03", "Snapshot changes nothing.")
 async def harmless(probe: Probe) -> None:
-    probe.script()
+    probe.target.script()
     handle = await probe.seeded()
     await probe.expect_script(
         handle, "the episode with a snapshot before every Step", before=lambda _: _snapshot(probe, handle)
@@ -111,7 +112,7 @@ async def incompatible(probe: Probe) -> None:
     "the others.",
 )
 async def group(probe: Probe) -> None:
-    handle, _ = await probe.play_to_middle()
+    handle, _ = await probe.play_first_turns()
     copies = await _restore(probe, (await _snapshot(probe, handle)).snapshot, count=3)
     expect(len({copy.id for copy in copies}) == 3, "three copies with different ids", len(copies))
     members = [copy.session.member for copy in copies]
@@ -127,7 +128,7 @@ async def group(probe: Probe) -> None:
 )
 async def keyed(probe: Probe) -> None:
     snapshot = (await _snapshot(probe, await probe.seeded())).snapshot
-    request = pb.RestoreRequest(snapshot=snapshot, key=probe.key())
+    request = pb.RestoreRequest(snapshot=snapshot, key=new_key())
     replies = list(await asyncio.gather(*(probe.create(request) for _ in range(4))))
     replies.append(await probe.create(request))
     ids = {reply.sessions[0].session_id for reply in replies}
@@ -157,7 +158,7 @@ async def limits_kept(probe: Probe) -> None:
     "A snapshot can be restored in another process that hosts the same version.",
 )
 async def elsewhere(probe: Probe) -> None:
-    handle, _ = await probe.play_to_middle()
+    handle, _ = await probe.play_first_turns()
     connection = await probe.other_process()
     snapshot = (await _snapshot(probe, handle)).snapshot
     reply: pb.RestoreResponse = await probe.create(
@@ -174,7 +175,7 @@ async def unsupported(probe: Probe) -> None:
 
 @must("N-12", "A count above max_group is INVALID_ARGUMENT and restores nothing.")
 async def huge_group(probe: Probe) -> None:
-    count = probe.beyond_max_group()
+    count = probe.target.beyond_max_group()
     snapshot = (await _snapshot(probe, await probe.seeded())).snapshot
     await probe.expect_refusal(
         f"a Restore of {count}", pb.RestoreRequest(snapshot=snapshot, count=count), "INVALID_ARGUMENT"
@@ -182,7 +183,7 @@ async def huge_group(probe: Probe) -> None:
 
 
 async def _snapshot(probe: Probe, handle: Handle) -> pb.SnapshotResponse:
-    reply: pb.SnapshotResponse = await probe.call(pb.SnapshotRequest(session_id=handle.id))
+    reply: pb.SnapshotResponse = await probe.connection.call(pb.SnapshotRequest(session_id=handle.id))
     return reply
 
 
@@ -197,7 +198,7 @@ async def _restore(probe: Probe, snapshot: pb.SessionSnapshot, count: int = 0) -
 async def _expect_continued(probe: Probe, original: Handle, copy: Handle) -> None:
     position = (copy.epoch, copy.index)
     expect(position == (1, original.index), f"(epoch, step_index) = {(1, original.index)}", position)
-    observation = probe.script().transitions[original.index - 1].observation
+    observation = probe.target.script().transitions[original.index - 1].observation
     expect_same(observation, copy.session.observation, "the present observation from Restore")
     fix = "put everything that the episode depends on into the state, including its random stream"
     await probe.expect_script(copy, "the rest of the episode after Restore", fix)

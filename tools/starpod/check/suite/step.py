@@ -8,7 +8,8 @@ from typing import Any
 import grpc
 
 from starpod.check.expectations import BrokenCall, Unmet, expect, expect_played, expect_same
-from starpod.check.probe import Handle, Probe, Turn
+from starpod.check.handle import Handle, Turn
+from starpod.check.probe import Probe
 from starpod.check.refusal import from_error
 from starpod.check.requirement import must
 from starpod.v1 import environment_pb2 as pb
@@ -20,11 +21,11 @@ OTHER = (pb.Action(text="another action"),)
 async def plain(probe: Probe) -> None:
     if probe.target.play_error is not None:
         raise probe.target.play_error
-    handle = await probe.seeded(want=probe.acting_want())
+    handle = await probe.seeded(want=probe.actions.want())
     observation = handle.session.observation
     for turn in ((), (), None):
-        actions = (probe.choices(observation)[0],) if turn is None else turn
-        reply: pb.StepResponse = await probe.call(handle.request(actions))
+        actions = (probe.actions.choices(observation)[0],) if turn is None else turn
+        reply: pb.StepResponse = await probe.connection.call(handle.request(actions))
         expect(reply.HasField("transition"), "a transition", "none")
         expect(reply.transition.HasField("observation"), "an observation in the transition", "none")
         handle.index += 1
@@ -36,24 +37,24 @@ async def plain(probe: Probe) -> None:
 async def repeated(probe: Probe) -> None:
     handle = await probe.seeded()
     observation = handle.session.observation
-    for actions in ((), tuple(probe.choices(observation)[:1])):
+    for actions in ((), tuple(probe.actions.choices(observation)[:1])):
         request = handle.request(actions)
-        reply: pb.StepResponse = await probe.call(request)
+        reply: pb.StepResponse = await probe.connection.call(request)
         for _ in range(2):
-            repeat: pb.StepResponse = await probe.call(request)
+            repeat: pb.StepResponse = await probe.connection.call(request)
             expect_same(reply, repeat, "the reply of the repeated Step", "keep the last reply of each session")
         handle.index += 1
 
 
 @must("C-32", "A repeated Step is not played again.")
 async def repeated_throughout(probe: Probe) -> None:
-    script = probe.script()
+    script = probe.target.script()
     handle = await probe.seeded()
     transitions = []
     for turn in script.turns:
         request = handle.request(turn)
-        reply: pb.StepResponse = await probe.call(request)
-        await probe.refusal(request)
+        reply: pb.StepResponse = await probe.connection.call(request)
+        await probe.connection.refusal(request)
         transitions.append(reply.transition)
         handle.index += 1
     fix = "answer the last index from the cache, without stepping"
@@ -64,10 +65,10 @@ async def repeated_throughout(probe: Probe) -> None:
 async def repeated_at_once(probe: Probe) -> None:
     connections = [probe.connection, probe.second_connection()]
     handle = await probe.seeded()
-    turns: list[Turn] = [(), tuple(probe.choices(handle.session.observation)[:1])]
+    turns: list[Turn] = [(), tuple(probe.actions.choices(handle.session.observation)[:1])]
     expected: list[pb.Transition] = []
     if probe.target.repeats:
-        script = probe.script()
+        script = probe.target.script()
         turns, expected = list(script.turns), list(script.transitions)
     for number, turn in enumerate(turns):
         request = handle.request(turn)
@@ -84,7 +85,7 @@ async def repeated_at_once(probe: Probe) -> None:
 @must("C-34", "The last index with other actions is FAILED_PRECONDITION.")
 async def other_actions(probe: Probe) -> None:
     handle = await probe.seeded()
-    actions = probe.choices((await handle.step()).observation)[:1]
+    actions = probe.actions.choices((await handle.step()).observation)[:1]
     fix = "compare the actions with those of the cached reply"
     await _out_of_order(probe, "the last index with other actions", handle.request(actions, ahead=-1), fix)
 
@@ -111,7 +112,7 @@ async def fenced(probe: Probe) -> None:
     for epoch in (handle.epoch + 1, 0):
         await _out_of_order(probe, f"epoch {epoch} instead of {handle.epoch}", handle.request(epoch=epoch))
     request = handle.request()
-    await probe.call(handle.reset_request())
+    await probe.connection.call(handle.reset_request())
     await _out_of_order(probe, "a Step of the episode before the Reset", request, "check the epoch before the index")
 
 
@@ -121,7 +122,7 @@ async def fenced(probe: Probe) -> None:
 )
 async def expected_place(probe: Probe) -> None:
     handle = await probe.seeded(limits=pb.LimitOverrides(max_turns=2, max_actions=0))
-    actions = probe.choices((await handle.step()).observation)[:1]
+    actions = probe.actions.choices((await handle.step()).observation)[:1]
     wrong_requests = {
         "other actions": handle.request(actions, ahead=-1),
         "a gap": handle.request(ahead=3),
@@ -135,17 +136,17 @@ async def expected_place(probe: Probe) -> None:
 
 @must("C-39", "Refused, late and repeated Steps change nothing.")
 async def noise(probe: Probe) -> None:
-    script = probe.script()
+    script = probe.target.script()
     handle = await probe.seeded()
     transitions = []
     for number, turn in enumerate(script.turns):
-        await probe.refusal(handle.request(turn, ahead=1))
-        await probe.refusal(handle.request(turn, epoch=handle.epoch + 1))
-        await probe.refusal(handle.request([pb.Action()]))
+        await probe.connection.refusal(handle.request(turn, ahead=1))
+        await probe.connection.refusal(handle.request(turn, epoch=handle.epoch + 1))
+        await probe.connection.refusal(handle.request([pb.Action()]))
         transitions.append(await handle.step(turn))
-        await probe.refusal(handle.request(OTHER, ahead=-1))
+        await probe.connection.refusal(handle.request(OTHER, ahead=-1))
         if number > 1:
-            await probe.refusal(handle.request(script.turns[number - 2], ahead=-3))
+            await probe.connection.refusal(handle.request(script.turns[number - 2], ahead=-3))
     fix = "check the whole call before any change"
     expect_played(script.transitions, transitions, "the episode among refused calls", fix)
 
@@ -155,13 +156,15 @@ async def noise(probe: Probe) -> None:
     "Steps of one session that arrive at once are played in the order of their indices or refused.",
 )
 async def at_once(probe: Probe) -> None:
-    script = probe.script()
+    script = probe.target.script()
     handle = await probe.seeded()
     got: dict[int, pb.Transition] = {}
     while len(got) < len(script.turns):
         numbers = range(len(got), min(len(got) + 3, len(script.turns)))
         requests = [handle.request(script.turns[number], ahead=number - len(got)) for number in reversed(numbers)]
-        replies = await asyncio.gather(*(probe.call(request) for request in requests), return_exceptions=True)
+        replies = await asyncio.gather(
+            *(probe.connection.call(request) for request in requests), return_exceptions=True
+        )
         count = len(got)
         for request, reply in zip(requests, replies, strict=True):
             if isinstance(reply, grpc.aio.AioRpcError):
@@ -184,10 +187,10 @@ async def at_once(probe: Probe) -> None:
 async def after_the_end(probe: Probe) -> None:
     handle = await probe.seeded(limits=pb.LimitOverrides(max_turns=1))
     request = handle.request()
-    reply: pb.StepResponse = await probe.call(request)
+    reply: pb.StepResponse = await probe.connection.call(request)
     handle.index += 1
     await _out_of_order(probe, "a Step after the end", handle.request())
-    repeat: pb.StepResponse = await probe.call(request)
+    repeat: pb.StepResponse = await probe.connection.call(request)
     expect_same(reply, repeat, "the reply of the last Step again", "keep the last reply until the Reset")
 
 
@@ -196,7 +199,7 @@ async def _out_of_order(probe: Probe, what: str, request: pb.StepRequest, fix: s
 
 
 async def _expect_place_reported(probe: Probe, what: str, request: pb.StepRequest, handle: Handle) -> None:
-    refusal = await probe.refusal(request)
+    refusal = await probe.connection.refusal(request)
     if refusal is None or refusal.code != "FAILED_PRECONDITION":
         return  # another requirement reports this
     expected = {"expected_epoch": str(handle.epoch), "expected_step_index": str(handle.index)}

@@ -9,9 +9,11 @@ from typing import Any
 
 import grpc
 
+from starpod.check.actions import NONSENSE
 from starpod.check.expectations import expect, expect_played, expect_same, needs
 from starpod.check.grpc_connection import CheckStream, columns_of, open_stream
-from starpod.check.probe import NONSENSE, Handle, Probe, Script, Turn
+from starpod.check.handle import Handle, Script, Turn
+from starpod.check.probe import Probe, new_key
 from starpod.check.refusal import from_status
 from starpod.check.requirement import must
 from starpod.v1 import environment_pb2 as pb
@@ -22,7 +24,7 @@ UNKNOWN_SESSION = pb.StepRequest(session_id="no-such-session", epoch=1)
 
 @must("S-01", "Every call on a Stream gets exactly one reply, with its call_id and of its kind.")
 async def one_reply(probe: Probe) -> None:
-    key = probe.key()
+    key = new_key()
     async with open_stream(probe.connection) as stream:
         open_call = pb.Call(call_id=2**64 - 1, open=probe.open_request(key=key))
         open_reply = (await stream.ask(open_call))[0]
@@ -71,7 +73,7 @@ async def _expect_copies(probe: Probe, stream: CheckStream, handle: Handle) -> l
 
 @must("S-02", "The calls of one session on a Stream are executed in the order sent.")
 async def in_order(probe: Probe) -> None:
-    script = probe.script()
+    script = probe.target.script()
     handle = await probe.seeded()
     turns = enumerate(script.turns)
     async with open_stream(probe.connection) as stream:
@@ -84,7 +86,7 @@ async def in_order(probe: Probe) -> None:
 
 @must("S-03", "A Stream may interleave many sessions in one message.")
 async def interleaved(probe: Probe) -> None:
-    script = probe.script()
+    script = probe.target.script()
     handles = [await probe.seeded() for _ in range(4)]
     async with open_stream(probe.connection) as stream:
         calls = [
@@ -123,7 +125,7 @@ async def same_errors(probe: Probe) -> None:
         handle.request([pb.Action()]),
         UNKNOWN_SESSION,
     ]
-    unaries = [await probe.refusal(request) for request in requests]
+    unaries = [await probe.connection.refusal(request) for request in requests]
     async with open_stream(probe.connection) as stream:
         replies = await stream.ask(*(pb.Call(call_id=number, step=request) for number, request in enumerate(requests)))
     for unary, reply in zip(unaries, replies, strict=True):
@@ -155,7 +157,7 @@ async def cancelled(probe: Probe) -> None:
             await (stream.send(call) if handle.index % 2 else stream.ask(call))
         await asyncio.sleep(0.02)  # time for the server to notice
 
-    probe.script()
+    probe.target.script()
     handle = await probe.seeded()
     await probe.expect_script(
         handle, "the episode among cancelled streams", "do not tie sessions to a stream", before=cancel
@@ -164,7 +166,7 @@ async def cancelled(probe: Probe) -> None:
 
 @must("S-08", "The same Step again, on the same Stream, on another or as a unary call, has the same reply.")
 async def repeated(probe: Probe) -> None:
-    script = probe.script()
+    script = probe.target.script()
     handle = await probe.seeded()
     transitions = []
     async with open_stream(probe.connection) as stream, open_stream(probe.second_connection()) as other_stream:
@@ -180,7 +182,7 @@ async def repeated(probe: Probe) -> None:
 
 @must("S-09", "A call on a Stream past its timeout_ms is finished and cached: asking again has its reply.")
 async def timeout(probe: Probe) -> None:
-    probe.script()
+    probe.target.script()
     handle = await probe.seeded()
     late_count = 0
 
@@ -216,7 +218,7 @@ async def hollow(probe: Probe) -> None:
 )
 async def columns(probe: Probe) -> None:
     _needs_columns(probe)
-    script = probe.script()
+    script = probe.target.script()
     handle = await probe.seeded()
     needs(_plays_texts(script), "the environment's actions are not texts")
     fix = "treat a row as the corresponding Step"
@@ -243,8 +245,8 @@ async def columns(probe: Probe) -> None:
 )
 async def full_rows(probe: Probe) -> None:
     _needs_columns(probe)
-    probe.script()
-    choices = probe.choices((await probe.open(want=probe.acting_want(), seed=1)).sessions[0].observation)
+    probe.target.script()
+    choices = probe.actions.choices((await probe.open(want=probe.actions.want(), seed=1)).sessions[0].observation)
     actions = [action for action in choices if action.HasField("text")][:2]
     needs(actions, "the environment's actions are not texts")
     limits = pb.LimitOverrides(max_turns=2, max_actions=0, max_actions_per_turn=0)
@@ -252,7 +254,7 @@ async def full_rows(probe: Probe) -> None:
     for want in (pb.Want(), pb.Want(state_key=probe.spec.capabilities.state_key)):
         pairs.append([await probe.seeded(want=want, limits=limits) for _ in range(2)])
     async with open_stream(probe.connection) as stream:
-        for number, turn in enumerate(([], probe.turn(*actions, pb.Action(text=NONSENSE)))):
+        for number, turn in enumerate(([], probe.actions.turn(*actions, pb.Action(text=NONSENSE)))):
             requests = {10 * number + index: columned.request(turn) for index, (columned, _) in enumerate(pairs)}
             replies = await stream.ask(steps=columns_of(requests))
             for reply, (columned, unary) in zip(replies, pairs, strict=True):
@@ -298,7 +300,7 @@ async def ragged(probe: Probe) -> None:
         is_refused = code == grpc.StatusCode.INVALID_ARGUMENT or kinds == {1: ["error"], 2: ["error"]}
         expect(is_refused, f"an error to each row, or INVALID_ARGUMENT, for {what}", f"{code.name} and replies {kinds}")
     fix = "check the lengths before the first row is played"
-    refusal = await probe.refusal(handle.request(probe.choices(handle.session.observation)[:1]))
+    refusal = await probe.connection.refusal(handle.request(probe.actions.choices(handle.session.observation)[:1]))
     expect(refusal is None, "the session at step 0 as before", refusal, fix)
 
 
@@ -327,7 +329,7 @@ async def timing(probe: Probe) -> None:
 )
 async def rows_of_one_session(probe: Probe) -> None:
     _needs_columns(probe)
-    script, handle, other_handle = probe.script(), await probe.seeded(), await probe.seeded()
+    script, handle, other_handle = probe.target.script(), await probe.seeded(), await probe.seeded()
     needs(len(script.turns) > 1 and _plays_texts(script), "the environment has no two turns of texts")
     first, second = handle.request(script.turns[0]), handle.request(script.turns[1], ahead=1)
     rows = (first, first, other_handle.request(script.turns[0]), second, second, first)
@@ -363,10 +365,10 @@ async def reset_rows(probe: Probe) -> None:
         columns.call_ids[:] = [5, 6]
         again = (await stream.ask_resets(columns))[0]
     expect_same(_start(replies[0].reset), _start(again.reset), "the same reply to the same row again")
-    repeated: pb.ResetResponse = await probe.call(handle.reset_request(**seeds))
+    repeated: pb.ResetResponse = await probe.connection.call(handle.reset_request(**seeds))
     expect_same(_start(replies[0].reset), _start(repeated), "the same reply to the same Reset, which is no row")
     if probe.spec.capabilities.deterministic:
-        reply: pb.ResetResponse = await probe.call(other_handle.reset_request(**seeds))
+        reply: pb.ResetResponse = await probe.connection.call(other_handle.reset_request(**seeds))
         expect_same(_start(reply), _start(replies[0].reset), "a Reset in columns as in a unary call")
 
 
