@@ -16,7 +16,7 @@ from tests.support import ServerProcess, start_server
 TEAM = (
     "benchmarks/training/jobs/team.yaml",
     "script.policies=[solver,verifier]",
-    "algorithm.terms=[{unit: agent, score: reward, scale: std, key: [agent]}]",
+    "algorithm.advantage.terms=[{unit: agent, score: reward, scale: std, key: [agent]}]",
     "collect.groups=3",
     "collect.group_size=4",
     "environment.options.rooms=2",

@@ -20,7 +20,7 @@ from starpod.trainer.rollout.config import PivotsConfig
 from starpod.trainer.update import PolicyTrainer
 from tests.trainer.tiny_learner import VERSION, built, learner_of, make_trainer, say, turn
 
-DR_GRPO = {"preset": "dr-grpo", "loss_average": "token-mean", "correction": {"mode": "off"}}
+DR_GRPO = {"preset": "dr-grpo", "loss": {"average": "token-mean"}, "correction": {"mode": "off"}}
 
 
 def an_episode(member: int, replies: Sequence[list[int]], rewards: Sequence[float], *, group: int = 0) -> Episode:

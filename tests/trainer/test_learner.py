@@ -95,7 +95,7 @@ def test_an_agent_that_says_nothing_learns_nothing() -> None:
         {"advantage": "reinforce_plus_plus_baseline", "whiten": True},
         {"kl": {"where": "reward", "coefficient": 0.5}},
         {"kl": {"where": "loss", "coefficient": 0.5, "agents": {"verifier": 0.1}}},
-        {"turn_clip": {"kind": "decay"}},
+        {"loss": {"clip_decay": 0.9}},
         {"correction": {"mode": "tis", "cap": 2.0, "level": "token"}},
     ],
     ids=str,

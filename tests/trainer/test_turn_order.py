@@ -149,7 +149,7 @@ def test_a_turn_of_one_episode_is_passed_over() -> None:
         ({"advantage": "reinforce_plus_plus_baseline"}, "normalises its advantages itself"),
         ({"epochs": 2}, "set algorithm.epochs to 1"),
         ({"kl": {"where": "reward"}}, "set algorithm.kl.where to loss or off"),
-        ({"loss": "ppo", "turn_clip": {"kind": "decay"}}, "set algorithm.turn_clip.kind to off"),
+        ({"loss": {"kind": "ppo", "clip_decay": 0.9}}, "without bounds by turn"),
     ],
 )
 def test_what_does_not_go_with_turns_is_refused(values: dict[str, Any], words: str) -> None:

@@ -13,13 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from starpod.trainer.algorithms.config import PRESETS, AlgorithmConfig
+from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.credit import agent_units, credit
-from starpod.trainer.algorithms.sections import FilterConfig
 from starpod.trainer.algorithms.terms import CreditTerm
 from starpod.trainer.configuration.loading import parse_config
 from starpod.trainer.configuration.optimizer import OptimizerConfig
-from starpod.trainer.configuration.section import ConfigError
+from starpod.trainer.configuration.section import ConfigError, packaged_configs
 from starpod.trainer.data.batch import Advantages
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.group import Group
@@ -64,8 +63,8 @@ def chance(policy: Policy, episode: Episode) -> float:
 
 CLIPS: list[dict[str, Any]] = [
     {},
-    {"turn_clip": {"kind": "decay"}},
-    {"loss": "gspo"},
+    {"clip_decay": 0.9},
+    {"kind": "gspo"},
     {"dual_clip": 2.0},
 ]
 
@@ -80,7 +79,7 @@ CLIPS: list[dict[str, Any]] = [
 def test_no_cut_into_micro_batches_changes_gradient_or_metrics(
     budget: int, preset: str, average: str, clip: dict[str, Any]
 ) -> None:
-    algorithm = AlgorithmConfig(preset=preset, loss_average=average, **clip)  # type: ignore[arg-type]
+    algorithm = AlgorithmConfig(preset=preset, loss={"average": average, **clip})  # type: ignore[arg-type]
     whole, cut = make_trainer(algorithm, opinion=True), make_trainer(algorithm, budget=budget, opinion=True)
     groups = [
         group_of(whole.policy, number, rewards, turns=3)
@@ -222,7 +221,7 @@ def test_falsified_logprobs_of_the_present_version_stop_the_run(wrong: float) ->
 def test_a_critics_large_gradient_takes_nothing_from_the_policys() -> None:
     """Their gradients are clipped and told apart, and by default the critic's loss leaves the trunk alone."""
     quiet, loud = (
-        make_trainer(AlgorithmConfig(preset="starpo-s", value_coefficient=coefficient), opinion=True)
+        make_trainer(AlgorithmConfig(preset="starpo-s", advantage={"value_coefficient": coefficient}), opinion=True)
         for coefficient in (0.5, 500.0)
     )
     groups = [group_of(quiet.policy, number, (1.0, 0.0)) for number in range(2)]
@@ -266,7 +265,7 @@ def test_a_shared_critic_learns_at_its_own_rate() -> None:
     assert abs(learnt(critic_lr=1e-5)) < 0.05
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", packaged_configs("algorithm"))
 def test_each_preset_makes_the_better_reply_likelier(preset: str) -> None:
     of = make_trainer(AlgorithmConfig(preset=preset), lr=3e-4)
     groups = [group_of(of.policy, number, (1.0, 0.0)) for number in range(3)]
@@ -362,7 +361,7 @@ def test_rates_that_would_end_before_the_run_or_never_are_refused() -> None:
 
 
 def test_a_rate_of_nothing_moves_nothing_and_both_rates_are_scaled() -> None:
-    of = make_trainer(AlgorithmConfig(preset="starpo-s", filter=FilterConfig()), opinion=True)
+    of = make_trainer(AlgorithmConfig(preset="starpo-s", filter="none"), opinion=True)
     before = weights(of.policy)
     group = group_of(of.policy, 0, (1.0, 0.0))
     assert learner_of(of).learn([group], version=VERSION, rate=0.0)["update/learning_rate"] == 0.0
@@ -374,7 +373,7 @@ def test_a_rate_of_nothing_moves_nothing_and_both_rates_are_scaled() -> None:
 
 @pytest.mark.parametrize("fresh", [False, True])
 def test_a_truncated_episode_is_worth_what_the_critic_says_of_the_next_context(fresh: bool) -> None:
-    of = make_trainer(AlgorithmConfig(preset="starpo-s", bootstrap_truncated=True), opinion=True)
+    of = make_trainer(AlgorithmConfig(preset="starpo-s", advantage={"bootstrap_truncated": True}), opinion=True)
     (episode,) = group_of(of.policy, 1, (0.5,)).episodes
     tail = [7, 8, 9]
     episode.end, episode.tail, episode.tail_fresh = "max_turns", tail, fresh
@@ -391,7 +390,7 @@ def test_a_truncated_episode_is_worth_what_the_critic_says_of_the_next_context(f
 
 
 def test_truncated_episodes_are_valued_alike_alone_and_together() -> None:
-    of = make_trainer(AlgorithmConfig(preset="starpo-s", bootstrap_truncated=True), opinion=True)
+    of = make_trainer(AlgorithmConfig(preset="starpo-s", advantage={"bootstrap_truncated": True}), opinion=True)
     episodes = group_of(of.policy, 1, (0.5, 0.0, 1.0, 0.2)).episodes
     for episode, tail in zip(episodes, ([7, 8, 9], [4] * 20, [], [5]), strict=True):
         episode.end, episode.tail = "max_turns", tail

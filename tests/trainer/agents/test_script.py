@@ -11,6 +11,7 @@ from starpod.trainer.agents.config import ScriptConfig
 from starpod.trainer.agents.script import engine_agents
 from starpod.trainer.algorithms.advantages import compute_advantages, penalised_rewards
 from starpod.trainer.algorithms.config import AlgorithmConfig
+from starpod.trainer.algorithms.sections import RewardKL
 from starpod.trainer.configuration.loading import parse_config
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.data.batch import Batch, RolloutBatch
@@ -220,7 +221,7 @@ def test_the_first_attempt_alone_is_held_to_the_first_policy(estimator: str, lef
     kl = {"where": "reward", "estimator": estimator, "coefficient": 1e-9, "agents": {"attempt1": 0.1}}
     reference_BT = torch.zeros(1, 3) - torch.tensor([[0.2, -0.1, 0.4]])
     rollout = replace(RolloutBatch.of(batch), ref_logprobs_BT=reference_BT)
-    rewards_BT = penalised_rewards(AlgorithmConfig(preset="score", kl=kl), rollout)  # type: ignore[arg-type]
+    rewards_BT = penalised_rewards(RewardKL.model_validate(kl), rollout)
     assert rewards_BT.sum().item() == pytest.approx(left, abs=1e-6)
     assert rewards_BT[0, 2].item() == pytest.approx(1, abs=1e-6)
 
@@ -315,7 +316,10 @@ OWN = {"name": "solver_verifier", "policies": ["solver", "verifier"]}
         ({"script": "attempts", "environment": {"expert_moves_left": 2}}, "drop environment.expert_moves_left"),
         ({"script": "attempts", "collect": {"search": {"strategy": "best_of"}}}, "is for episodes of one agent"),
         ({"script": "attempts", "collect": {"agent": {"command": ["play"]}}}, "a program plays alone"),
-        ({"algorithm": {"kl": {"agents": {"attempt1": 0.1}}}}, "algorithm.kl.agents is given"),
+        (
+            {"algorithm": {"kl": {"agents": {"attempt1": 0.1}}}},
+            "agents belongs to reward, loss, and algorithm.kl is off",
+        ),
         ({"script": {"policies": ["a", "b"]}}, "set script.name to solver_verifier or self_play"),
         ({"script": {"name": "attempts", "policies": ["a", "b"]}}, "script attempts has one context"),
         ({"script": {"name": "solver_verifier", "policies": ["solver"]}}, r"solver_verifier are \[solver, verifier\]"),
@@ -329,7 +333,7 @@ OWN = {"name": "solver_verifier", "policies": ["solver", "verifier"]}
             {"script": OWN, "algorithm": "dapo", "monitor": {"information": {"every": 5}}},
             "monitor.information.every 5 is for one policy: set it to 0",
         ),
-        ({"algorithm": {"kl": {"where": "loss", "agents": {"attempt1": -1}}}}, "give 0 or more"),
+        ({"algorithm": {"kl": {"where": "loss", "agents": {"attempt1": -1}}}}, "greater than or equal to 0"),
     ],
 )
 def test_what_makes_no_sense_is_refused(values: dict[str, Any], words: str) -> None:

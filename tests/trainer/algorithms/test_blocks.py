@@ -119,4 +119,4 @@ def test_blocks_that_replies_do_not_have_are_refused() -> None:
         parse_config({"algorithm": paid["algorithm"]})
     term = {"unit": "block", "block": "subgoal", "score": "reward"}
     with pytest.raises(ConfigError, match=r"add subgoal to prompt\.blocks"):
-        parse_config({"algorithm": {"preset": "dapo", "advantage": "terms", "terms": [term]}})
+        parse_config({"algorithm": {"preset": "dapo", "advantage": {"kind": "terms", "terms": [term]}}})

@@ -8,9 +8,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from starpod.trainer.algorithms.losses import correction_weights, proximal_logprobs
-from starpod.trainer.algorithms.sections import CorrectionConfig
+from starpod.trainer.algorithms.sections import Correction, NoWeights, TruncatedWeights
 from tests.trainer.algorithms.builders import a_rollout, doubles, random_doubles, random_layout
 
 MODES: list[dict[str, Any]] = [
@@ -26,9 +27,12 @@ MODES: list[dict[str, Any]] = [
 MASK = torch.tensor([[True, False, True, True]])
 
 
+a_correction = TypeAdapter[Correction](Correction).validate_python
+
+
 def weights(ratios: list[float], **options: Any) -> list[float]:
     old = doubles(ratios).log()
-    items: list[float] = correction_weights(CorrectionConfig(**options), old, torch.zeros_like(old), MASK)[0].tolist()
+    items: list[float] = correction_weights(a_correction(options), old, torch.zeros_like(old), MASK)[0].tolist()
     return items
 
 
@@ -71,21 +75,21 @@ def test_golden_weights(options: dict[str, Any], ratios: list[float], expected: 
 def test_fresh_tokens_weigh_exactly_one(options: dict[str, Any], seed: int) -> None:
     mask, _ = random_layout(seed, 3, 5)
     old = random_doubles(seed, 3, 5).float()
-    assert correction_weights(CorrectionConfig(**options), old, old.clone(), mask).eq(1).all()
+    assert correction_weights(a_correction(options), old, old.clone(), mask).eq(1).all()
 
 
 @pytest.mark.parametrize("options", MODES)
 def test_weights_stay_finite_and_within_the_cap(options: dict[str, Any]) -> None:
-    config = CorrectionConfig(**options)
+    config = a_correction(options)
     items = correction_weights(config, doubles([800.0, 0, -800.0, 3.0]), doubles([-800.0, 0, 800.0, 3.0]), MASK)
     assert items.isfinite().all() and items.ge(0).all()
-    assert items.max() <= (config.cap or 1.0) * (1 + 1e-9)
+    assert items.max() <= getattr(config, "cap", 1.0) * (1 + 1e-9)
 
 
 def test_three_policies_are_told_apart() -> None:
     rollout = a_rollout([[0.0, 1.0]], groups=[0], old=[[math.log(0.5), math.log(0.2)]])
     rollout = replace(rollout, sampler_logprobs_BT=doubles([math.log(0.4), math.log(0.4)]))
-    tis, bypass = CorrectionConfig(), CorrectionConfig(mode="bypass")
+    tis, bypass = TruncatedWeights(), NoWeights(mode="bypass")
     logprobs = rollout.old_logprobs_BT, rollout.sampler_logprobs_BT
     assert correction_weights(tis, *logprobs, rollout.mask_BT).tolist() == [pytest.approx([1.25, 0.5])]
     assert torch.equal(proximal_logprobs(tis, rollout), rollout.old_logprobs_BT)

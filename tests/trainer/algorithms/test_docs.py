@@ -3,10 +3,12 @@
 from pathlib import Path
 from typing import get_args
 
-from starpod.trainer.algorithms.config import ESTIMATORS, PRESETS, AlgorithmConfig
-from starpod.trainer.algorithms.objectives import ClippedObjective
-from starpod.trainer.algorithms.sections import CorrectionConfig, FilterConfig, TurnClipConfig
+from starpod.trainer.algorithms.config import AlgorithmConfig
+from starpod.trainer.algorithms.objectives import GSPO, PPO, Average
+from starpod.trainer.algorithms.sections import NoKL, NoWeights
 from starpod.trainer.algorithms.terms import TERMS, CreditTerm
+from starpod.trainer.configuration.kinds import USERS, kinds_of
+from starpod.trainer.configuration.section import packaged_configs
 
 DOCS = (Path(__file__).parents[3] / "docs" / "algorithms.md").read_text(encoding="utf-8")
 
@@ -15,19 +17,19 @@ def preset_row(name: str) -> str:
     """A preset as its row of the table."""
     config = AlgorithmConfig(preset=name)
     kl, groups, correction = config.kl, config.filter, config.correction
-    clip = config.objective
-    assert isinstance(clip, ClippedObjective)
+    clip = config.loss
+    assert isinstance(clip, PPO | GSPO)
     dual = "-" if clip.dual_clip is None else f"{clip.dual_clip:g}"
     kept = "all" if groups.value is None else f"{groups.strategy} {groups.value:g}"
     cells = [
         name,
-        config.advantage + (", whitened" if config.whiten else ""),
+        config.advantage.kind + (", whitened" if config.whiten else ""),
         f"{clip.clip_low:.3g}, {clip.clip_high:g}, {dual}",
-        config.loss_average,
-        "off" if kl.where == "off" else f"{kl.estimator} x {kl.coefficient:g} in {kl.where}",
+        clip.average,
+        "off" if isinstance(kl, NoKL) else f"{kl.estimator} x {kl.coefficient:g} in {kl.where}",
         f"{config.entropy_coefficient:g}",
         "uniform ones re-asked" if config.dynamic_sampling.enabled else kept,
-        correction.mode if correction.cap is None else f"{correction.mode} at {correction.cap:g}",
+        correction.mode if isinstance(correction, NoWeights) else f"{correction.mode} at {correction.cap:g}",
         f"{config.epochs} x {config.mini_batch_size}",
     ]
     return f"| {' | '.join(cells)} |"
@@ -57,7 +59,7 @@ def table_after(heading: str) -> list[str]:
 
 
 def test_the_table_of_presets_is_what_the_code_has() -> None:
-    assert table_after("Presets") == [preset_row(name) for name in PRESETS]
+    assert table_after("Presets") == [preset_row(name) for name in packaged_configs("algorithm")]
 
 
 def test_the_table_of_advantages_has_the_terms() -> None:
@@ -67,16 +69,19 @@ def test_the_table_of_advantages_has_the_terms() -> None:
     }
 
 
+def names(key: str) -> set[str]:
+    """The kinds of a section of the algorithm."""
+    kinds = kinds_of(AlgorithmConfig.model_fields[key])
+    assert kinds is not None
+    return {*kinds.classes} - {USERS}
+
+
 def test_every_choice_is_explained() -> None:
-    averages = get_args(AlgorithmConfig.model_fields["loss_average"].annotation)
-    assert [row.split("`")[1] for row in table_after("Averages")] == list(averages)
-    assert {row.split("`")[1] for row in table_after("Advantages")} == {*ESTIMATORS}
-    strategies = get_args(FilterConfig.model_fields["strategy"].annotation)
-    assert [row.split("`")[1] for row in table_after("Which groups are trained on")] == list(strategies)
-    modes = get_args(CorrectionConfig.model_fields["mode"].annotation)
-    assert {row.split("`")[1] for row in table_after("Data of another policy")} == set(modes)
-    for kind in set(get_args(TurnClipConfig.model_fields["kind"].annotation)) - {"off"}:
-        assert f"`turn_clip.kind={kind}`" in DOCS
+    assert [row.split("`")[1] for row in table_after("Averages")] == list(get_args(Average))
+    assert {row.split("`")[1] for row in table_after("Advantages")} == names("advantage")
+    assert {row.split("`")[1] for row in table_after("Which groups are trained on")} == names("filter")
+    assert {row.split("`")[1] for row in table_after("Data of another policy")} == names("correction")
+    assert {f"`loss={name}`" for name in names("loss") - {"ppo"} if f"`loss={name}`" not in DOCS} == set()
 
 
 def test_the_files_that_are_named_exist() -> None:

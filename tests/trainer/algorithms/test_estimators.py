@@ -22,12 +22,12 @@ CASES: dict[str, dict[str, Any]] = {
     "maxrl": {"preset": "dapo", "advantage": "maxrl"},
     "rloo": {"preset": "dapo", "advantage": "rloo"},
     "loop": {"preset": "loop"},
-    "reinforce_plus_plus": {"preset": "dapo", "advantage": "reinforce_plus_plus", "gamma": 0.9},
+    "reinforce_plus_plus": {"preset": "dapo", "advantage": {"kind": "reinforce_plus_plus", "gamma": 0.9}},
     "reinforce_plus_plus_baseline": {"preset": "dapo", "advantage": "reinforce_plus_plus_baseline"},
     "gigpo": {"preset": "gigpo", "kl": {"where": "off"}},
-    "gigpo, half its steps": {"preset": "gigpo", "kl": {"where": "off"}, "gigpo": {"weight": 0.5, "gamma": 0.8}},
-    "gigpo, normalised": {"preset": "gigpo", "kl": {"where": "off"}, "gigpo": {"normalise": True}},
-    "gigpo without its steps": {"preset": "gigpo", "kl": {"where": "off"}, "gigpo": {"weight": 0}},
+    "gigpo, half its steps": {"preset": "gigpo", "kl": {"where": "off"}, "advantage": {"weight": 0.5, "gamma": 0.8}},
+    "gigpo, normalised": {"preset": "gigpo", "kl": {"where": "off"}, "advantage": {"normalise": True}},
+    "gigpo without its steps": {"preset": "gigpo", "kl": {"where": "off"}, "advantage": {"weight": 0}},
 }
 
 

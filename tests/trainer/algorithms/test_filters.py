@@ -6,19 +6,22 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.filters import filter_groups, loss_scale, needs_reask, select, verdicts
-from starpod.trainer.algorithms.sections import DynamicSamplingConfig, FilterConfig
+from starpod.trainer.algorithms.sections import DynamicSamplingConfig, Filter
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.group import Group
 from starpod.trainer.diagnostics.metrics import episode_metrics
 from tests.trainer.algorithms.builders import a_group
 from tests.trainer.turns import a_turn
 
+a_filter = TypeAdapter[Filter](Filter).validate_python
+
 
 def kept(scores: list[float], **options: Any) -> list[int]:
-    return select(FilterConfig(**options), scores)
+    return select(a_filter(options), scores)
 
 
 FIVE, FOUR, ZEROS = [0.5, 0.3, 0.1, 0.1, 0.0], [0.1, 0.4, 0.2, 0.3], [0.0, 0.4, 0.0, 0.0]
@@ -44,8 +47,8 @@ FIVE, FOUR, ZEROS = [0.5, 0.3, 0.1, 0.1, 0.0], [0.1, 0.4, 0.2, 0.3], [0.0, 0.4, 
         ("none", ZEROS, None, [0, 1, 2, 3]),
     ],
 )
-def test_what_a_strategy_keeps(strategy: str, scores: list[float], value: float, expected: list[int]) -> None:
-    assert kept(scores, strategy=strategy, value=value) == expected
+def test_what_a_strategy_keeps(strategy: str, scores: list[float], value: float | None, expected: list[int]) -> None:
+    assert kept(scores, strategy=strategy, **({} if value is None else {"value": value})) == expected
 
 
 def test_oversampled_groups_are_ranked_by_deviation_and_zeros_are_dropped() -> None:
@@ -134,5 +137,5 @@ def test_groups_of_one_reply_are_told_apart_from_those_that_chose() -> None:
 )
 def test_what_differs_by_luck_alone_can_be_left_out(strategy: dict[str, Any]) -> None:
     groups = [LUCK, CHOICE, LATER]
-    assert filter_groups(FilterConfig(**strategy), groups) == groups
-    assert filter_groups(FilterConfig(**strategy, drop_identical=True), groups) == [CHOICE, LATER]
+    assert filter_groups(a_filter(strategy), groups) == groups
+    assert filter_groups(a_filter({**strategy, "drop_identical": True}), groups) == [CHOICE, LATER]

@@ -137,7 +137,7 @@ def test_the_trajectory_baseline_is_the_first_tokens_value_alone() -> None:
 
 def test_with_a_trajectory_baseline_the_critic_learns_at_the_first_token() -> None:
     rollout = a_rollout([REWARDS], groups=[0], mask=[MASK], turns=[TURNS], values=[VALUES])
-    advantages = compute_advantages(AlgorithmConfig(baseline="trajectory", whiten=False), rollout)
+    advantages = compute_advantages(AlgorithmConfig(advantage={"baseline": "trajectory"}, whiten=False), rollout)
     assert_close(advantages.advantages_BT, 1.1, 1.1, 0, 0, 1.1, 1.1)
     assert torch.equal(advantages.value_mask_BT, first_token(rollout.mask_BT))
 

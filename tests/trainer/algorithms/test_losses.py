@@ -26,15 +26,15 @@ from tests.trainer.algorithms.builders import doubles, loss_of, random_doubles, 
 KINDS: dict[str, dict[str, Any]] = {
     "ppo": {},
     "dual": {"dual_clip": 1.5},
-    "decay": {"turn_clip": {"kind": "decay", "decay": 0.5}},
-    "bounds": {"turn_clip": {"kind": "decay", "low": [0.3, 0.1], "high": [0.1, 0.4, 0.0]}},
-    "gspo": {"loss": "gspo", "clip_low": 0.1, "clip_high": 0.1},
-    "dppo": {"loss": "dppo"},
+    "decay": {"clip_decay": 0.5},
+    "bounds": {"clip_low": [0.3, 0.1], "clip_high": [0.1, 0.4, 0.0]},
+    "gspo": {"kind": "gspo", "clip_low": 0.1, "clip_high": 0.1},
+    "dppo": {"kind": "dppo"},
 }
 
 
 def a_config(**options: Any) -> AlgorithmConfig:
-    return AlgorithmConfig(preset="dapo", **options)
+    return AlgorithmConfig(preset="dapo", loss=options)
 
 
 def at_ratios(
@@ -88,7 +88,7 @@ def test_the_ratio_of_an_episode_is_the_geometric_mean_of_its_tokens() -> None:
 
 
 def test_cispo_bounds_the_weight_and_keeps_every_gradient() -> None:
-    config = a_config(loss="cispo", clip_high=1.0)
+    config = a_config(kind="cispo", clip_high=1.0)
     logprobs_BT = doubles([-1.0, -1.0, -1.0]).requires_grad_()
     old_BT = doubles([-1.0, -4.0, 0.0])  # ratios of 1 and about 20
     loss = loss_of(config, logprobs_BT, old_BT, [2.0, -3.0, 1.0], mask=[1, 1, 0])
@@ -123,7 +123,7 @@ def test_cispo_bounds_the_weight_and_keeps_every_gradient() -> None:
 def test_dppo_bounds_the_divergence(
     options: dict[str, Any], old: float, new: float, advantage: float, loss: float
 ) -> None:
-    result = loss_of(a_config(loss="dppo", **options), doubles([new]).log(), math.log(old), [advantage])
+    result = loss_of(a_config(kind="dppo", **options), doubles([new]).log(), math.log(old), [advantage])
     assert result.per_token_BT.item() == pytest.approx(loss)
     assert result.clipped_high_BT.item() == (loss == 0 and advantage > 0)
     assert result.clipped_low_BT.item() == (loss == 0 and advantage < 0)
@@ -139,13 +139,13 @@ RATIOS, TURNS = [1.5, 1.5, 1.5, 1.5, 1.5, 1.05], [0, 0, 1, 1, 2, 2]
     ("options", "above", "ratio", "below"),
     [
         (
-            {"clip_low": 0.2, "clip_high": 0.4, "turn_clip": {"kind": "decay", "decay": 0.5}},
+            {"clip_low": 0.2, "clip_high": 0.4, "clip_decay": 0.5},
             [-1.4, -1.4, -1.2, -1.2, -1.1, -1.05],
             0.5,
             [0.8, 0.8, 0.9, 0.9, 0.95, 0.95],
         ),
         (
-            {"turn_clip": {"kind": "decay", "low": [0.5, 0.1], "high": [0.1, 0.3]}},
+            {"clip_low": [0.5, 0.1], "clip_high": [0.1, 0.3]},
             [-1.1, -1.1, -1.3, -1.3, -1.3, -1.05],
             0.4,
             [0.5, 0.5, 0.9, 0.9, 0.9, 0.9],
@@ -233,7 +233,7 @@ def test_what_is_masked_has_no_loss_and_no_gradient_whatever_it_holds(kind: str)
     logprobs = torch.where(mask, random_doubles(3, 3, 6), float("nan")).requires_grad_()
     old = torch.where(mask, random_doubles(4, 3, 6), float("inf"))
     advantages = torch.where(mask, random_doubles(5, 3, 6), float("nan"))
-    config = a_config(**KINDS.get(kind, {"loss": kind}))
+    config = a_config(**KINDS.get(kind, {"kind": kind}))
     result = config.policy_loss(logprobs, old, advantages, mask_BT=mask, turns_BT=turns)
     result.per_token_BT.sum().backward()  # type: ignore[no-untyped-call]
     assert logprobs.grad is not None

@@ -21,7 +21,7 @@ EXAMPLE = "examples/own_methods.py"
 
 
 def test_sapo_lets_the_gradient_fade() -> None:
-    config = AlgorithmConfig(preset="dapo", loss=f"{EXAMPLE}:sapo", loss_parameters={"negative": 2.0})
+    config = AlgorithmConfig(preset="dapo", loss={"kind": f"{EXAMPLE}:sapo", "parameters": {"negative": 2.0}})
     logprobs_BT = doubles([-1.0, math.log(0.5), math.log(0.5), -1.0]).requires_grad_()
     old_BT = doubles([-1.0, math.log(0.25), math.log(0.25), 0.0])  # ratios of 1, 2 and 2
     loss = loss_of(config, logprobs_BT, old_BT, [3.0, 1.0, -1.0, 1.0], mask=[1, 1, 1, 0])
@@ -34,7 +34,7 @@ def test_sapo_lets_the_gradient_fade() -> None:
 
 def test_an_estimator_may_have_any_statistic() -> None:
     rollout = a_rollout([[0.0, 1.0], [0.0, 0.0], [4.0, 0.0]], groups=[7, 7, 7])
-    config = AlgorithmConfig(preset="dapo", advantage=f"{EXAMPLE}:median", advantage_parameters={"scale": False})
+    config = AlgorithmConfig(preset="dapo", advantage={"kind": f"{EXAMPLE}:median", "parameters": {"scale": False}})
     assert compute_advantages(config, rollout).advantages_BT.tolist() == [[0, 0], [-1, -1], [3, 3]]
     scaled = compute_advantages(AlgorithmConfig(preset="dapo", advantage=f"{EXAMPLE}:median"), rollout)
     assert scaled.advantages_BT[:, 0].tolist() == pytest.approx([0, -0.75, 2.25])
@@ -56,7 +56,7 @@ def test_files_are_found_again_from_another_folder(tmp_path: Path, monkeypatch: 
         AlgorithmConfig(loss="mine.py:mine", advantage="mine.py:mine"),
         PromptConfig(grammar="mine.py:G"),
     )
-    assert (algorithm.loss, algorithm.advantage) == (f"{tmp_path}/mine.py:mine",) * 2
+    assert (algorithm.loss.kind, algorithm.advantage.kind) == (f"{tmp_path}/mine.py:mine",) * 2
     monkeypatch.chdir("/")
     assert AlgorithmConfig.model_validate(algorithm.to_dict()) == algorithm
     assert PromptConfig.model_validate(prompt.to_dict()) == prompt
@@ -115,10 +115,10 @@ def test_a_method_may_draw_random_numbers(tmp_path: Path) -> None:
         ("algorithm.loss=mine.py:apart", "whose per_token_BT depends on logprobs_BT"),
         ("algorithm.advantage=mine.py:mean", "depends on padding"),
         ("algorithm.advantage=mine.py:scalar", "one finite advantage per token"),
-        ("algorithm={advantage: mine.py:plain, advantage_parameters: {beta: 1}}", "unexpected keyword argument 'beta'"),
-        ("algorithm={advantage: grpo, advantage_parameters: {beta: 1}}", "algorithm.advantage is grpo"),
-        ("algorithm.loss=ppoo", "no loss 'ppoo'; did you mean ppo"),
-        ("algorithm.advantage=gra", "no estimator 'gra'"),
+        ("algorithm={advantage: {kind: mine.py:plain, parameters: {beta: 1}}}", "unexpected keyword argument 'beta'"),
+        ("algorithm={advantage: {kind: grpo, parameters: {beta: 1}}}", "algorithm.advantage is grpo"),
+        ("algorithm.loss=ppoo", "no kind 'ppoo'; did you mean ppo"),
+        ("algorithm.advantage=gra", "no kind 'gra'"),
         ("prompt.grammar=mine.py:plain", "must be a subclass"),
         ("prompt.grammar=mine.py:Deaf", "does not read its own replies"),
         ("prompt.grammar=jsn", "no reply grammar 'jsn'"),

@@ -151,7 +151,7 @@ def test_an_export_is_prompted_as_in_training_and_hosts_its_environment(run, tmp
     """Also where the run and the file of the user's reply grammar are gone."""
     (grammar := tmp_path / "mine.py").write_text(GRAMMAR)
     file = tmp_path / "a vault.py"
-    prompt = {"style": "compact", "thinking": False, "context": "single_turn", "window": 1}
+    prompt = {"style": "compact", "thinking": False, "context": {"kind": "single_turn", "window": 1}}
     words = {
         "environment": {
             "id": "vault-v1",

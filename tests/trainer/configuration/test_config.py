@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from starpod.trainer.algorithms.config import PRESETS, AlgorithmConfig
+from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.configuration.loading import load_config, parse_config
 from starpod.trainer.configuration.section import ConfigError, packaged_configs
 from starpod.trainer.data.replay import ReplayConfig
 from starpod.trainer.engines.config import EngineConfig
+from starpod.trainer.prompts.prompt import FullContext
 from starpod.trainer.rollout.config import EnvironmentConfig
 
 
@@ -20,7 +21,7 @@ def test_what_comes_with_the_package_is_valid(name: str) -> None:
     assert packaged_configs()[name].read_text(encoding="utf-8").startswith("# ")
 
 
-@pytest.mark.parametrize("preset", sorted(PRESETS))
+@pytest.mark.parametrize("preset", packaged_configs("algorithm"))
 def test_a_preset_is_one_word_on_any_configuration(preset: str) -> None:
     blocks = {"hiper": ["switch", "subgoal"]}.get(preset, [])
     config = load_config("frozen_lake", [f"algorithm={preset}", f"prompt.blocks={blocks}"])
@@ -78,8 +79,8 @@ def test_words_are_read_as_they_are_meant() -> None:
     assert config.environment.addresses == ("127.0.0.1:50051", "[::1]:50052")
     assert (config.monitor.screen, config.algorithm.kl.where) == ("off", "off")
     assert (config.device, config.engine.sleep) == ("cuda:3", True)
-    changed = load_config("frozen_lake", ["algorithm=dapo", "algorithm.clip_high=0.3"])
-    assert (changed.algorithm.preset, changed.algorithm.to_dict()["clip_high"]) == ("dapo", 0.3)
+    changed = load_config("frozen_lake", ["algorithm=dapo", "algorithm.loss.clip_high=0.3"])
+    assert (changed.algorithm.preset, changed.algorithm.to_dict()["loss"]["clip_high"]) == ("dapo", 0.3)
 
 
 def test_a_mistyped_configuration_gets_the_nearest_name_once() -> None:
@@ -100,19 +101,24 @@ def test_another_preset_takes_the_place_of_a_bases_algorithm(tmp_path: Path) -> 
 
 def test_another_estimator_drops_the_keys_of_the_old_one(tmp_path: Path) -> None:
     saved, mine = tmp_path / "saved.yaml", tmp_path / "mine.yaml"
-    saved.write_text(yaml.safe_dump(load_config("webshop_gigpo", ["algorithm.gigpo.weight=2"]).to_dict()))
+    saved.write_text(yaml.safe_dump(load_config("webshop_gigpo", ["algorithm.advantage.weight=2"]).to_dict()))
     mine.write_text(f"base: {saved}\nalgorithm: {{advantage: grpo}}\n")
     for config in (load_config(str(saved), ["algorithm.advantage=grpo"]), load_config(str(mine))):
-        assert config.algorithm.advantage == "grpo"
-    with pytest.raises(ConfigError, match=r"algorithm\.gigpo belongs to gigpo"):
-        load_config(str(saved), ["algorithm.advantage=grpo", "algorithm.gigpo.weight=1"])
+        assert config.algorithm.advantage.kind == "grpo"
+    with pytest.raises(ConfigError, match=r"algorithm\.advantage\.weight belongs to gigpo"):
+        load_config(str(saved), ["algorithm.advantage=grpo", "algorithm.advantage.weight=1"])
 
 
 def test_a_word_for_a_section_keeps_what_other_words_say_of_it() -> None:
-    words = ["algorithm.lam=0.9", "environment.options.size=3", "algorithm=starpo-ppo", "environment=frozen_lake-v1"]
+    words = [
+        "algorithm.advantage.lam=0.9",
+        "environment.options.size=3",
+        "algorithm=starpo-ppo",
+        "environment=frozen_lake-v1",
+    ]
     for given in (words, words[::-1]):
         config = load_config("frozen_lake", given)
-        assert (config.algorithm.preset, config.algorithm.to_dict()["lam"]) == ("starpo-ppo", 0.9)
+        assert (config.algorithm.preset, config.algorithm.to_dict()["advantage"]["lam"]) == ("starpo-ppo", 0.9)
         assert config.environment.options["size"] == 3
 
 
@@ -132,12 +138,16 @@ def test_a_resolved_configuration_can_be_given_again(tmp_path: Path) -> None:
         (["stop=3"], "stop: is a section of keys, such as stop.iterations, and cannot be 3"),
         (
             ["algorithm.filter=top_k"],
-            "algorithm.filter.strategy: Input should be 'none', 'top_fraction' or 'top_p', not 'top_k'",
+            "algorithm.filter: no strategy 'top_k'; did you mean top_p?",
         ),
         (["colect.groups=4"], "no key 'colect'; did you mean collect"),
         (["algorithm=starpo-x"], "no algorithm preset 'starpo-x'"),
-        (["algorithm.policy_loss=cispo"], "algorithm.policy_loss is called algorithm.loss now"),
-        (["algorithm.correction.mode=truncated"], "algorithm.correction.mode truncated is called tis now"),
+        (["algorithm.policy_loss=cispo"], "algorithm.policy_loss is algorithm.loss now"),
+        (["algorithm.clip_high=0.3"], "algorithm.clip_high is algorithm.loss.clip_high now"),
+        (
+            ["algorithm=dapo", "algorithm.advantage.lam=0.9"],
+            "lam belongs to gae, bilevel_gae, and algorithm.advantage is",
+        ),
         (["collect.groups=many"], "collect.groups"),
         (["collect.min_group_size=9"], "every group would be dropped"),
         (["algorithm=starpo-grpo", "collect.group_size=1", "collect.min_group_size=1"], "group_size to at least 2"),
@@ -151,14 +161,21 @@ def test_a_resolved_configuration_can_be_given_again(tmp_path: Path) -> None:
         (["sampling.max_reply_tokens=8", "sampling.min_reply_tokens=9"], "than max_reply_tokens 8"),
         (["sampling.max_episode_tokens=8", "sampling.min_reply_tokens=8"], "no token for a prompt"),
         (["algorithm.advantage=terms"], "which is empty: give some"),
-        (["algorithm.terms=[{scale: std}]"], "set algorithm.advantage to terms"),
+        (["algorithm.advantage.terms=[{scale: std}]"], "set algorithm.advantage to terms"),
         (
-            ["algorithm.advantage=terms", "algorithm.terms=[{scael: std}]"],
-            "'algorithm.terms.0.scael'; did you mean scale",
+            ["algorithm.advantage={kind: terms, terms: [{scael: std}]}"],
+            "'algorithm.advantage.terms.0.scael'; did you mean scale",
         ),
-        (["algorithm.advantage=terms", "algorithm.terms=[{score: met}]"], "algorithm.terms.0: a term of unit episode"),
         (
-            ["rewards.format_penalty=-0.1", "algorithm.advantage=terms", "algorithm.terms=[{parts: [formt]}]"],
+            ["algorithm.advantage={kind: terms, terms: [{score: met}]}"],
+            "advantage.terms.0: a term of unit episode",
+        ),
+        (
+            [
+                "rewards.format_penalty=-0.1",
+                "algorithm.advantage=terms",
+                "algorithm.advantage.terms=[{parts: [formt]}]",
+            ],
             "which nothing pays; did you mean format",
         ),
         (
@@ -167,7 +184,10 @@ def test_a_resolved_configuration_can_be_given_again(tmp_path: Path) -> None:
         ),
         (["algorithm=dapo", "algorithm.advantage=cm2_step", "collect.group_size=4"], "group_size to at least 5"),
         (["algorithm.advantage=cm2_step", "algorithm.kl.where=reward"], "reads only parts of it"),
-        (["algorithm.advantage=terms", "algorithm.terms=[{scale: std}]", "algorithm.whiten=true"], "normalise twice"),
+        (
+            ["algorithm.advantage={kind: terms, terms: [{scale: std}]}", "algorithm.whiten=true"],
+            "normalise twice",
+        ),
         (["environment.certificate=c.pem", "environment.key=k.pem"], "would not be encrypted"),
         (["environment.ca=ca.pem", "environment.certificate=c.pem"], "are given together"),
         (["environment.addresses=[a:1]", "environment.workers=4"], "names running servers"),
@@ -194,12 +214,15 @@ def test_mistakes_are_told(words: list[str], told: str) -> None:
 
 
 def test_terms_that_are_written_out_are_the_estimator_of_that_name() -> None:
-    words = ["algorithm.advantage=terms", "algorithm.terms=[{}, {unit: turn, score: to_go, key: [state], gamma: 0.95}]"]
+    words = [
+        "algorithm.advantage=terms",
+        "algorithm.advantage.terms=[{}, {unit: turn, score: to_go, key: [state], gamma: 0.95}]",
+    ]
     written, named = (load_config("frozen_lake", given).algorithm for given in (words, ["algorithm.advantage=gigpo"]))
     assert written.credit_terms == named.credit_terms
     assert written.needs_state_key and not written.needs_critic and not written.whiten
     assert AlgorithmConfig.model_validate(written.to_dict()) == written
-    assert load_config("frozen_lake", ["algorithm.advantage=terms", "algorithm.terms=[{}]", "algorithm.whiten=true"])
+    assert load_config("frozen_lake", ["algorithm.advantage={kind: terms, terms: [{}]}", "algorithm.whiten=true"])
 
 
 def test_files_that_cannot_be_read_are_told(tmp_path: Path) -> None:
@@ -255,10 +278,10 @@ def test_images_are_refused_where_they_would_be_lost(words: list[str], message: 
 
 def test_another_context_drops_the_window_of_the_old_one(tmp_path: Path) -> None:
     below, above = tmp_path / "below.yaml", tmp_path / "above.yaml"
-    below.write_text("base: tiny\nprompt: {context: split, window: 4, overlap: 2}\n")
+    below.write_text("base: tiny\nprompt: {context: {kind: split, window: 4, overlap: 2}}\n")
     above.write_text("base: below.yaml\nprompt: {context: full}\n")
     several = "environments={lake: {id: frozen_lake-v1, prompt: {context: full}}}"
     for config in (load_config(str(below), ["prompt.context=full"]), load_config(str(above))):
-        assert (config.prompt.context, config.prompt.window, config.prompt.overlap) == ("full", None, 0)
-    assert load_config(str(below), [several]).tasks[0].prompt.window is None
-    assert load_config(str(below), ["prompt.context=split"]).prompt.window == 4
+        assert config.prompt.context == FullContext()
+    assert load_config(str(below), [several]).tasks[0].prompt.context == FullContext()
+    assert load_config(str(below), ["prompt.context=split"]).prompt.context.window == 4

@@ -13,6 +13,7 @@ from starpod.trainer.configuration.environment_file import Job, choose_job
 from starpod.trainer.configuration.loading import Complete, names_environment
 from starpod.trainer.configuration.loading import load_config as load
 from starpod.trainer.configuration.section import ConfigError
+from starpod.trainer.prompts.prompt import FullContext, LatestTurns, SplitContext
 from tests.support import start_server
 from tests.trainer.chat_templates import tokenizer
 
@@ -105,7 +106,7 @@ def test_the_job_fits_the_environment(tmp_path: Path) -> None:
     advice = "random play solved 0 of 64; if training stays flat, give it an `expert_action`"
     assert any(line.startswith(advice) for line in plan(hopeless)[1].explain(config))
     config = load_config(write(tmp_path, ("max_turns=12", "max_turns=1")))
-    assert (config.environment.max_turns, config.algorithm.advantage) == (1, "grpo")
+    assert (config.environment.max_turns, config.algorithm.advantage.kind) == (1, "grpo")
 
 
 LONG = ("The dial is at", "A dial of brass and iron, " * 12 + "is at")
@@ -118,19 +119,24 @@ def test_one_observation_is_shown_alone_only_where_the_environment_says_that_it_
         return config, next(line for line in job.explain(config) if line.startswith("the policy sees "))
 
     config, told = tell(write(tmp_path, LONG))
-    assert config.prompt.context == "full" and "sees the whole episode so far (up to " in told
+    assert config.prompt.context == FullContext() and "sees the whole episode so far (up to " in told
     config, told = tell(write(tmp_path, LONG, ENOUGH))
-    assert (config.prompt.context, config.prompt.window) == ("single_turn", 1)
+    assert config.prompt.context == LatestTurns(kind="single_turn", window=1)
     assert "sees only the present observation, since its spec says fully_observed" in told
     short = config.sampling.max_episode_tokens
     # What is told is what is trained, and what goes with a context goes with it.
     config, told = tell(write(tmp_path, LONG, ENOUGH), "prompt.context=full")
-    assert (config.prompt.context, config.prompt.window) == ("full", None) and "the whole episode so far" in told
+    assert config.prompt.context == FullContext() and "the whole episode so far" in told
     assert config.sampling.max_episode_tokens > 4 * short
-    config, told = tell(write(tmp_path, LONG, ENOUGH), "prompt.window=3", "prompt.context=window", "warm_start.steps=0")
-    assert (config.prompt.context, config.prompt.window) == ("window", 3) and "sees the last 3 turns at most" in told
+    config, told = tell(
+        write(tmp_path, LONG, ENOUGH), "prompt.context.window=3", "prompt.context=window", "warm_start.steps=0"
+    )
+    assert config.prompt.context == LatestTurns(kind="window", window=3) and "sees the last 3 turns at most" in told
     config, told = tell(write(tmp_path, (LONG[0], LONG[1] * 12)))
-    assert config.prompt.context == "split" and f"the last {config.prompt.window} turns at most" in told
+    assert (
+        isinstance(config.prompt.context, SplitContext)
+        and f"the last {config.prompt.context.window} turns at most" in told
+    )
 
 
 def test_a_configuration_may_begin_from_a_file_beside_it(tmp_path: Path) -> None:
@@ -209,7 +215,7 @@ def test_sizes_are_for_the_options_of_the_run(tmp_path: Path, cache: Path) -> No
     [
         ("optimizer.lrr=1", r"no key 'optimizer\.lrr'"),
         ("stop.minutes=-1", "stop.minutes"),
-        ("algorithm.advantage=gigp", "no estimator 'gigp'"),
+        ("algorithm.advantage=gigp", "no kind 'gigp'"),
         ("rewards.shaping=[gone.py:score]", r"gone\.py"),
         ("evaluation.reference=[walkk]", "walkk"),
         ("model=./nowhere", "nowhere"),
@@ -226,9 +232,11 @@ def test_keys_are_checked_before_the_environment_is_played(tmp_path: Path, word:
 
 def test_keys_that_fit_some_size_are_kept_until_sizes_are_known(tmp_path: Path) -> None:
     source = write(tmp_path, (LONG[0], LONG[1] * 12))  # shown as a split conversation
-    assert plan(source, "prompt.overlap=1")[0].prompt.overlap == 1
-    with pytest.raises(ConfigError, match=r"prompt\.window has no effect if prompt\.context is full"):
-        plan(write(tmp_path), "prompt.window=3")
+    assert plan(source, "prompt.context.overlap=1")[0].prompt.context.overlap == 1
+    with pytest.raises(
+        ConfigError, match=r"prompt\.context\.window belongs to window, single_turn, split, and prompt\.context is full"
+    ):
+        plan(write(tmp_path), "prompt.context.window=3")
 
 
 def test_a_file_is_explored_once_for_each_of_its_versions_and_options(tmp_path: Path) -> None:

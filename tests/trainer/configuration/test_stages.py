@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.trainer.configuration.config import Config
+from starpod.trainer.configuration.layers import difference
 from starpod.trainer.configuration.loading import parse_config
 from starpod.trainer.configuration.section import ConfigError
-from starpod.trainer.configuration.stages import StageConfig, Stages, difference, may_change
+from starpod.trainer.configuration.stages import StageConfig, Stages, may_change
 from tests.trainer.run.scripted_run import make_run
 
 
@@ -136,7 +137,7 @@ TREE = st.recursive(
 def test_a_difference_makes_one_of_the_other(base: dict[str, Any], other: dict[str, Any]) -> None:
     other = base | other
     made: dict[str, Any] = {**base}
-    for key, value in difference(base, other).items():
+    for key, value in difference(None, base, other).items():
         *above, last = key.split(".")
         place = made
         for part in above:

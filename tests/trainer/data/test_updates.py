@@ -23,7 +23,7 @@ from tests.trainer.tiny_learner import VERSION, group_of, learner_of, make_train
 
 @pytest.mark.parametrize("budget", [8192, 12])
 def test_the_record_is_what_the_loss_saw(budget: int) -> None:
-    of = make_trainer(AlgorithmConfig(preset="starpo-grpo", clip_low=0.02, clip_high=0.01), budget=budget)
+    of = make_trainer(AlgorithmConfig(preset="starpo-grpo", loss={"clip_low": 0.02, "clip_high": 0.01}), budget=budget)
     episodes = [episode for number in range(3) for episode in group_of(of.policy, number, (1.0, 0.0)).episodes]
     batch, table = scored_table(of, episodes)
     with torch.no_grad():

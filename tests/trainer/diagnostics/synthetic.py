@@ -88,8 +88,8 @@ def metrics_at(step: int, seed: int = 0, *, collapse: bool = False) -> dict[str,
 
 def write_run(path: Path, *, steps: int = 150, seed: int = 0, collapse: bool = False, title: str = "") -> RunFolder:
     """A run folder as a finished run leaves it."""
-    defaults = {"seed": 0, "model": {"name": "tiny"}, "algorithm": {"preset": "starpo-ppo", "clip_high": 0.2}}
-    config = {"seed": seed, "model": {"name": "tiny"}, "algorithm": {"preset": "starpo-s", "clip_high": 0.28}}
+    defaults = {"seed": 0, "model": {"name": "tiny"}, "algorithm": {"preset": "starpo-ppo", "loss": {"clip_high": 0.2}}}
+    config = {"seed": seed, "model": {"name": "tiny"}, "algorithm": {"preset": "starpo-s", "loss": {"clip_high": 0.28}}}
     folder = RunFolder.create(path).begin(config, defaults=defaults, title=title, model="SmolLM2, dequantised")
     sink = JsonlSink(folder.metrics)
     for step in range(1, steps + 1):

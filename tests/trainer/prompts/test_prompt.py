@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from starpod.client import Limits
 from starpod.trainer.prompts.conversation import Conversation
 from starpod.trainer.prompts.grammar import Grammar
-from starpod.trainer.prompts.prompt import PromptConfig, Prompter, fold, format_reward
+from starpod.trainer.prompts.prompt import LatestTurns, PromptConfig, Prompter, fold, format_reward
 from starpod.trainer.prompts.template import Template
 from tests.golden import ROOT, Parity, golden
 from tests.trainer.chat_templates import tokenizer
@@ -102,7 +102,7 @@ def test_a_long_observation_is_cut_and_the_policy_is_told(style: Literal["full",
 
 
 def test_a_single_turn_tells_the_format_once() -> None:
-    config = PromptConfig(context="single_turn")
+    config = PromptConfig(context=LatestTurns(kind="single_turn"))
     assert prompter(config).system().endswith(prompter().reminder)
     assert "<answer>" not in prompter(config).user(1, "P_G", actions_left=3)
 
@@ -110,9 +110,9 @@ def test_a_single_turn_tells_the_format_once() -> None:
 def test_a_configuration_says_what_is_fed_and_a_window_that_nobody_looks_at_is_refused() -> None:
     opened = [PromptConfig(**values).opening for values in ({}, {"thinking": False}, {"prefill": False})]
     assert opened == ["<think>", "<answer>", ""]
-    with pytest.raises(ValidationError, match="has no effect"):
-        PromptConfig(window=3)
-    assert PromptConfig(context="window", window=3).window == 3
+    with pytest.raises(ValidationError, match="Extra inputs"):
+        PromptConfig.model_validate({"context": {"window": 3}})
+    assert PromptConfig.model_validate({"context": {"kind": "window", "window": 3}}).context.window == 3
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,11 @@ def replay(record: Any, variant: Any, parity: Parity) -> None:
     """Tells our policy the recorded facts, and compares what stands in the two contexts."""
     mode = {"limited_multi_turn": "window"}.get(record["context_window_mode"], record["context_window_mode"])
     window = record["max_context_window"] if record["max_context_window"] >= 0 else None
-    values = {"context": mode, "window": window, "thinking": record["enable_think"], "words": variant["max_tokens"]}
+    values = {
+        "context": {"kind": mode} | ({} if mode == "full" else {"window": window}),
+        "thinking": record["enable_think"],
+        "words": variant["max_tokens"],
+    }
     config = PromptConfig.model_validate(values)
     system = record["turns"][0]["messages"][0]["content"]
     listed = re.search(r"available actions are:\n(.*)\n", system)
@@ -153,7 +157,7 @@ def replay(record: Any, variant: Any, parity: Parity) -> None:
     ours = Prompter(config, "", actions, limits)
     compare_system(record["id"], ours.system(), system, actions, limits, parity)
     template = Template(tokenizer("chatml"), prefill=config.opening)
-    conversation = Conversation(template, context=config.context, window=config.window)
+    conversation = Conversation.of(template, config)
     conversation.system(ours.system())
     arms = record["layout"].get("action_lookup", {}).values() if "Bandit" in record["variant"] else ()
     grammar = Grammar(config.thinking, actions=actions or arms)
@@ -217,7 +221,7 @@ def compare_user(
     for part in ("turn", "state", "left"):
         assert mine[part] == told[part], where
     assert bool(mine["warning"]) == warning, where
-    if config.context == "single_turn":
+    if config.context.kind == "single_turn":
         assert mine["format"] is None
         parity.deviate("format-before")
     else:

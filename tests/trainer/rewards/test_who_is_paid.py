@@ -15,6 +15,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from starpod.client import Fleet, Limits, Observation, Session, Transition, Want
 from starpod.trainer.agents.base import Agent, Agents, Move, Stop, Task, Tokens
@@ -28,7 +29,7 @@ from starpod.trainer.data.episode import DONE, Episode, Turn, paid_turns, part_s
 from starpod.trainer.data.group import Group
 from starpod.trainer.rewards.reward import RewardConfig, Rewards
 from starpod.trainer.rollout.branches import Brancher
-from starpod.trainer.rollout.config import SearchConfig
+from starpod.trainer.rollout.config import AnySearch
 from starpod.trainer.rollout.play import play
 from starpod.trainer.rollout.search import Search
 from starpod.trainer.scorers.base import pay
@@ -323,7 +324,7 @@ def number_in_line(episode: Episode, j: int) -> object:
 
 def trained(episodes: Sequence[Episode], term: CreditTerm) -> list[dict[int, float]]:
     """The advantage of each turn that was sampled, by a trainer's own way."""
-    algorithm = AlgorithmConfig(preset="dapo", advantage="terms", terms=(term,))
+    algorithm = AlgorithmConfig(preset="dapo", advantage={"kind": "terms", "terms": (term,)})
     TRAINER.configure(algorithm, TRAINER.config, {"": WEIGHTS})
     rollout = TRAINER.tabulate(Batch(episodes))
     found_BT = advantages_by_kind(algorithm, rollout).advantages_BT.tolist()
@@ -403,7 +404,7 @@ def test_a_branch_never_changes_what_its_parent_was_paid(config: dict[str, Any],
         seed=seed,
         rewards=rewards,
     )
-    group = asyncio.run(Search(SearchConfig.model_validate(config)).find(brancher, 4))
+    group = asyncio.run(Search(TypeAdapter(AnySearch).validate_python(config)).find(brancher, 4))
     assert not group.failed, group.failed[0].error
     if config["strategy"] != "beam":  # whose lines become episodes when all are over
         for turns, parts in rewards.settled:
@@ -463,10 +464,12 @@ def test_values_of_turns_are_those_of_their_attempt() -> None:
 
 @pytest.mark.parametrize("where_it_sits", [[], ["model.critic=separate", "model.detach_critic=false"]])
 def test_a_weight_of_a_critic_that_changes_nothing_is_refused(where_it_sits: list[str]) -> None:
-    words = ["algorithm=starpo-s", "algorithm.value_coefficient=1", *where_it_sits]
+    words = ["algorithm=starpo-s", "algorithm.advantage.value_coefficient=1", *where_it_sits]
     with pytest.raises(ConfigError, match=r"drop it \(optimizer.critic_lr"):
         load_config("bandit", words)
-    load_config("bandit", ["algorithm=starpo-s", "algorithm.value_coefficient=1", "model.detach_critic=false"])
+    load_config(
+        "bandit", ["algorithm=starpo-s", "algorithm.advantage.value_coefficient=1", "model.detach_critic=false"]
+    )
 
 
 def test_a_criterion_weighs_as_much_as_the_configuration_of_its_task_says() -> None:

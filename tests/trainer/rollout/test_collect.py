@@ -96,7 +96,7 @@ async def test_a_reply_that_is_cut_is_closed_untrained(fleet: Fleet) -> None:
 
 @pytest.mark.parametrize("context", ["window", "single_turn"])
 async def test_windows_begin_a_sample_each_turn(fleet: Fleet, context: Context) -> None:
-    prompt = PromptConfig(style="compact", context=context, window=2)
+    prompt = PromptConfig.model_validate({"style": "compact", "context": {"kind": context, "window": 2}})
     episode, engine = await collect_one(fleet, reply("Left"), prompt=prompt)
     assert all(turn.fresh for turn in episode.turns) and episode.tail_fresh
     for sample, request, turn in zip(samples_of(episode), engine.requests, episode.turns, strict=True):

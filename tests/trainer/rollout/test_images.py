@@ -74,7 +74,12 @@ async def collecting(fleet: Fleet, policy: Policy, prompt: PromptConfig) -> Asyn
 async def test_what_was_sampled_from_pictures_is_what_is_trained(
     fleet: Fleet, policy: Policy, observation: str, context: Context, window: int | None
 ) -> None:
-    values = {"style": "compact", "thinking": False, "observation": observation, "context": context, "window": window}
+    values = {
+        "style": "compact",
+        "thinking": False,
+        "observation": observation,
+        "context": {"kind": context} | ({"window": window} if window else {}),
+    }
     prompt = PromptConfig.model_validate(values)
     async with collecting(fleet, policy, prompt) as collector:
         collected = await collector.collect([Start(0, 1), Start(1, 2)], 3)
@@ -114,7 +119,7 @@ async def test_a_cut_episode_is_bootstrapped_from_its_last_picture(fleet: Fleet,
     assert image_ids(episode.final_image, 16)[0] in episode.tail
     assert policy.critic is not None
     torch.nn.init.normal_(next(policy.critic.parameters()))
-    algorithm = AlgorithmConfig.model_validate({"preset": "starpo-s", "bootstrap_truncated": True})
+    algorithm = AlgorithmConfig.model_validate({"preset": "starpo-s", "advantage": {"bootstrap_truncated": True}})
     trainer = PolicyTrainer(policy, algorithm, EXACT, Parallel())
     assert scored_table(trainer, [episode])[1].bootstrap_B.item() != 0
 

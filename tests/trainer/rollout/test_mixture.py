@@ -13,7 +13,7 @@ from starpod.trainer.agents.base import Task
 from starpod.trainer.algorithms.advantages import advantages_by_kind, compute_advantages
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.filters import filter_groups
-from starpod.trainer.algorithms.sections import FilterConfig
+from starpod.trainer.algorithms.sections import TopFraction
 from starpod.trainer.configuration.config import Config
 from starpod.trainer.configuration.loading import parse_config
 from starpod.trainer.configuration.section import ConfigError
@@ -169,7 +169,7 @@ def test_each_environment_has_a_quota_of_the_filter() -> None:
         for number, (task, deviation) in enumerate((task, each) for task, all_ in deviations.items() for each in all_)
     ]
     groups = [groups[0], groups[4], *groups[1:4], groups[5]]
-    kept = filter_groups(FilterConfig(strategy="top_fraction", value=0.5), groups)
+    kept = filter_groups(TopFraction(value=0.5), groups)
     assert [group.id for group in kept] == [2, 3, 5]
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from starpod.client import Fleet, Observation, Session, Want
 from starpod.client.errors import StarpodError, TooLarge, Unsupported
@@ -18,7 +19,7 @@ from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.data.group import Group
 from starpod.trainer.rollout.branches import Brancher
 from starpod.trainer.rollout.collect import Collector, Start
-from starpod.trainer.rollout.config import PivotsConfig, SearchConfig
+from starpod.trainer.rollout.config import AnySearch, PivotsConfig
 from starpod.trainer.rollout.search import Search
 from starpod.trainer.rollout.selection import weight
 from tests.support import ROOT, ServerProcess, start_server
@@ -89,7 +90,7 @@ async def search_groups(
     server: ServerProcess, environment: str, agents: Players, size: int, groups: int, **config: Any
 ) -> list[Group]:
     async with Fleet(server.address) as fleet:
-        found = Search(SearchConfig.model_validate(config)) if config else None
+        found = Search(TypeAdapter(AnySearch).validate_python(config)) if config else None
         collector = Collector(fleet=fleet, agents=agents, task=Task(environment), search=found)
         collected = await collector.collect([Start(number, number) for number in range(groups)], size)
         left = sum(len(replica.sessions) for replica in fleet.replicas)
@@ -361,13 +362,13 @@ async def test_a_state_that_cannot_be_reached_fails_its_branches(server: ServerP
         (
             {"strategy": "beam", "gamma": 2.0},
             0,
-            "collect.search: gamma belongs to strategy pivots",
+            "collect.search.gamma belongs to pivots, and collect.search is beam",
         ),
-        ({"width": 2}, 0, "width belongs to strategy best_of or beam"),
+        ({"width": 2}, 0, "width belongs to best_of, beam"),
         ({"strategy": "pivots", "most_branches": 2}, 0, "has no room for the 8 continuations"),
         ({"strategy": "values"}, 0, "only vineppo and terms with score gain"),
         ({"strategy": "beam", "correction": "weight"}, 0, "set keep to 1"),
-        ({"strategy": "pivots", "correction": "off"}, 0, "correction belongs to strategy beam or lookahead"),
+        ({"strategy": "pivots", "correction": "off"}, 0, "correction belongs to beam, lookahead"),
         ({"strategy": "best_of"}, 1, r"set collect\.max_staleness to 0"),
     ],
 )

@@ -42,7 +42,7 @@ def test_an_engine_on_several_gpus_needs_as_many_processes_on_each_machine() -> 
         check(shared, world=6, local_world=3)
 
 
-STATES = {"advantage": "terms", "terms": [{"unit": "turn", "score": "to_go", "key": ["state"]}]}
+STATES = {"advantage": {"kind": "terms", "terms": [{"unit": "turn", "score": "to_go", "key": ["state"]}]}}
 WITHOUT = Facts(("Left",), state_key=False, fork=False, expert=False, score=False, image=False)
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter
 
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.credit import credit
@@ -32,7 +33,7 @@ from tests.trainer.turns import a_turn
 
 
 def make(kind: str, *, lr: float = 3e-3, budget: int = 8192, **options: Any) -> TurnScorer:
-    config = ScorerConfig.model_validate({"kind": kind} | options)
+    config = TypeAdapter(ScorerConfig).validate_python({"kind": kind} | options)
     scorer = ImplicitScorer if kind == "implicit" else QScorer
     return scorer(config, copy.deepcopy(built("none")), lr=lr, micro_batch_tokens=budget)
 
@@ -299,8 +300,8 @@ async def test_a_run_keeps_its_scorer_in_its_checkpoints(tmp_path: Path) -> None
     ("values", "words"),
     [
         ({"algorithm": {"preset": "dapo", "advantage": "istar"}}, r"set scorer\.kind to implicit or q"),
-        ({"scorer": {"kind": "q", "beta": 0.1}}, "beta belongs to kind implicit, and kind is q"),
-        ({"scorer": {"lr": 0.1}}, "lr belongs to kind implicit or q"),
+        ({"scorer": {"kind": "q", "beta": 0.1}}, "beta belongs to implicit, and scorer is q"),
+        ({"scorer": {"lr": 0.1}}, "lr belongs to implicit, q"),
     ],
 )
 def test_settings_without_a_meaning_are_refused(values: dict[str, Any], words: str) -> None:

@@ -9,13 +9,14 @@ from statistics import fmean, stdev
 from typing import Any
 
 from markupsafe import Markup
+from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from starpod.report.tree import Continuation, draw_tree
 from starpod.trainer.algorithms.filters import filter_groups, verdicts
-from starpod.trainer.algorithms.sections import FilterConfig
+from starpod.trainer.algorithms.sections import Filter
 from starpod.trainer.data.files import BadEpisodes, read_episodes
 from starpod.trainer.data.group import Group
 from starpod.trainer.data.updates import Verdict, read_verdicts, update_file
@@ -25,6 +26,7 @@ from starpod.ui.reading import load_episode, mapping
 
 NAMED = 4
 """Maximum number of other members that are listed by number. If there are more, only their number is shown."""
+_FILTER: TypeAdapter[Filter] = TypeAdapter(Filter)
 
 
 @dataclass(slots=True)
@@ -198,7 +200,7 @@ def _filter_verdict(path: Path, grp: int) -> tuple[Verdict | None, int, int]:
     by_group = read_verdicts(update_file(path))
     try:
         if not by_group:
-            config = FilterConfig(**mapping(path.parent.parent / "config.yaml", [])["algorithm"]["filter"])
+            config = _FILTER.validate_python(mapping(path.parent.parent / "config.yaml", [])["algorithm"]["filter"])
             groups: dict[int, Group] = {}
             for episode in read_episodes(path):
                 group = groups.setdefault(episode.group, Group(episode.group, []))

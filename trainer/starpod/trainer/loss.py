@@ -76,7 +76,7 @@ class StepLoss:
         trained_BT = mask_BT & ~batch.truncated_BT() if algorithm.mask_truncated else mask_BT
         self.weights_BT = torch.zeros_like(table.old_logprobs_BT)
         for part, factor in ((main, scale), (branches, scale * branch_weight)):
-            weights_BT = token_weights(in_rows(part, trained_BT), algorithm.loss_average, max_length=max_length)
+            weights_BT = token_weights(in_rows(part, trained_BT), algorithm.loss.average, max_length=max_length)
             self.weights_BT += factor * weights_BT
         value_mask_BT = in_rows(rows, table.advantages.value_mask_BT)
         self.value_weights_BT = scale * token_weights(value_mask_BT, "token-mean", max_length=1)

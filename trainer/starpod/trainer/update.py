@@ -364,7 +364,7 @@ class PolicyTrainer:
             finds=finds,
             device=self.parallel.device,
         )
-        if self.algorithm.objective.couples_turns:
+        if self.algorithm.loss.couples_turns:
             step_loss.default_BT = self._current_logprobs(batch, rows, mask_BT, step_loss.default_BT)
         table.clear_marks(rows, mask_BT)
         for block, counts in self._share(batch, rows, mask_BT):

@@ -11,6 +11,7 @@ from torch import Tensor
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.credit import credit
 from starpod.trainer.algorithms.losses import kl_coefficients, kl_divergence
+from starpod.trainer.algorithms.sections import RewardKL
 from starpod.trainer.algorithms.terms import CreditTerm
 from starpod.trainer.data.batch import Advantages, RolloutBatch
 
@@ -38,11 +39,11 @@ def compute_advantages(config: AlgorithmConfig, rollout: RolloutBatch) -> Advant
     mask_BT = rollout.mask_BT
     check_rewards(rollout.rewards_BT, mask_BT)
     rewards_BT = rollout.rewards_BT
-    if config.kl.where == "reward":
-        rewards_BT = penalised_rewards(config, rollout)
-    advantages = config.estimator.estimate(config.estimator_settings, rollout, rewards_BT)
+    if isinstance(config.kl, RewardKL):
+        rewards_BT = penalised_rewards(config.kl, rollout)
+    advantages = config.advantage.estimate(rollout, rewards_BT, whiten=config.whiten)
     advantages_BT = advantages.advantages_BT
-    if config.whiten and not config.estimator.whitens_itself:
+    if config.whiten and not config.advantage.whitens_itself:
         advantages_BT = whiten(advantages_BT, mask_BT)
     returns_BT, dtype = advantages.returns_BT, rollout.old_logprobs_BT.dtype
     return Advantages(
@@ -92,7 +93,7 @@ def sibling_advantages(config: AlgorithmConfig, rollout: RolloutBatch, scale: Li
     An advantage is the branch's return minus the mean return of all branches from the same state. scale: see
     `CreditTerm`.
     """
-    rewards_BT = penalised_rewards(config, rollout) if config.kl.where == "reward" else rollout.rewards_BT
+    rewards_BT = penalised_rewards(config.kl, rollout) if isinstance(config.kl, RewardKL) else rollout.rewards_BT
     state_ids: dict[object, int] = {}
     states = [(episode.group, episode.parent) for episode in rollout.episodes]
     siblings_B = torch.tensor([state_ids.setdefault(state, len(state_ids)) for state in states])
@@ -113,9 +114,9 @@ def check_rewards(rewards_BT: Tensor, mask_BT: Tensor) -> None:
         )
 
 
-def penalised_rewards(config: AlgorithmConfig, rollout: RolloutBatch) -> Tensor:
+def penalised_rewards(config: RewardKL, rollout: RolloutBatch) -> Tensor:
     """Return the rewards [B, T] minus the KL penalty: coefficient times KL to the reference at each sampled token."""
     if rollout.ref_logprobs_BT is None:
         raise ValueError("algorithm.kl.where is reward, but the reference policy's log-probabilities are missing")
-    divergence_BT = kl_divergence(config.kl.estimator, rollout.old_logprobs_BT, rollout.ref_logprobs_BT)
-    return rollout.rewards_BT - kl_coefficients(config.kl, rollout) * torch.where(rollout.mask_BT, divergence_BT, 0.0)
+    divergence_BT = kl_divergence(config.estimator, rollout.old_logprobs_BT, rollout.ref_logprobs_BT)
+    return rollout.rewards_BT - kl_coefficients(config, rollout) * torch.where(rollout.mask_BT, divergence_BT, 0.0)

@@ -1,19 +1,18 @@
 """Estimators of advantages: the keys, defaults and requirements of each one, and its computation.
 
-The keys of an estimator belong to the configuration's `algorithm`, and are refused with another estimator. Torch is
-imported only when advantages are computed, so that a wrong configuration is refused quickly.
+Torch is imported only when advantages are computed, so that a wrong configuration is refused quickly.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from starpod.trainer.algorithms.sections import GiGPOConfig
 from starpod.trainer.algorithms.terms import TERMS, CreditTerm
+from starpod.trainer.configuration.kinds import KindBy
 from starpod.trainer.configuration.section import Section
+from starpod.trainer.configuration.user_file import located
 from starpod.trainer.prompts.grammar import Block
 
 if TYPE_CHECKING:
@@ -22,20 +21,8 @@ if TYPE_CHECKING:
     from starpod.trainer.data.batch import Advantages, RolloutBatch
 
 
-@dataclass(frozen=True, slots=True)
-class EstimatorSettings:
-    """Keys of the section `algorithm` that estimators share."""
-
-    source: str
-    """`algorithm.advantage`: the estimator's name or FILE.py:NAME."""
-    terms: tuple[CreditTerm, ...]
-    """The credit terms of the estimator."""
-    whiten: bool
-    """`algorithm.whiten`."""
-
-
 class Estimator(Section):
-    """Base class of estimators. By default, an estimator has no critic and adds up its credit terms in `TERMS`."""
+    """Base class of estimators. By default, an estimator has no critic and adds up credit terms."""
 
     heads: ClassVar[int] = 0
     """Number of values that the critic returns per token; 0: there is no critic."""
@@ -46,25 +33,48 @@ class Estimator(Section):
     first_blocks: ClassVar[tuple[Block, ...]] = ()
     """Blocks that `prompt.blocks` must begin with. They get separate credit."""
 
-    def terms_of(self, table: tuple[CreditTerm, ...]) -> tuple[CreditTerm, ...]:
-        """Return the credit terms, by default `table`; none for an estimator with a critic or from a user's file.
+    kind: str
 
-        table: terms that `TERMS` lists for this estimator.
-        """
-        return table
+    @property
+    def credit_terms(self) -> tuple[CreditTerm, ...]:
+        """The credit terms; none for an estimator with a critic or from a user's file."""
+        return (*TERMS[self.kind],)
 
-    def estimate(self, settings: EstimatorSettings, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
+    def estimate(self, rollout: RolloutBatch, rewards_BT: Tensor, *, whiten: bool) -> Advantages:
         """Return advantages, not whitened unless `whitens_itself`.
 
         Args:
-            settings: Keys of the section `algorithm` that do not belong to one estimator.
             rollout: Episodes of one environment.
             rewards_BT: Their rewards, minus the KL penalty if there is one.
+            whiten: `algorithm.whiten`.
         """
         from starpod.trainer.algorithms.credit import credit
         from starpod.trainer.data.batch import Advantages
 
-        return Advantages(credit(settings.terms, rollout, rewards_BT), None, rollout.mask_BT)
+        return Advantages(credit(self.credit_terms, rollout, rewards_BT), None, rollout.mask_BT)
+
+
+class NamedTerms(Estimator):
+    """Estimators whose credit terms have a name, and which have no other keys."""
+
+    kind: Literal[
+        "grpo",
+        "dr_grpo",
+        "maxrl",
+        "rloo",
+        "loop",
+        "vineppo",
+        "tree_grpo",
+        "mt_grpo",
+        "dr_mas",
+        "attempts",
+        "cm2_trajectory",
+        "cm2_turn",
+        "cm2_step",
+        "istar",
+        "agent_prm",
+        "blockwise",
+    ] = "grpo"
 
 
 class ReinforcePlusPlus(Estimator):
@@ -72,10 +82,12 @@ class ReinforcePlusPlus(Estimator):
 
     whitening: ClassVar[tuple[bool, ...]] = (True,)
 
+    kind: Literal["reinforce_plus_plus"] = "reinforce_plus_plus"
     gamma: float = Field(default=1.0, gt=0, le=1, description="Discount per token.")
 
-    def terms_of(self, table: tuple[CreditTerm, ...]) -> tuple[CreditTerm, ...]:
-        return tuple(term.model_copy(update={"gamma": self.gamma}) for term in table)
+    @property
+    def credit_terms(self) -> tuple[CreditTerm, ...]:
+        return tuple(term.model_copy(update={"gamma": self.gamma}) for term in super().credit_terms)
 
 
 class ReinforcePlusPlusBaseline(Estimator):
@@ -83,17 +95,24 @@ class ReinforcePlusPlusBaseline(Estimator):
 
     whitening: ClassVar[tuple[bool, ...]] = (True,)
 
+    kind: Literal["reinforce_plus_plus_baseline"] = "reinforce_plus_plus_baseline"
+
 
 class GiGPO(Estimator):
-    """The `gigpo` estimator: episodes are compared within their group, and turns with other turns in the same state."""
+    """The `gigpo` estimator (arXiv 2505.10978, equations 3 to 8): episodes are compared within their group, and turns
+    with other turns in the same state. The discount is that of the authors' code."""
 
-    gigpo: GiGPOConfig = GiGPOConfig()
+    kind: Literal["gigpo"] = "gigpo"
+    weight: float = Field(default=1.0, ge=0, description="Weight of the turn's advantage.")
+    gamma: float = Field(default=0.95, gt=0, le=1, description="Discount per turn.")
+    normalise: bool = Field(default=False, description="Divides both advantages by a standard deviation.")
 
-    def terms_of(self, table: tuple[CreditTerm, ...]) -> tuple[CreditTerm, ...]:
-        config = self.gigpo
-        episode, step = (term.model_copy(update={"scale": "std" if config.normalise else "none"}) for term in table)
-        step = step.model_copy(update={"weight": config.weight, "gamma": config.gamma})
-        return (episode, step) if config.weight else (episode,)
+    @property
+    def credit_terms(self) -> tuple[CreditTerm, ...]:
+        scale = "std" if self.normalise else "none"
+        episode, step = (term.model_copy(update={"scale": scale}) for term in super().credit_terms)
+        step = step.model_copy(update={"weight": self.weight, "gamma": self.gamma})
+        return (episode, step) if self.weight else (episode,)
 
 
 class Terms(Estimator):
@@ -101,18 +120,20 @@ class Terms(Estimator):
 
     whitening: ClassVar[tuple[bool, ...]] = (False, True)
 
+    kind: Literal["terms"] = "terms"
     terms: tuple[CreditTerm, ...] = Field(default=(), description="Terms to add up.")
 
     @model_validator(mode="after")
     def _has_terms(self) -> Terms:
         if not self.terms:
             raise ValueError(
-                "algorithm.advantage terms adds up algorithm.terms, which is empty: give some, e.g. [{unit: turn, "
-                "score: to_go, key: [state]}]"
+                "algorithm.advantage terms adds up algorithm.advantage.terms, which is empty: give some, e.g. [{unit: "
+                "turn, score: to_go, key: [state]}]"
             )
         return self
 
-    def terms_of(self, table: tuple[CreditTerm, ...]) -> tuple[CreditTerm, ...]:
+    @property
+    def credit_terms(self) -> tuple[CreditTerm, ...]:
         return self.terms
 
 
@@ -121,17 +142,18 @@ class UserEstimator(Estimator):
 
     whitening: ClassVar[tuple[bool, ...]] = (False, True)
 
-    advantage_parameters: dict[str, Any] = Field(default={}, description="Keyword arguments of FILE.py:NAME.")
+    kind: Annotated[str, AfterValidator(located)]
+    parameters: dict[str, Any] = Field(default={}, description="Keyword arguments of FILE.py:NAME.")
 
-    def terms_of(self, table: tuple[CreditTerm, ...]) -> tuple[CreditTerm, ...]:
+    @property
+    def credit_terms(self) -> tuple[CreditTerm, ...]:
         return ()
 
-    def estimate(self, settings: EstimatorSettings, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
+    def estimate(self, rollout: RolloutBatch, rewards_BT: Tensor, *, whiten: bool) -> Advantages:
         from starpod.trainer.algorithms.method_calls import estimate_advantages
         from starpod.trainer.data.batch import Advantages
 
-        advantages_BT = estimate_advantages(settings.source, self.advantage_parameters, rollout, rewards_BT)
-        return Advantages(advantages_BT, None, rollout.mask_BT)
+        return Advantages(estimate_advantages(self.kind, self.parameters, rollout, rewards_BT), None, rollout.mask_BT)
 
 
 class CriticEstimator(Estimator):
@@ -148,7 +170,8 @@ class CriticEstimator(Estimator):
         default=None, gt=0, description="Maximum change of a value in an update; null: no limit."
     )
 
-    def terms_of(self, table: tuple[CreditTerm, ...]) -> tuple[CreditTerm, ...]:
+    @property
+    def credit_terms(self) -> tuple[CreditTerm, ...]:
         return ()
 
 
@@ -162,6 +185,7 @@ class TokenEstimator(CriticEstimator):
 class GAE(TokenEstimator):
     """The `gae` estimator: generalised advantage estimation over tokens."""
 
+    kind: Literal["gae"] = "gae"
     baseline: Literal["token", "trajectory"] = Field(
         default="token", description="trajectory: the critic's value at the first token is the baseline of all tokens."
     )
@@ -170,11 +194,11 @@ class GAE(TokenEstimator):
     def _has_one_baseline(self) -> GAE:
         if self.baseline == "trajectory" and self.lam != 1:
             raise ValueError(
-                "algorithm.baseline trajectory uses one value per episode and no lambda: set algorithm.lam to 1"
+                "algorithm.advantage.baseline trajectory uses one value per episode and no lambda: set lam to 1"
             )
         return self
 
-    def estimate(self, settings: EstimatorSettings, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
+    def estimate(self, rollout: RolloutBatch, rewards_BT: Tensor, *, whiten: bool) -> Advantages:
         from starpod.trainer.algorithms.gae import first_token, gae, trajectory_baseline
         from starpod.trainer.data.batch import Advantages
 
@@ -191,10 +215,11 @@ class GAE(TokenEstimator):
 class BilevelGAE(TokenEstimator):
     """The `bilevel_gae` estimator: generalised advantage estimation over turns, and over tokens within each turn."""
 
+    kind: Literal["bilevel_gae"] = "bilevel_gae"
     turn_gamma: float = Field(default=0.95, gt=0, le=1, description="Discount per turn.")
     turn_lam: float = Field(default=1.0, ge=0, le=1, description="Lambda per turn.")
 
-    def estimate(self, settings: EstimatorSettings, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
+    def estimate(self, rollout: RolloutBatch, rewards_BT: Tensor, *, whiten: bool) -> Advantages:
         from starpod.trainer.algorithms.gae import bilevel_gae
         from starpod.trainer.data.batch import Advantages
 
@@ -220,11 +245,12 @@ class HAE(CriticEstimator):
     whitens_itself: ClassVar[bool] = True
     first_blocks: ClassVar[tuple[Block, ...]] = ("switch", "subgoal")
 
+    kind: Literal["hae"] = "hae"
     turn_gamma: float = Field(default=1.0, gt=0, le=1, description="Discount per turn.")
     turn_lam: float = Field(default=1.0, ge=0, le=1, description="Lambda per turn.")
     segment_lam: float = Field(default=0.95, ge=0, le=1, description="Lambda per segment.")
 
-    def estimate(self, settings: EstimatorSettings, rollout: RolloutBatch, rewards_BT: Tensor) -> Advantages:
+    def estimate(self, rollout: RolloutBatch, rewards_BT: Tensor, *, whiten: bool) -> Advantages:
         from starpod.trainer.algorithms.hae import hae, subgoal_begins
         from starpod.trainer.data.batch import Advantages
 
@@ -240,19 +266,12 @@ class HAE(CriticEstimator):
                 turn_gamma=self.turn_gamma,
                 turn_lam=self.turn_lam,
                 segment_lam=self.segment_lam,
-                whiten=settings.whiten,
+                whiten=whiten,
             )
         )
 
 
-ESTIMATORS: dict[str, type[Estimator]] = {
-    "gae": GAE,
-    "bilevel_gae": BilevelGAE,
-    "hae": HAE,
-    **dict.fromkeys(TERMS, Estimator),
-    "gigpo": GiGPO,
-    "reinforce_plus_plus": ReinforcePlusPlus,
-    "reinforce_plus_plus_baseline": ReinforcePlusPlusBaseline,
-    "terms": Terms,
-}
-"""Estimators by name."""
+Advantage = Annotated[
+    GAE | BilevelGAE | HAE | NamedTerms | ReinforcePlusPlus | ReinforcePlusPlusBaseline | GiGPO | Terms | UserEstimator,
+    KindBy("kind"),
+]

@@ -7,7 +7,7 @@ import math
 from collections.abc import Container, Sequence
 
 from starpod.trainer.algorithms.config import AlgorithmConfig
-from starpod.trainer.algorithms.sections import DynamicSamplingConfig, FilterConfig
+from starpod.trainer.algorithms.sections import DynamicSamplingConfig, Filter, KeepAll, TopFraction
 from starpod.trainer.data.group import Group, by_kind
 from starpod.trainer.data.updates import Verdict
 
@@ -19,7 +19,7 @@ SLACK = 0.01
 is in units of return."""
 
 
-def filter_groups(config: FilterConfig, groups: Sequence[Group]) -> list[Group]:
+def filter_groups(config: Filter, groups: Sequence[Group]) -> list[Group]:
     """Return the groups that the filter keeps, in order. The result may be empty.
 
     Unless the strategy is `none`, groups with the highest standard deviation of their raw returns are kept.
@@ -30,13 +30,13 @@ def filter_groups(config: FilterConfig, groups: Sequence[Group]) -> list[Group]:
     return [group for group in groups if id(group) in kept_ids]
 
 
-def _filter_alike(config: FilterConfig, groups: Sequence[Group]) -> list[Group]:
+def _filter_alike(config: Filter, groups: Sequence[Group]) -> list[Group]:
     scores = [group.reward_std for group in groups]
     identical_indices = {index for index, group in enumerate(groups) if config.drop_identical and group.identical}
     return [groups[index] for index in select(config, scores, without=identical_indices)]
 
 
-def verdicts(config: FilterConfig, groups: Sequence[Group], kept_groups: Sequence[Group]) -> dict[int, Verdict]:
+def verdicts(config: Filter, groups: Sequence[Group], kept_groups: Sequence[Group]) -> dict[int, Verdict]:
     """Return the filter's verdict on each group by its id. kept_groups: result of `filter_groups`."""
     kept_ids = {group.id for group in kept_groups}
     verdict_by_id: dict[int, Verdict] = {}
@@ -69,19 +69,18 @@ def loss_scale(config: AlgorithmConfig, kept_fraction: float) -> float:
 # --- selection --------------------------------------------------------------------------------------------------------
 
 
-def select(config: FilterConfig, scores: Sequence[float], *, without: Container[int] = ()) -> list[int]:
+def select(config: Filter, scores: Sequence[float], *, without: Container[int] = ()) -> list[int]:
     """Return the indices of the scores to keep, ascending.
 
     Among equal scores, earlier ones are preferred. Scores of 0 are dropped unless the strategy is `none`.
 
     without: indices that are dropped regardless of their scores.
     """
-    if config.strategy == "none":
+    if isinstance(config, KeepAll):
         return [index for index in range(len(scores)) if index not in without]
-    assert config.value is not None
     candidates = [index for index, score in enumerate(scores) if index not in without and score > ZERO]
     ranking = sorted(candidates, key=lambda index: -scores[index])
-    if config.strategy == "top_fraction":
+    if isinstance(config, TopFraction):
         # Subtract 1e-9, because a product such as 0.07 * 100 is slightly above the intended whole number.
         return sorted(ranking[: math.ceil(config.value * len(scores) - 1e-9)])
     sorted_scores = [scores[index] for index in ranking]

@@ -7,13 +7,14 @@ gradient is the sum over micro-batches and ranks, so the result does not depend 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from starpod.trainer.algorithms.sections import CorrectionConfig, KLConfig, TurnClipConfig
+from starpod.trainer.algorithms.sections import KL, Correction, NoKL, NoWeights, TruncatedWeights
 from starpod.trainer.algorithms.turns import on_tokens, turn_table
 from starpod.trainer.data.batch import RolloutBatch
 
@@ -68,8 +69,10 @@ def kl_divergence(estimator: Literal["k1", "k2", "k3"], logprobs: Tensor, ref_lo
     return (-difference).expm1() + difference
 
 
-def kl_coefficients(config: KLConfig, rollout: RolloutBatch) -> Tensor | float:
+def kl_coefficients(config: KL, rollout: RolloutBatch) -> Tensor | float:
     """Return the coefficient of the KL divergence: one number, or [B, T] if agents have different coefficients."""
+    if isinstance(config, NoKL):
+        return 0.0
     if not config.agents:
         return config.coefficient
     coefficients = [
@@ -116,24 +119,17 @@ def stretch_log_ratio(log_ratio_BT: Tensor, mask_BT: Tensor, stretches_BT: Tenso
 # --- bounds by turn ---------------------------------------------------------------------------------------------------
 
 
-def turn_bounds(
-    config: TurnClipConfig, clip_low: float, clip_high: float, turns_BT: Tensor, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """Return how far each token's ratio may fall below and rise above 1, for kind `decay`: two tensors [B, T].
+def bound_by_turn(
+    bound: float | Sequence[float], decay: float | None, turns_BT: Tensor, dtype: torch.dtype
+) -> Tensor | float:
+    """Return how far each token's ratio may fall below or rise above 1: a tensor [B, T], or one number for all.
 
-    The bounds of turn k are clip * decay^k, or entry k of a list. Turns beyond a list use its last entry.
+    The bound of turn k is bound * decay^k, or entry k of a list. Turns beyond a list use its last entry.
     """
     turns_BT = turns_BT.clamp(min=0)
-    if config.low is not None and config.high is not None:
-        low, high = (
-            torch.tensor(bounds, dtype=dtype, device=turns_BT.device)[turns_BT.clamp(max=len(bounds) - 1)]
-            for bounds in (config.low, config.high)
-        )
-        return low, high
-    assert config.decay is not None
-    factor_BT = torch.as_tensor(config.decay, dtype=dtype, device=turns_BT.device) ** turns_BT
-    # If bounds grow, the lower bound of the ratio stays at 0 or above.
-    return (clip_low * factor_BT).clamp(max=1.0), clip_high * factor_BT
+    if not isinstance(bound, float):
+        return torch.tensor(bound, dtype=dtype, device=turns_BT.device)[turns_BT.clamp(max=len(bound) - 1)]
+    return bound if decay is None else bound * torch.as_tensor(decay, dtype=dtype, device=turns_BT.device) ** turns_BT
 
 
 # --- the policy -------------------------------------------------------------------------------------------------------
@@ -246,7 +242,7 @@ def divergence_loss(
 # over proximal, and its term is multiplied by proximal over sampler.
 
 
-def proximal_logprobs(config: CorrectionConfig, rollout: RolloutBatch) -> Tensor:
+def proximal_logprobs(config: Correction, rollout: RolloutBatch) -> Tensor:
     """Return the log-probabilities [B, T] in the denominator of ratios.
 
     They are the sampler's in mode `bypass`, and otherwise those of the policy before the update (the proximal policy).
@@ -255,7 +251,7 @@ def proximal_logprobs(config: CorrectionConfig, rollout: RolloutBatch) -> Tensor
 
 
 def correction_weights(
-    config: CorrectionConfig, old_logprobs_BT: Tensor, sampler_logprobs_BT: Tensor, mask_BT: Tensor
+    config: Correction, old_logprobs_BT: Tensor, sampler_logprobs_BT: Tensor, mask_BT: Tensor
 ) -> Tensor:
     """Return weights [B, T] of the policy's loss; 1 outside the mask, and if both log-probabilities are equal.
 
@@ -268,16 +264,15 @@ def correction_weights(
     - `geometric` (richardli.xyz/rl-collapse-3, section 3.3): 1, but 0 for episodes whose geometric mean of w is outside
       [low, cap].
     """
-    if config.mode in ("off", "bypass"):
+    if isinstance(config, NoWeights):
         return torch.ones_like(old_logprobs_BT)
-    assert config.cap is not None
     log_ratio_BT = torch.where(mask_BT, clamped_difference(old_logprobs_BT, sampler_logprobs_BT), 0.0)
     if config.level == "sequence":
         sums_B1 = log_ratio_BT.sum(1, keepdim=True)
         lengths_B1 = mask_BT.sum(1, keepdim=True).clamp(min=1) if config.mode == "geometric" else 1
         log_ratio_BT = torch.where(mask_BT, sums_B1 / lengths_B1, 0.0)
     upper_bound = math.log(config.cap)
-    if config.mode == "tis":
+    if isinstance(config, TruncatedWeights):
         return log_ratio_BT.clamp(max=upper_bound).exp()
     lower_bound = math.log(config.low) if config.low else -math.inf
     inside_BT = (log_ratio_BT >= lower_bound) & (log_ratio_BT <= upper_bound)

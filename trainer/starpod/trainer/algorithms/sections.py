@@ -1,146 +1,84 @@
-"""Nested sections of the algorithm's configuration.
-
-Each has a field that names a kind (`where`, `kind`, `strategy`, `mode`). Missing values that a kind needs get defaults;
-values that a kind does not use are refused.
-"""
+"""Nested sections of the algorithm's configuration, most of them of several kinds."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from starpod.trainer.configuration.kinds import KindBy
 from starpod.trainer.configuration.section import Section
 
-
-def fill_defaults(values: Any, kind: str, default: str, defaults: Mapping[str, Mapping[str, Any]]) -> Any:
-    """Return the values with the defaults of their kind filled in. A single word is the kind."""
-    if isinstance(values, str):
-        values = {kind: values}
-    if not isinstance(values, Mapping):
-        return values
-    return {**defaults.get(str(values.get(kind, default)), {}), **values}
+# --- KL term ----------------------------------------------------------------------------------------------------------
 
 
-class KLConfig(Section):
-    """KL term relative to a frozen reference: the policy that training began with."""
+class NoKL(Section):
+    """No KL term, and no reference policy."""
 
-    where: Literal["off", "reward", "loss"] = Field(
-        default="off",
-        description="reward: the penalty is subtracted from rewards; loss: added to the loss; off: no reference "
-        "policy.",
-    )
-    estimator: Literal["k1", "k2", "k3"] = Field(
-        default="k1", description="By default k1 in the reward and k3 in the loss."
-    )
-    coefficient: float = Field(default=0.0, ge=0, description="By default 0.001 if the term is on.")
-    agents: dict[str, float] = Field(
+    where: Literal["off"] = "off"
+
+
+class RewardKL(Section):
+    """A penalty that is subtracted from rewards: the KL to a frozen reference, the policy that training began with."""
+
+    where: Literal["reward"] = "reward"
+    estimator: Literal["k1", "k2", "k3"] = Field(default="k1", description="Estimator of the KL.")
+    coefficient: float = Field(default=0.001, gt=0, description="Weight of the penalty.")
+    agents: dict[str, Annotated[float, Field(ge=0)]] = Field(
         default={}, description="Different coefficients for some agents, by id: {attempt1: 0.1}."
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _defaults(cls, values: Any) -> Any:
-        defaults = {
-            "reward": {"estimator": "k1", "coefficient": 0.001},
-            "loss": {"estimator": "k3", "coefficient": 0.001},
-        }
-        return fill_defaults(values, "where", "off", defaults)
 
-    @model_validator(mode="after")
-    def _fits_together(self) -> KLConfig:
-        if self.where == "off" and self.coefficient:
-            raise ValueError(
-                f"algorithm.kl.coefficient is {self.coefficient:g} but algorithm.kl.where is off: "
-                "set where to reward or loss, or drop the coefficient"
-            )
-        if wrong := [name for name, coefficient in self.agents.items() if not 0 <= coefficient < math.inf]:
-            raise ValueError(f"algorithm.kl.agents.{wrong[0]} is {self.agents[wrong[0]]:g}: give 0 or more")
-        if self.where == "off" and self.agents:
-            raise ValueError(
-                "algorithm.kl.agents is given but algorithm.kl.where is off: set where to reward or loss, or drop it"
-            )
-        if self.where == "off" and self.estimator != "k1":
-            raise ValueError(
-                f"algorithm.kl.estimator is {self.estimator} but algorithm.kl.where is off, so nothing is estimated: "
-                "set where to reward or loss, or drop the estimator"
-            )
-        if self.where != "off" and not self.coefficient:
-            raise ValueError(f"algorithm.kl.where is {self.where} with a coefficient of 0: set where to off")
-        if self.where == "loss" and self.estimator == "k1":
-            raise ValueError(
-                "algorithm.kl.estimator k1 has no effect in the loss, because its mean gradient is zero: use k2 or "
-                "k3, or put it in the reward"
-            )
-        return self
+class LossKL(Section):
+    """A term of the loss: the KL to a frozen reference, the policy that training began with."""
 
-
-class TurnClipConfig(Section):
-    """Clipping of ratios with bounds that change from turn to turn."""
-
-    kind: Literal["off", "decay"] = Field(default="off", description="decay: bounds depend on the turn.")
-    decay: float | None = Field(default=None, gt=0, description="Factor of both bounds per turn; by default 0.9.")
-    low: tuple[Annotated[float, Field(ge=0, lt=1)], ...] | None = Field(
-        default=None, min_length=1, description="Lower bounds by turn, instead of decay; later turns use the last one."
+    where: Literal["loss"] = "loss"
+    estimator: Literal["k2", "k3"] = Field(
+        default="k3", description="Estimator of the KL. k1 is for rewards: its mean gradient is zero."
     )
-    high: tuple[Annotated[float, Field(ge=0)], ...] | None = Field(
-        default=None, min_length=1, description="Upper bounds by turn, instead of decay; later turns use the last one."
+    coefficient: float = Field(default=0.001, gt=0, description="Weight of the term.")
+    agents: dict[str, Annotated[float, Field(ge=0)]] = Field(
+        default={}, description="Different coefficients for some agents, by id: {attempt1: 0.1}."
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _defaults(cls, values: Any) -> Any:
-        listed = isinstance(values, Mapping) and (values.get("low") is not None or values.get("high") is not None)
-        return values if listed else fill_defaults(values, "kind", "off", {"decay": {"decay": 0.9}})
 
-    @model_validator(mode="after")
-    def _fits_together(self) -> TurnClipConfig:
-        names = {name for name in ("decay", "low", "high") if getattr(self, name) is not None}
-        if names and self.kind == "off":
-            raise ValueError(
-                f"algorithm.turn_clip.{min(names)} has no effect if kind is off: drop it, or set kind to decay"
-            )
-        if self.kind == "decay" and names not in ({"decay"}, {"low", "high"}):
-            raise ValueError("algorithm.turn_clip of kind decay takes either decay, or both low and high")
-        return self
+KL = Annotated[NoKL | RewardKL | LossKL, KindBy("where")]
+
+# --- selection of groups ----------------------------------------------------------------------------------------------
 
 
-class FilterConfig(Section):
-    """Selection of the groups to train on, by the standard deviation of their returns."""
+class GroupFilter(Section):
+    """Keys of all filters of groups."""
 
-    strategy: Literal["none", "top_fraction", "top_p"] = Field(
-        default="none", description="See docs/algorithms.md#which-groups-are-trained-on."
-    )
-    value: float | None = Field(
-        default=None, gt=0, description="Share to keep; by default 0.25 for top_fraction, 0.9 for top_p."
-    )
     drop_identical: bool = Field(
         default=False,
         description="Drops groups whose members all gave the same replies: their rewards differ only by chance.",
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _defaults(cls, values: Any) -> Any:
-        return fill_defaults(values, "strategy", "none", {"top_fraction": {"value": 0.25}, "top_p": {"value": 0.9}})
 
-    @model_validator(mode="after")
-    def _fits_together(self) -> FilterConfig:
-        if self.strategy == "none" and self.value is not None:
-            raise ValueError(
-                f"algorithm.filter.value is {self.value:g} but algorithm.filter.strategy is none, which keeps "
-                "every group: name a strategy, e.g. top_fraction, or set the value to null"
-            )
-        if self.strategy != "none" and self.value is None:
-            raise ValueError(f"algorithm.filter.strategy {self.strategy} needs a value")
-        if self.value is not None and self.value > 1:
-            raise ValueError(
-                f"algorithm.filter.value {self.value:g} with strategy {self.strategy} is a share: give one above 0 "
-                "and at most 1"
-            )
-        return self
+class KeepAll(GroupFilter):
+    """No filter: all groups are trained on."""
+
+    value: ClassVar[None] = None
+
+    strategy: Literal["none"] = "none"
+
+
+class TopFraction(GroupFilter):
+    """The share of the groups with the highest standard deviations of returns."""
+
+    strategy: Literal["top_fraction"] = "top_fraction"
+    value: float = Field(default=0.25, gt=0, le=1, description="Share of the groups.")
+
+
+class TopP(GroupFilter):
+    """The fewest groups that have a share of all standard deviations of returns."""
+
+    strategy: Literal["top_p"] = "top_p"
+    value: float = Field(default=0.9, gt=0, le=1, description="Share of the deviations.")
+
+
+Filter = Annotated[KeepAll | TopFraction | TopP, KindBy("strategy")]
 
 
 class DynamicSamplingConfig(Section):
@@ -159,63 +97,60 @@ class DynamicSamplingConfig(Section):
         return self
 
 
-class GiGPOConfig(Section):
-    """Group-in-group advantages (arXiv 2505.10978, equations 3 to 8). The discount is that of the authors' code."""
-
-    weight: float = Field(default=1.0, ge=0, description="Weight of the turn's advantage.")
-    gamma: float = Field(default=0.95, gt=0, le=1, description="Discount per turn.")
-    normalise: bool = Field(default=False, description="Divides both advantages by a standard deviation.")
+# --- tokens of another policy -----------------------------------------------------------------------------------------
 
 
-class CorrectionConfig(Section):
-    """Importance weights for tokens that an older policy sampled. docs/algorithms.md names the sources of bounds."""
+class TruncatedWeights(Section):
+    """Importance weights up to a cap, for tokens that an older policy sampled."""
 
-    mode: Literal["off", "tis", "mis", "icepop", "geometric", "bypass"] = Field(
-        default="tis",
-        description="By default bypass in dppo; see docs/algorithms.md#data-of-another-policy.",
-    )
+    mode: Literal["tis"] = "tis"
     level: Literal["token", "sequence"] = Field(
-        default="token",
-        description="token: a ratio per token; sequence: their product over the episode, the default of mis.",
+        default="token", description="token: a ratio per token; sequence: their product over the episode."
     )
-    cap: float | None = Field(
-        default=None,
-        ge=1,
-        description="Upper bound of the ratio; by default tis 2, mis 3, icepop 5, geometric 1.01.",
-    )
-    low: float | None = Field(
-        default=None,
-        ge=0,
-        le=1,
-        description="Lower bound of the ratio; by default mis 0, icepop 0.5, geometric 0.99.",
-    )
+    cap: float = Field(default=2.0, ge=1, description="Upper bound of the weight.")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _defaults(cls, values: Any) -> Any:
-        former = {"truncated": "tis", "masked": "mis with level token, cap 2 and low 0.5"}
-        if isinstance(values, Mapping) and (mode := str(values.get("mode"))) in former:
-            raise ValueError(f"algorithm.correction.mode {mode} is called {former[mode]} now")
-        defaults: dict[str, dict[str, Any]] = {
-            "tis": {"cap": 2.0},
-            "mis": {"level": "sequence", "cap": 3.0, "low": 0.0},
-            "icepop": {"cap": 5.0, "low": 0.5},
-            "geometric": {"level": "sequence", "cap": 1.01, "low": 0.99},
-        }
-        return fill_defaults(values, "mode", "tis", defaults)
 
-    @model_validator(mode="after")
-    def _fits_together(self) -> CorrectionConfig:
-        masks = self.mode in ("mis", "icepop", "geometric")
-        mode = f"algorithm.correction.mode {self.mode}"
-        if self.cap is None and (masks or self.mode == "tis"):
-            raise ValueError(f"{mode} needs a cap, e.g. 2")
-        if self.low is None and masks:
-            raise ValueError(f"{mode} needs a lower bound: set low, 0 for none")
-        if self.low is not None and self.mode == "tis":
-            raise ValueError(f"{mode} has no lower bound: drop low, or set mode to mis or icepop")
-        if self.mode in ("off", "bypass") and (self.cap, self.low, self.level) != (None, None, "token"):
-            raise ValueError(f"{mode} uses no weights: drop cap, low and level, or set mode to tis")
-        if (self.mode, self.level) in (("icepop", "sequence"), ("geometric", "token")):
-            raise ValueError(f"{mode} has a fixed level: drop level, or set mode to mis")
-        return self
+class NoWeights(Section):
+    """No importance weights. bypass: ratios of the loss refer to the sampler's probabilities."""
+
+    level: ClassVar[Literal["token"]] = "token"
+
+    mode: Literal["off", "bypass"] = "off"
+
+
+class MaskedWeights(Section):
+    """Importance weights, or 0 outside bounds (mis)."""
+
+    mode: Literal["mis"] = "mis"
+    level: Literal["token", "sequence"] = Field(
+        default="sequence", description="token: a ratio per token; sequence: their product over the episode."
+    )
+    cap: float = Field(default=3.0, ge=1, description="Upper bound of the weight.")
+    low: float = Field(default=0.0, ge=0, le=1, description="Lower bound of the weight.")
+
+
+class IcePop(Section):
+    """Importance weights of tokens, or 0 outside bounds."""
+
+    level: ClassVar[Literal["token"]] = "token"
+
+    mode: Literal["icepop"] = "icepop"
+    cap: float = Field(default=5.0, ge=1, description="Upper bound of the weight.")
+    low: float = Field(default=0.5, ge=0, le=1, description="Lower bound of the weight.")
+
+
+class GeometricMask(Section):
+    """Weight 1, or 0 for episodes whose geometric mean of ratios is outside bounds."""
+
+    level: ClassVar[Literal["sequence"]] = "sequence"
+
+    mode: Literal["geometric"] = "geometric"
+    cap: float = Field(default=1.01, ge=1, description="Upper bound of the mean.")
+    low: float = Field(default=0.99, ge=0, le=1, description="Lower bound of the mean.")
+
+
+Correction = Annotated[
+    TruncatedWeights | NoWeights | MaskedWeights | IcePop | GeometricMask,
+    KindBy("mode"),
+]
+"""Importance weights for tokens that an older policy sampled. docs/algorithms.md names the sources of bounds."""

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from starpod.trainer.configuration.section import Section
+from starpod.trainer.configuration.section import Contradiction, Section, find_broken
 from starpod.trainer.prompts.grammar import Block
 
 Key = Literal["turn", "state", "agent", "tree"]
@@ -64,75 +64,84 @@ class CreditTerm(Section):
     smallest: float = Field(default=0.0, ge=0, description="Results with a smaller absolute value count as 0.")
 
     @model_validator(mode="after")
-    def _fits_together(self) -> CreditTerm:
-        unit, score = self.unit, self.score
-        missing_key = "state" if "state" in self.key else "turn"
-        for wrong, sentence in (
-            (
-                (unit == "criterion") != (score == "met"),
-                f"a term of unit {unit} cannot have score {score}: only unit criterion has score met, and no other "
-                "score",
-            ),
-            (
-                unit == "criterion" and bool(self.parts or self.without or self.key or self.strata),
-                "a term of unit criterion compares the same criterion in the episodes of a group: drop parts, without, "
-                "key and strata",
-            ),
-            (
-                bool(self.parts and self.without),
-                "a term has parts that count, or parts that do not: drop parts or without",
-            ),
-            (
-                (unit == "block") != (self.block is not None),
-                "a term of unit block needs the key block, and other units do not have it: give both, or neither",
-            ),
-            (
-                bool(self.strata) and unit not in ("turn", "block"),
-                f"a term's strata are rewards of a turn's earlier blocks, but unit {unit} is not part of a turn: "
-                "drop strata, or set the unit to block",
-            ),
-            (
-                score == "gain" and (unit != "turn" or self.baseline != "none" or bool(self.parts or self.without)),
-                "score gain compares a turn with the value of its own state: set the unit to turn and the baseline "
-                "to none, and drop parts",
-            ),
-            (
-                unit == "episode" and score != "return",
-                f"a term of unit episode has the score return, not {score}: set score to return, or the unit to turn",
-            ),
-            (
-                unit == "agent" and score == "to_go",
-                "a term of unit agent has turns in the whole episode, so no rewards are to go: set score to reward "
-                "or return",
-            ),
-            (
-                unit in ("episode", "agent") and bool({"turn", "state"} & {*self.key}),
-                f"a term of unit {unit} spans many turns, so it has no single {missing_key}: drop it from key, or "
-                "set the unit to turn",
-            ),
-            (
-                unit == "episode" and "agent" in self.key,
-                "a term of unit episode spans all agents: drop agent from key, or set the unit to agent",
-            ),
-            (len({*self.key}) < len(self.key), "a term's key has an entry twice: drop one"),
-            (
-                self.gamma != 1 and score not in ("to_go", "met"),
-                f"a term with score {score} discounts nothing: set gamma to 1, or score to to_go",
-            ),
-            (
-                self.baseline == "none"
-                and (bool(self.key or self.strata) or self.scale != "none" or self.min_peers > 2),
-                "a term with baseline none has no peers: drop key, strata, scale and min_peers, or give a baseline",
-            ),
-        ):
-            if wrong:
-                raise ValueError(sentence)
+    def _has_a_meaning(self) -> CreditTerm:
+        if sentence := find_broken(_CONTRADICTIONS, self):
+            raise ValueError(sentence)
         return self
 
     def most_peers(self, group_size: int) -> int | None:
         """Return the maximum number of units compared with each other in a group of this size; None if unknown."""
         key = {"turn": "turn", "block": "turn", "agent": "agent"}.get(self.unit)
         return group_size if self.unit in ("episode", "criterion") or key in self.key else None
+
+
+_CONTRADICTIONS: tuple[Contradiction[CreditTerm], ...] = (
+    Contradiction(
+        ("unit", "score"),
+        lambda c: (c.unit == "criterion") != (c.score == "met"),
+        "a term of unit {c.unit} cannot have score {c.score}: only unit criterion has score met, and no other score",
+    ),
+    Contradiction(
+        ("unit", "parts", "without", "key", "strata"),
+        lambda c: c.unit == "criterion" and (c.parts or c.without or c.key or c.strata),
+        "a term of unit criterion compares the same criterion in the episodes of a group: drop parts, without, key and "
+        "strata",
+    ),
+    Contradiction(
+        ("parts", "without"),
+        lambda c: c.parts and c.without,
+        "a term has parts that count, or parts that do not: drop parts or without",
+    ),
+    Contradiction(
+        ("unit", "block"),
+        lambda c: (c.unit == "block") != (c.block is not None),
+        "a term of unit block needs the key block, and other units do not have it: give both, or neither",
+    ),
+    Contradiction(
+        ("unit", "strata"),
+        lambda c: c.strata and c.unit not in ("turn", "block"),
+        "a term's strata are rewards of a turn's earlier blocks, but unit {c.unit} is not part of a turn: drop strata, "
+        "or set the unit to block",
+    ),
+    Contradiction(
+        ("score", "unit", "baseline", "parts", "without"),
+        lambda c: c.score == "gain" and (c.unit != "turn" or c.baseline != "none" or c.parts or c.without),
+        "score gain compares a turn with the value of its own state: set the unit to turn and the baseline to none, "
+        "and drop parts",
+    ),
+    Contradiction(
+        ("unit", "score"),
+        lambda c: c.unit == "episode" and c.score != "return",
+        "a term of unit episode has the score return, not {c.score}: set score to return, or the unit to turn",
+    ),
+    Contradiction(
+        ("unit", "score"),
+        lambda c: c.unit == "agent" and c.score == "to_go",
+        "a term of unit agent has turns in the whole episode, so no rewards are to go: set score to reward or return",
+    ),
+    Contradiction(
+        ("unit", "key"),
+        lambda c: c.unit in ("episode", "agent") and next((key for key in ("state", "turn") if key in c.key), ""),
+        "a term of unit {c.unit} spans many turns, so it has no single {found}: drop it from key, or set the unit to "
+        "turn",
+    ),
+    Contradiction(
+        ("unit", "key"),
+        lambda c: c.unit == "episode" and "agent" in c.key,
+        "a term of unit episode spans all agents: drop agent from key, or set the unit to agent",
+    ),
+    Contradiction(("key",), lambda c: len({*c.key}) < len(c.key), "a term's key has an entry twice: drop one"),
+    Contradiction(
+        ("gamma", "score"),
+        lambda c: c.gamma != 1 and c.score not in ("to_go", "met"),
+        "a term with score {c.score} discounts nothing: set gamma to 1, or score to to_go",
+    ),
+    Contradiction(
+        ("baseline", "key", "strata", "scale", "min_peers"),
+        lambda c: c.baseline == "none" and (c.key or c.strata or c.scale != "none" or c.min_peers > 2),
+        "a term with baseline none has no peers: drop key, strata, scale and min_peers, or give a baseline",
+    ),
+)
 
 
 TERMS: dict[str, Sequence[CreditTerm]] = {

@@ -9,7 +9,7 @@
 
 An estimator returns advantages [B, T]. Its rewards_BT are the rollout's, minus the KL penalty if `algorithm.kl.where`
 is reward. A loss gets the tensors of `LossInputs`. Neither may write into its arguments. The parameters are
-`algorithm.advantage_parameters` and `loss_parameters`. examples/own_methods.py has one of each.
+`algorithm.advantage.parameters` and `algorithm.loss.parameters`. examples/own_methods.py has one of each.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def check_user_methods(config: AlgorithmConfig) -> None:
     rollout = _two_episodes()
 
     def estimate(rollout: RolloutBatch) -> Tensor:
-        advantages = config.estimator.estimate(config.estimator_settings, rollout, rollout.rewards_BT)
+        advantages = config.advantage.estimate(rollout, rollout.rewards_BT, whiten=config.whiten)
         return advantages.advantages_BT[rollout.mask_BT]
 
     def lose(rollout: RolloutBatch) -> Tensor:
@@ -48,10 +48,10 @@ def check_user_methods(config: AlgorithmConfig) -> None:
         return loss.per_token_BT[rollout.mask_BT]
 
     try:
-        if names_file(config.advantage):
-            _check_padding(f"algorithm.advantage {config.advantage}", estimate, rollout)
-        if names_file(config.loss):
-            _check_padding(f"algorithm.loss {config.loss}", lose, rollout)
+        if names_file(config.advantage.kind):
+            _check_padding(f"algorithm.advantage {config.advantage.kind}", estimate, rollout)
+        if names_file(config.loss.kind):
+            _check_padding(f"algorithm.loss {config.loss.kind}", lose, rollout)
     except UserCodeError as error:
         raise ConfigError(f"on two made-up episodes, {error}") from error
 

@@ -34,7 +34,7 @@ def check_model(config: Config, loaded: Loaded) -> None:
     heads, needed = 0 if bias is None else len(bias), config.algorithm.value_heads * config.algorithm.needs_critic
     if heads != needed:
         raise ConfigError(
-            f"algorithm.advantage {config.algorithm.advantage} has {_critic(needed)}, but the run that is resumed "
+            f"algorithm.advantage {config.algorithm.advantage.kind} has {_critic(needed)}, but the run that is resumed "
             f"has {_critic(heads)}: give the same value, or begin another run with another --run-dir"
         )
 

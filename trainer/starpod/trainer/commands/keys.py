@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import click
-from pydantic.fields import FieldInfo
 
 from starpod.client.spelling import near, nearest
-from starpod.trainer.algorithms.config import DEFAULT_PRESET, METHODS, PRESETS, AlgorithmConfig
+from starpod.trainer.algorithms.config import DEFAULT_PRESET, AlgorithmConfig
 from starpod.trainer.configuration.config import Config
-from starpod.trainer.configuration.section import ConfigError, Kinds, Section
+from starpod.trainer.configuration.kinds import kinds_of
+from starpod.trainer.configuration.section import ConfigError, Section, packaged_configs
 
 
 def explain(dotted_name: str = "") -> str:
@@ -24,21 +24,22 @@ def explain(dotted_name: str = "") -> str:
     formatter = click.HelpFormatter(max_width=120)
     presets = [
         {(prefix, type(section)): section for prefix, section in sections(AlgorithmConfig(preset=name), "algorithm")}
-        for name in PRESETS
+        for name in packaged_configs(AlgorithmConfig.BASES)
     ]
     known_keys: list[str] = []
     for prefix, section in sections(Config()):
         rows = []
         for name in own_keys(section):
-            field, value = type(section).model_fields[name], getattr(section, name)
+            field, value = type(section).model_fields[name], own_value(section, name)
             key = f"{prefix}.{name}".lstrip(".")
             known_keys += [key, prefix] if prefix else [key]
             if isinstance(value, Section) or not f"{key}.".startswith(f"{dotted_name}.".lstrip(".")):
                 continue
             differs = name != "preset" and any(
-                getattr(preset.get((prefix, type(section)), section), name) != value for preset in presets
+                own_value(preset.get((prefix, type(section)), section), name) != value for preset in presets
             )
-            default = "required" if field.is_required() else choices(field.annotation, value, differs, field.examples)
+            names = [*kinds.classes] if (kinds := kinds_of(field)) else field.examples
+            default = "required" if field.is_required() else choices(field.annotation, value, differs, names)
             rows.append((key, f"{field.description} [{default}]"))
         if rows:
             description = " ".join((type(section).__doc__ or "").partition("\n\n")[0].split())
@@ -60,44 +61,39 @@ def explain(dotted_name: str = "") -> str:
 def sections(section: Section, prefix: str = "") -> Iterator[tuple[str, Section]]:
     """Yield (dotted key, section) for a section and all sections below it, in field order.
 
-    Sections whose names the user chooses are represented by one default section named NAME. The sections in a list are
-    represented by one named [].
+    All kinds of a section are yielded. Sections whose names the user chooses are represented by one default section
+    named NAME. The sections in a list are represented by one named [].
     """
     yield prefix, section
-    if isinstance(section, AlgorithmConfig):
-        for method in METHODS:
-            config = next((part for part in (section.estimator, section.objective) if isinstance(part, method)), None)
-            values = {name: getattr(config, name) for name in method.model_fields} if config else {}
-            yield from sections(method.model_construct(**values), prefix)
     for name, value in section:
-        key = f"{prefix}.{name}".lstrip(".")
-        if isinstance(value, Kinds):
-            root = type(section).model_fields[name].annotation
-            for kind in root.kinds() if root else ():
-                yield from sections(value if type(value) is kind else kind(), key)
+        key, field = f"{prefix}.{name}".lstrip("."), type(section).model_fields[name]
+        if kinds := kinds_of(field):
+            for kind in dict.fromkeys(kinds.classes.values()):
+                yield from sections(value if type(value) is kind else default_of(kind), key)
         elif isinstance(value, Section):
             yield from sections(value, key)
-        kind = get_args(type(section).model_fields[name].annotation)
-        if isinstance(value, dict) and issubclass(kind[1], Section):
-            required = {field_name: "" for field_name, field in kind[1].model_fields.items() if field.is_required()}
-            yield f"{key}.NAME", kind[1](**required)
-        if isinstance(value, tuple) and isinstance(kind[0], type) and issubclass(kind[0], Section):
-            yield f"{key}[]", kind[0]()
+        for kind in get_args(field.annotation):
+            if isinstance(value, dict | tuple) and isinstance(kind, type) and issubclass(kind, Section):
+                yield f"{key}.NAME" if isinstance(value, dict) else f"{key}[]", default_of(kind)
+
+
+def default_of(kind: type[Section]) -> Section:
+    """Return a section with default values, and "" for keys without a default."""
+    required: dict[str, Any] = {name: "" for name, field in kind.model_fields.items() if field.is_required()}
+    return kind.model_construct(**required)
 
 
 def own_keys(section: Section) -> list[str]:
-    """Return the keys to list under a section. Keys that it inherits with the same default are omitted."""
-    bases = [base for base in type(section).__bases__ if issubclass(base, Section)]
-    return [
-        name
-        for name, field in type(section).model_fields.items()
-        if name != getattr(section, "KIND", "") or "KIND" in vars(type(section))
-        if field.is_required() or not any(_same(field, base.model_fields.get(name)) for base in bases)
-    ]
+    """Return the keys to list under a section: all but the one that names its kind, which the section above lists."""
+    fields = type(section).model_fields
+    return [name for name in fields if fields[name].description or isinstance(getattr(section, name), Section)]
 
 
-def _same(field: FieldInfo, other: FieldInfo | None) -> bool:
-    return other is not None and field.default == other.default
+def own_value(section: Section, name: str) -> Any:
+    """Return the value of a key; for a section with several kinds, the name of its kind."""
+    value = getattr(section, name)
+    kinds = kinds_of(type(section).model_fields[name])
+    return kinds.name_of(value) if kinds else value
 
 
 def choices(annotation: Any, default: Any, differs: bool, named: Sequence[str] | None = None) -> str:
@@ -106,22 +102,22 @@ def choices(annotation: Any, default: Any, differs: bool, named: Sequence[str] |
     differs: whether the default depends on the preset. named: the possible values; None derives them from the type.
     """
     text = show(default) + (f" in {DEFAULT_PRESET}" if differs else "")
-    names = list(named or kinds(annotation))
-    others = [kind for kind in names if kind not in (show(default), *kinds(type(default)))] if len(names) > 1 else []
+    names = list(named or types_of(annotation))
+    others = [kind for kind in names if kind not in (show(default), *types_of(type(default)))] if len(names) > 1 else []
     return "; ".join([f"default: {text}", *([f"or {', '.join(others)}"] if others else [])])
 
 
-def kinds(annotation: Any) -> list[str]:
+def types_of(annotation: Any) -> list[str]:
     """Return descriptions of the values that a type accepts."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return kinds(arguments[0])
+        return types_of(arguments[0])
     if origin is Literal:
         return [str(value) for value in arguments]
     if origin in (Union, types.UnionType):
-        return [kind for argument in arguments for kind in kinds(argument)]
+        return [kind for argument in arguments for kind in types_of(argument)]
     if origin is tuple:
-        return [f"list of {kinds(arguments[0])[0]}s"]
+        return [f"list of {types_of(arguments[0])[0]}s"]
     if (
         annotation in (dict, tuple)
         or origin is dict

@@ -47,8 +47,8 @@ _START = Path.cwd()
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Check the configuration, print it in full with a memory estimate, and stop. No server is started, so options "
-    "of the environment are not checked.",
+    help="Check the configuration, print it in full with the origin of each value that was set and a memory estimate, "
+    "and stop. No server is started, so options of the environment are not checked.",
 )
 @click.option("--list", "list_configurations", is_flag=True, help="List the configurations that come with the package.")
 @click.option(
@@ -100,22 +100,37 @@ def train(
     # torchrun sets both variables. A user who only wants an estimate by --dry-run sets WORLD_SIZE.
     local_world = int(os.environ.get("LOCAL_WORLD_SIZE", world))
     try:
-        resolved_config, resume = resolve_run(
+        run = resolve_run(
             config, words, run_dir, resume=resume, resume_or_start=resume_or_start, changes=changes, explore=explore
         )
-        check(resolved_config, world=world, local_world=local_world)
+        check(run.config, world=world, local_world=local_world)
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
     for job in jobs:
-        click.echo("\n".join(job.explain(resolved_config)), err=True)
+        click.echo("\n".join(job.explain(run.config)), err=True)
     if dry_run:
-        from starpod.trainer.configuration.strict_yaml import dump_yaml
-
-        click.echo(dump_yaml(resolved_config.to_dict()), nl=False)
-        return _check_memory(resolved_config)
+        click.echo("\n".join(annotate(run.config.to_dict(), run.origins)))
+        return _check_memory(run.config)
     if run_dir is None and world > 1:
         raise click.UsageError("each process of torchrun would create its own folder: name one with --run-dir")
-    return run_training(resolved_config, path, resume=resume, with_site=with_site)
+    return run_training(run.config, path, resume=run.resume, with_site=with_site)
+
+
+def annotate(values: Mapping[str, Any], origins: Mapping[str, str], above: str = "") -> Iterator[str]:
+    """Yield the lines of a configuration as YAML, with comments on where the values come from. above: dotted key."""
+    from starpod.trainer.configuration.strict_yaml import dump_yaml
+
+    for key, value in values.items():
+        place = f"{above}.{key}".lstrip(".")
+        if isinstance(value, Mapping) and value:
+            yield dump_yaml({key: {}}).replace(": {}\n", ":")
+            yield from (f"  {line}" for line in annotate(value, origins, place))
+        else:
+            first, *others = dump_yaml({key: value}).splitlines()
+            comment = f"# {origins[place]}" if place in origins else ""
+            yield from [comment] if comment and others else []
+            yield f"{first}  {comment}" if comment and not others else first
+            yield from others
 
 
 def _list_configurations() -> str:

@@ -6,15 +6,16 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import Field, PrivateAttr, SerializeAsAny, field_validator, model_validator
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from starpod.trainer.agents.config import SamplingConfig, ScriptConfig
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.checkpoints.config import CheckpointConfig
+from starpod.trainer.configuration.layers import difference
 from starpod.trainer.configuration.optimizer import OptimizerConfig
 from starpod.trainer.configuration.section import Section
 from starpod.trainer.configuration.seeds import SeedsConfig
-from starpod.trainer.configuration.stages import StageConfig, difference
+from starpod.trainer.configuration.stages import StageConfig
 from starpod.trainer.configuration.tasks import MixedEnvironment, TaskConfig, merged
 from starpod.trainer.data.replay import ReplayConfig
 from starpod.trainer.diagnostics.config import MonitorConfig
@@ -24,7 +25,7 @@ from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.rewards.reward import RewardConfig
 from starpod.trainer.rollout.config import CollectConfig, EnvironmentConfig
-from starpod.trainer.scorers.config import ScorerConfig
+from starpod.trainer.scorers.config import NoScorer, ScorerConfig
 from starpod.trainer.warm_start.config import WarmStartConfig
 
 
@@ -64,7 +65,11 @@ class Config(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
     rewards: RewardConfig = RewardConfig()
-    scorer: SerializeAsAny[ScorerConfig] = ScorerConfig()
+    scorer: ScorerConfig = Field(
+        default=NoScorer(),
+        description="Model that scores turns. implicit: a second policy that learns to prefer success (iStar); q: a "
+        "value of turns.",
+    )
     replay: ReplayConfig = ReplayConfig()
     warm_start: WarmStartConfig = WarmStartConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -161,7 +166,7 @@ class Config(Section):
         stages = values.pop("stages")
         if stages:
             values["stages"] = [
-                {"until": section["until"], "set": difference(values, stage.to_dict())}
+                {"until": section["until"], "set": difference(Config, values, stage.to_dict())}
                 for section, stage in zip(stages, self._in_stages, strict=True)
             ]
         return values

@@ -28,6 +28,7 @@ from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.models.config import PACKAGED, TINY, ModelError, TinyConfig, model_title
+from starpod.trainer.prompts.prompt import FullContext
 from starpod.trainer.rollout.config import EnvironmentConfig
 from starpod.trainer.rollout.environment import connect, make_task
 from starpod.trainer.warm_start.config import WarmStartConfig
@@ -126,11 +127,11 @@ class Job:
         return "; if training stays flat, give it an `expert_action`, rewards on the way, or easier starts"
 
     def _describe_context(self, config: Config) -> str:
-        prompt, tokens = config.prompt, f"(up to {config.sampling.max_episode_tokens} tokens)"
-        if prompt.context == "full" or prompt.window is None:
+        context, tokens = config.prompt.context, f"(up to {config.sampling.max_episode_tokens} tokens)"
+        if isinstance(context, FullContext) or context.window is None:
             return f"the whole episode so far {tokens}"
-        if prompt.window > 1:
-            return f"the last {prompt.window} turns at most {tokens}"
+        if context.window > 1:
+            return f"the last {context.window} turns at most {tokens}"
         reason = ", since its spec says fully_observed" * self.spec.capabilities.fully_observed
         return f"only the present observation{reason}"
 
@@ -250,8 +251,8 @@ def _draft(word: EnvironmentWord, complete: Complete, spec: pb.EnvironmentSpec) 
     """
     contexts: list[dict[str, Any]] = [
         {},
-        {"context": "single_turn", "window": 1},
-        {"context": "split", "window": 32, "overlap": 16},
+        {"context": {"kind": "single_turn", "window": 1}},
+        {"context": {"kind": "split", "window": 32, "overlap": 16}},
     ]
     first_error: ConfigError | None = None
     for tiny, context, single_turn in itertools.product((True, False), contexts, (False, True)):
@@ -504,11 +505,11 @@ def _chosen_prompt(draft: Config, spec: pb.EnvironmentSpec, turn: int, whole: in
     if "context" in draft.prompt.model_fields_set:
         return {}, whole
     if spec.capabilities.fully_observed and whole > _MOST_TOKENS:
-        return {"context": "single_turn", "window": 1}, _rounded(1.5 * turn)
+        return {"context": {"kind": "single_turn", "window": 1}}, _rounded(1.5 * turn)
     if whole <= _MOST_CONTEXT:
         return {}, whole
     turns = max(2, _MOST_CONTEXT // turn)
-    return {"context": "split", "window": turns, "overlap": turns // 2}, _rounded(1.25 * turns * turn)
+    return {"context": {"kind": "split", "window": turns, "overlap": turns // 2}}, _rounded(1.25 * turns * turn)
 
 
 def _tokens(draft: Config, spec: pb.EnvironmentSpec, demonstrations: Sequence[Demonstration]) -> tuple[int, int, float]:

@@ -48,7 +48,7 @@ def check(config: Config, *, world: int, local_world: int = 1) -> None:
             starts = read_starts(path, task.environment.id)
             refuse_held_out(config, "environment.starts", path, (start.seed for start in starts))
     for stage in config.in_stages:
-        if names_file(stage.algorithm.advantage) or names_file(stage.algorithm.loss):
+        if names_file(stage.algorithm.advantage.kind) or names_file(stage.algorithm.loss.kind):
             from starpod.trainer.algorithms.user_methods import check_user_methods  # which loads torch
 
             check_user_methods(stage.algorithm)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from starpod.trainer.configuration.config import Config
-from starpod.trainer.configuration.loading import Explore, load_config
+from starpod.trainer.configuration.loading import Explore, load_config, read_config
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.output.run_folder import RunFolder
 
@@ -19,8 +19,8 @@ GUARDED = (
     "environment.version",
     "environment.options",
     "environments",
-    "algorithm.advantage",
-    "algorithm.terms",
+    "algorithm.advantage.kind",
+    "algorithm.advantage.terms",
     "stages",
 )
 """Keys that define the experiment. A change of one must be confirmed with `--change` when a run is resumed."""
@@ -28,6 +28,16 @@ GUARDED = (
 
 USUAL = "frozen_lake"
 """Default configuration of a new run."""
+
+
+class ResolvedRun(NamedTuple):
+    """The configuration to train with."""
+
+    config: Config
+    origins: dict[str, str]
+    """Where the value of each key that was set comes from."""
+    resume: bool
+    """Whether an earlier run continues."""
 
 
 def resolve_run(
@@ -39,17 +49,17 @@ def resolve_run(
     resume_or_start: bool,
     changes: Sequence[str],
     explore: Explore | None = None,
-) -> tuple[Config, bool]:
-    """Return the configuration to train with, and whether the run in `run_dir` continues.
+) -> ResolvedRun:
+    """Return the configuration to train with.
 
     Args:
-        source: See `load_config`. None means the run's saved configuration, or USUAL for a new run.
-        words: See `load_config`.
+        source: See `read_config`. None means the run's saved configuration, or USUAL for a new run.
+        words: See `read_config`.
         run_dir: Folder of the run.
         resume: Continue the run, which must exist.
         resume_or_start: Continue the run if it exists, or start one.
         changes: See `allowed` in `check_changes`.
-        explore: See `load_config`.
+        explore: See `read_config`.
 
     Raises:
         ConfigError: There is no such run, or the configuration is wrong.
@@ -59,11 +69,11 @@ def resolve_run(
     if changes and not (resume or resume_or_start):
         raise ConfigError(f"--change {changes[0]} is for a run that is resumed: add --resume, or leave it out")
     if run_dir is None or not (resume or resume_or_start):
-        return load_config(source or USUAL, words, explore=explore), False
+        return ResolvedRun(*read_config(source or USUAL, words, explore=explore), resume=False)
     folder = RunFolder(run_dir)
     if not folder.started:
         if resume_or_start:
-            return load_config(source or USUAL, words, explore=explore), False
+            return ResolvedRun(*read_config(source or USUAL, words, explore=explore), resume=False)
         raise ConfigError(
             f"{run_dir} holds no run to resume: name the folder of one with --run-dir, or leave --resume out to start "
             "one there (--resume-or-start does either)"
@@ -71,11 +81,11 @@ def resolve_run(
     if not folder.config.exists():
         if source is None:
             raise ConfigError(f"the run in {run_dir} ended before it saved its configuration: give CONFIG again")
-        return load_config(source, words, explore=explore), True
+        return ResolvedRun(*read_config(source, words, explore=explore), resume=True)
     saved_config = str(folder.config)
-    config = load_config(source or saved_config, words, explore=explore)
-    check_changes(load_config(saved_config), config, allowed=changes)
-    return config, True
+    run = ResolvedRun(*read_config(source or saved_config, words, explore=explore), resume=True)
+    check_changes(load_config(saved_config), run.config, allowed=changes)
+    return run
 
 
 def check_changes(old: Config, new: Config, *, allowed: Collection[str] = ()) -> None:
@@ -107,6 +117,8 @@ def _guarded(config: Config, key: str) -> Any:
         return {name: [env.id, env.version, env.options] for name, env in config.environments.items()}
     if key == "stages":
         return config.to_dict().get(key, [])
-    section, _, field = key.partition(".")
     # Compare plain values, because a key of an estimator only exists with that estimator.
-    return config.to_dict().get(section, {}).get(field)
+    value: Any = config.to_dict()
+    for part in key.split("."):
+        value = value.get(part, {})
+    return value

@@ -64,7 +64,7 @@ class Case:
         return any(task.environment.expert_moves_left for stage in self.run.in_stages for task in stage.tasks)
 
 
-_ADVANTAGE = "algorithm.advantage {c.run.algorithm.advantage}"
+_ADVANTAGE = "algorithm.advantage {c.run.algorithm.advantage.kind}"
 
 
 def _search_from_start(key: str) -> Contradiction[Case]:
@@ -160,14 +160,14 @@ RULES: tuple[Contradiction[Case], ...] = (
         "rewards.{found[0]} has a weight or a penalty, or if it is in rewards.shaping",
     ),
     Contradiction(
-        ("algorithm.value_coefficient", "model.critic", "model.detach_critic"),
+        ("algorithm.advantage.value_coefficient", "model.critic", "model.detach_critic"),
         lambda c: (
             (c.run.model.detach_critic or c.run.model.critic == "separate")
             and (critic := c.run.algorithm.critic) is not None
             and critic.value_coefficient != type(critic).model_fields["value_coefficient"].default
         ),
-        "algorithm.value_coefficient weighs the critic's loss against the policy's, but this critic shares no trained "
-        "weights with the policy: drop it (optimizer.critic_lr sets how fast the critic learns), or set "
+        "algorithm.advantage.value_coefficient weighs the critic's loss against the policy's, but this critic shares "
+        "no trained weights with the policy: drop it (optimizer.critic_lr sets how fast the critic learns), or set "
         "model.critic to shared and model.detach_critic to false",
     ),
     # Blocks of replies
@@ -184,7 +184,7 @@ RULES: tuple[Contradiction[Case], ...] = (
     Contradiction(
         ("algorithm.advantage", "prompt.blocks"),
         lambda c: (
-            c.task.prompt.blocks[: len(first := c.run.algorithm.estimator.first_blocks)] != first and ", ".join(first)
+            c.task.prompt.blocks[: len(first := c.run.algorithm.advantage.first_blocks)] != first and ", ".join(first)
         ),
         _ADVANTAGE + " reads a reply as {found}, action: let prompt.blocks begin with [{found}]",
     ),
@@ -349,7 +349,7 @@ RULES: tuple[Contradiction[Case], ...] = (
         ("algorithm.advantage",),
         lambda c: c.run.needs_state_key and not c.facts.state_key,
         _ADVANTAGE + " compares turns that began in the same state, but {c.task.environment.id} has no state_key to "
-        "recognise states; choose another advantage, or set algorithm.gigpo.weight to 0",
+        "recognise states; choose another advantage, or set algorithm.advantage.weight to 0",
     ),
     Contradiction(
         ("prompt.observation",),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -17,17 +17,15 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
-    ModelWrapValidatorHandler,
     ValidationInfo,
     field_validator,
     model_validator,
 )
-from pydantic.fields import FieldInfo
 
 
-def packaged_configs() -> dict[str, Path]:
-    """Return the configurations that come with the package, by name."""
-    folder = Path(str(resources.files("starpod.trainer"))) / "configs"
+def packaged_configs(section: str = "") -> dict[str, Path]:
+    """Return the configurations that come with the package, by name; or those of a section."""
+    folder = Path(str(resources.files("starpod.trainer"))) / "configs" / section
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
@@ -97,6 +95,9 @@ class Section(BaseModel):
     SHORTHAND: ClassVar[str] = ""
     """Field that is set if a single word is given for the section; "": a single word is refused."""
 
+    BASES: ClassVar[str] = ""
+    """Folder of the package with files that SHORTHAND names, and which contain values for keys that are not set."""
+
     @model_validator(mode="before")
     @classmethod
     def _from_word(cls, values: Any) -> Any:
@@ -110,55 +111,6 @@ class Section(BaseModel):
             raise ValueError(f"{str(value).lower()} is not a value of this key")
         return value
 
-    @classmethod
-    def all_fields(cls) -> dict[str, FieldInfo]:
-        """Return the fields that a configuration may set."""
-        return dict(cls.model_fields)
-
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, as in YAML and JSON."""
         return self.model_dump(mode="json")
-
-
-class Kinds(Section):
-    """A section with several kinds. The class that sets KIND is the default kind, and its subclasses are the others.
-
-    Each kind declares its own keys, and a different default for the field that KIND names. A key of another kind is
-    refused; null counts as not given.
-    """
-
-    KIND: ClassVar[str] = ""
-    """Name of the field that distinguishes the kinds."""
-
-    @classmethod
-    def kinds(cls) -> list[type[Kinds]]:
-        """Return this section class and all classes derived from it."""
-        return [cls, *(kind for subclass in cls.__subclasses__() for kind in subclass.kinds())]
-
-    @classmethod
-    def all_fields(cls) -> dict[str, FieldInfo]:
-        return {
-            **{name: field for kind in cls.kinds() for name, field in kind.model_fields.items()},
-            **cls.model_fields,
-        }
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _of_its_kind(cls, values: Any, handler: ModelWrapValidatorHandler[Kinds]) -> Kinds:
-        if isinstance(values, str):
-            values = {cls.KIND: values}
-        if "KIND" not in vars(cls) or not isinstance(values, Mapping):
-            return handler(values)
-        classes = {kind.model_fields[cls.KIND].default: kind for kind in cls.kinds()}
-        name = values.get(cls.KIND, cls.model_fields[cls.KIND].default)
-        kind = classes.get(name, cls)
-        items = {key: value for key, value in values.items() if value is not None}
-        for key in items:
-            if key not in kind.model_fields and (
-                owners := [str(owner) for owner in classes if key in classes[owner].model_fields]
-            ):
-                raise ValueError(
-                    f"{key} belongs to {cls.KIND} {' or '.join(owners)}, and {cls.KIND} is {name}: drop it, or set "
-                    f"{cls.KIND} to {owners[0]}"
-                )
-        return handler(items) if kind is cls else kind.model_validate(items)

@@ -129,15 +129,3 @@ def may_change(key: str) -> bool:
         parts = ["environment", *parts[2:]] if parts[2] != "rewards" else parts[2:]
     name = ".".join(parts)
     return any(f"{name}.".startswith(f"{allowed}.") for allowed in MAY_CHANGE)
-
-
-def difference(base: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the dotted keys to set in `base` to make it equal to `other`, for plain values of two configurations."""
-    changes: dict[str, Any] = {}
-    for key, value in other.items():
-        old = base.get(key)
-        if isinstance(value, Mapping) and isinstance(old, Mapping) and old and set(old) <= set(value):
-            changes |= difference(old, value, f"{prefix}{key}.")
-        elif value != old:
-            changes[prefix + key] = value
-    return changes

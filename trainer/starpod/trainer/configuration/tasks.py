@@ -9,9 +9,11 @@ from typing import Any, TypeVar
 from pydantic import Field, ValidationError
 
 from starpod.client.spelling import nearest
+from starpod.trainer.configuration.layers import Layers
+from starpod.trainer.configuration.mistakes import explain
 from starpod.trainer.configuration.section import Section
 from starpod.trainer.evaluation.config import EvaluationConfig
-from starpod.trainer.prompts.prompt import PromptConfig, without_old_window
+from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.rewards.reward import RewardConfig
 from starpod.trainer.rollout.config import EnvironmentConfig
 from starpod.trainer.warm_start.config import WarmStartConfig
@@ -74,12 +76,10 @@ def merged(section: Any_Section, name: str, key: str, values: Mapping[str, Any])
             raise ValueError(f"no key '{prefix}.{field}'{nearest(field, list(OWN_KEYS[key]))}")
         if field not in OWN_KEYS[key]:
             raise ValueError(f"{prefix}.{field} is the same for all environments: give {key}.{field}")
-    base = section.to_dict()
-    if key == "prompt":
-        base = without_old_window(base, values.get("context"))
+    layers = Layers(type(section))
+    layers.add("", section.to_dict())
+    layers.add("", values)
     try:
-        return type(section).model_validate({**base, **values})
+        return type(section).model_validate(layers.values)
     except ValidationError as error:
-        first = error.errors()[0]
-        location = ".".join([prefix, *map(str, first["loc"])])
-        raise ValueError(f"{location}: {first['msg'].removeprefix('Value error, ')}") from None
+        raise ValueError(explain(type(section), error, prefix)) from None

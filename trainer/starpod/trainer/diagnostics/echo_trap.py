@@ -15,6 +15,8 @@ from typing import Any
 from starpod.report.figures import show
 from starpod.trainer.agents.config import SamplingConfig
 from starpod.trainer.algorithms.config import AlgorithmConfig
+from starpod.trainer.algorithms.objectives import CISPO, GSPO, PPO
+from starpod.trainer.algorithms.sections import KeepAll
 from starpod.trainer.configuration.optimizer import OptimizerConfig
 from starpod.trainer.diagnostics.config import MonitorConfig
 from starpod.trainer.diagnostics.success import SuccessTrack
@@ -60,7 +62,7 @@ class SettingsInUse:
     @property
     def fewer_groups(self) -> str:
         chosen = self.algorithm.filter
-        if chosen.strategy == "none":
+        if isinstance(chosen, KeepAll):
             return "keep fewer groups (filter by reward deviation: algorithm.filter.strategy=top_fraction)"
         return f"keep fewer groups (algorithm.filter.value is {chosen.value:g})"
 
@@ -68,14 +70,19 @@ class SettingsInUse:
     def off_of_starpo_s(self) -> str:
         """Parts of StarPO-S that are off; "" if all are on."""
         algorithm = self.algorithm
-        low_bound = algorithm.loss == "ppo" and getattr(algorithm.objective, "clip_high", math.inf) < 0.28
+        low_bound = isinstance(algorithm.loss, PPO) and _highest(algorithm.loss) < 0.28
         parts = [
             "a filter by reward deviation (algorithm.filter.strategy=top_fraction)"
             * (algorithm.filter.strategy == "none"),
             "no KL term (algorithm.kl.where=off)" * (algorithm.kl.where != "off"),
-            "a higher upper clip bound (algorithm.clip_high=0.28)" * low_bound,
+            "a higher upper clip bound (algorithm.loss.clip_high=0.28)" * low_bound,
         ]
         return _listed([part for part in parts if part], "and")
+
+
+def _highest(loss: PPO | GSPO | CISPO) -> float:
+    """Return the upper clip bound, the largest one if it depends on the turn."""
+    return loss.clip_high if isinstance(loss.clip_high, float) else max(loss.clip_high)
 
 
 def _listed(items: Sequence[str], last: str = "or") -> str:
@@ -108,8 +115,9 @@ def _against_echoes(use: SettingsInUse) -> list[str]:
 
 
 def _against_low_entropy(use: SettingsInUse) -> list[str]:
-    high = getattr(use.algorithm.objective, "clip_high", None)
-    bound = [] if high is None else [f"raise the upper clip bound (algorithm.clip_high is {high:g})"]
+    loss = use.algorithm.loss
+    high = _highest(loss) if isinstance(loss, PPO | GSPO | CISPO) else None
+    bound = [] if high is None else [f"raise the upper clip bound (algorithm.loss.clip_high is {high:g})"]
     return [use.more_entropy, *bound, use.lower_rate]
 
 

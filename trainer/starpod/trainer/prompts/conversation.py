@@ -51,7 +51,7 @@ class Conversation:
 
     Args:
         template: Chat template.
-        context: Context of a reply; see `prompt.Context`.
+        context: Context of a reply; see `prompt.ContextConfig`.
         window: Number of turns shown by `window` and `single_turn`, including the current one; None is all.
         pinned, overlap: See `part_start`.
     """
@@ -81,7 +81,8 @@ class Conversation:
     @classmethod
     def of(cls, template: Template, config: PromptConfig) -> Conversation:
         """Create a conversation with the configured context."""
-        return cls(template, context=config.context, window=config.window, pinned=config.pinned, overlap=config.overlap)
+        keys = dict(config.context)
+        return cls(template, context=keys.pop("kind"), **keys)
 
     def system(self, text: str) -> None:
         """Set the system message before the first turn. An empty text means none."""

@@ -2,36 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from starpod.client import Limits
+from starpod.trainer.configuration.kinds import KindBy
 from starpod.trainer.configuration.section import ConfigError, Section
 from starpod.trainer.configuration.user_file import UserCodeError, call, known_or_located, load, names_file
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.data.images import MARK, NOT_A_MARK
 from starpod.trainer.prompts.grammar import Further, Grammar, Parsed, UserGrammar
 
-Context = Literal["full", "window", "split", "single_turn"]
-"""Context of a reply. full: the whole conversation. window: its latest turns, as a conversation. split: a conversation
-that grows to a number of turns and then restarts with the pinned first turns and the latest ones. single_turn: its
-latest turns in a single message."""
-
 OPENING = "You are an agent in an environment. You act turn by turn, and after each turn you see what came of it."
 
 
-def without_old_window(values: Mapping[str, Any], context: object) -> dict[str, Any]:
-    """Return a prompt section's values for a new `context` (None: unchanged).
+class FullContext(Section):
+    """The whole conversation."""
 
-    If the context changes, the values of `window`, `pinned` and `overlap` are dropped.
-    """
-    result = dict(values)
-    if context not in (None, result.get("context", "full")):
-        for name in ("window", "pinned", "overlap"):
-            result.pop(name, None)
-    return result
+    kind: Literal["full"] = "full"
+
+
+class LatestTurns(Section):
+    """The latest turns, as a conversation (window) or in a single message (single_turn)."""
+
+    kind: Literal["window", "single_turn"] = "window"
+    window: int | None = Field(default=None, ge=1, description="Turns to show; null: all.")
+
+
+class SplitContext(Section):
+    """A conversation that grows to a number of turns, and then restarts with the pinned first turns and the latest
+    ones."""
+
+    kind: Literal["split"] = "split"
+    window: int = Field(ge=1, description="Turns of each part.")
+    pinned: int = Field(default=0, ge=0, description="First turns of the episode that every part shows.")
+    overlap: int = Field(default=0, ge=0, description="Last turns of a part that the next part repeats.")
+
+    @model_validator(mode="after")
+    def _parts_advance(self) -> SplitContext:
+        if self.overlap >= self.window:
+            raise ValueError(
+                f"prompt.context split begins a new part after {self.window} turns, {self.overlap} of which are "
+                "repeated: set prompt.context.window to more than overlap"
+            )
+        return self
+
+
+Context = Literal["full", "window", "split", "single_turn"]
+ContextConfig = Annotated[FullContext | LatestTurns | SplitContext, KindBy("kind")]
 
 
 class PromptConfig(Section):
@@ -54,15 +74,9 @@ class PromptConfig(Section):
         description="Form of replies; your own class derives from Grammar.",
         examples=["tags", "FILE.py:NAME"],
     )
-    context: Context = Field(
-        default="full",
-        description="What a reply sees; see docs/prompts.md#what-a-reply-sees.",
+    context: ContextConfig = Field(
+        default=FullContext(), description="What a reply sees; see docs/prompts.md#what-a-reply-sees."
     )
-    window: int | None = Field(
-        default=None, ge=1, description="Turns shown by window and single_turn, or per part of split; null: all."
-    )
-    pinned: int = Field(default=0, ge=0, description="First turns of the episode that every part of split shows.")
-    overlap: int = Field(default=0, ge=0, description="Last turns of a part that the next part of split repeats.")
     prefill: bool = Field(
         default=True, description="Ends the prompt with the reply's first tag, without training on it."
     )
@@ -86,24 +100,6 @@ class PromptConfig(Section):
         return known_or_located(text, ["tags"], "reply grammar")
 
     @model_validator(mode="after")
-    def _window_has_an_effect(self) -> PromptConfig:
-        if self.context != "split" and (self.pinned or self.overlap):
-            raise ValueError(
-                "prompt.pinned and prompt.overlap are for split conversations, but prompt.context is "
-                f"{self.context}: set context to split, or drop them"
-            )
-        if self.context == "split" and (self.window is None or self.overlap >= self.window):
-            raise ValueError(
-                f"prompt.context split begins a new part after prompt.window turns, prompt.overlap ({self.overlap}) "
-                "of which are repeated: set a larger window"
-            )
-        if self.context == "full" and self.window is not None:
-            raise ValueError(
-                "prompt.window has no effect if prompt.context is full; set context to window or single_turn"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _names_each_block_once(self) -> PromptConfig:
         if len({*self.blocks}) < len(self.blocks):
             raise ValueError("prompt.blocks names a block twice: drop one")
@@ -111,7 +107,7 @@ class PromptConfig(Section):
 
     @model_validator(mode="after")
     def _images_keep_their_turn(self) -> PromptConfig:
-        if self.shows_images and self.context == "single_turn":
+        if self.shows_images and self.context.kind == "single_turn":
             raise ValueError(
                 f"prompt.observation {self.observation} shows an image per turn, but prompt.context single_turn puts "
                 "all turns in one message: set context to window"
@@ -189,7 +185,7 @@ class Prompter:
         if actions := self.grammar.actions:
             lines.append(f"Actions: {', '.join(actions)}.")
         lines.append(self._limits())
-        if config.context == "single_turn":
+        if config.context.kind == "single_turn":
             # The user message contains the past turns, each of which would repeat the reminder.
             lines.append(self.reminder)
         return "\n".join(line for line in lines if line)
@@ -229,7 +225,7 @@ class Prompter:
             lines += [f"Turn {number}{suffix}", "State:", observation]
             lines.append("Your last reply held no valid action. Try again." if warning else "")
             lines.append(note and f"You have {note}")
-            lines.append("" if self.config.context == "single_turn" else self.reminder)
+            lines.append("" if self.config.context.kind == "single_turn" else self.reminder)
         return "\n".join(line for line in lines if line)
 
     def following(self, episode: Episode, observation: str, *, image: bool = False) -> str:

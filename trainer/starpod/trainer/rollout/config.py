@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, SerializeAsAny, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from starpod.client.transport import as_addresses
 from starpod.trainer.agents.config import ProgramConfig
-from starpod.trainer.configuration.section import CommandWords, FilePath, Kinds, Section
-
-Strategy = Literal["none", "best_of", "beam", "lookahead", "pivots", "values", "tree"]
+from starpod.trainer.configuration.kinds import KindBy
+from starpod.trainer.configuration.section import CommandWords, FilePath, Section
 
 
 class CurriculumConfig(Section):
@@ -102,12 +101,10 @@ class EnvironmentConfig(Section):
         return self.model_copy(update={"options": {**self.options, **options}})
 
 
-class SearchConfig(Kinds):
+class SearchConfig(Section):
     """Search strategy that finds the episodes of a group."""
 
-    KIND: ClassVar[str] = "strategy"
-
-    strategy: Strategy = Field(default="none", description="none: plain play; others: see docs/methods.md#branches.")
+    strategy: str
 
     @property
     def needs_score(self) -> bool:
@@ -123,6 +120,12 @@ class SearchConfig(Kinds):
         return False
 
 
+class NoSearch(SearchConfig):
+    """Plain play."""
+
+    strategy: Literal["none"] = "none"
+
+
 class BestOfConfig(SearchConfig):
     """Options of the strategy `best_of`."""
 
@@ -136,7 +139,7 @@ class BestOfConfig(SearchConfig):
 class BeamConfig(SearchConfig):
     """Options of the strategies `beam` and `lookahead`."""
 
-    strategy: Literal["beam", "lookahead"] = "beam"
+    strategy: Literal["beam"] = "beam"
     width: int = Field(default=4, ge=1, description="Replies to try in each state.")
     keep: int = Field(default=2, ge=1, description="Episodes that a beam keeps after each turn.")
     draws: int = Field(default=1, ge=1, description="Dynamics seeds over which the score of a reply is averaged.")
@@ -173,7 +176,7 @@ class BeamConfig(SearchConfig):
 class LookaheadConfig(BeamConfig):
     """Options of the strategy `lookahead`."""
 
-    strategy: Literal["lookahead"] = "lookahead"
+    strategy: Literal["lookahead"] = "lookahead"  # type: ignore[assignment]
     depth: int = Field(default=1, ge=0, description="Turns to play after a reply to score it.")
 
 
@@ -213,6 +216,12 @@ class TreeConfig(SearchConfig):
     width: int = Field(default=4, ge=1, description="Trees per group.")
 
 
+AnySearch = Annotated[
+    NoSearch | BestOfConfig | BeamConfig | LookaheadConfig | PivotsConfig | ValuesConfig | TreeConfig,
+    KindBy("strategy"),
+]
+
+
 class CollectConfig(Section):
     """Collection of P groups of N episodes; the members of a group share a start state."""
 
@@ -238,7 +247,10 @@ class CollectConfig(Section):
     deadline: float = Field(
         default=3600.0, gt=0, description="Seconds after which an unfinished episode counts as failed."
     )
-    search: SerializeAsAny[SearchConfig] = SearchConfig()
+    search: AnySearch = Field(
+        default=NoSearch(),
+        description="Search that finds the episodes of a group; none: plain play; see docs/methods.md#branches.",
+    )
     agent: ProgramConfig = ProgramConfig()
 
     @model_validator(mode="after")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from starpod.trainer.algorithms.filters import verdicts
-from starpod.trainer.algorithms.sections import FilterConfig
+from starpod.trainer.algorithms.sections import Filter
 from starpod.trainer.data.batch import RolloutBatch
 from starpod.trainer.data.group import Group
 from starpod.trainer.data.updates import Verdict, token_records
@@ -41,7 +41,7 @@ class RolloutLog:
         verdict = Verdict(False, "Its returns are all the same: dynamic sampling replaced it.")
         self._groups, self._verdicts = groups, {group.id: verdict for group in rejected_groups}
 
-    def judge(self, config: FilterConfig, groups: Sequence[Group], kept_groups: Sequence[Group]) -> None:
+    def judge(self, config: Filter, groups: Sequence[Group], kept_groups: Sequence[Group]) -> None:
         """Record which groups the filter kept, and why."""
         if self.enabled and self._parallel.is_main:
             self._verdicts |= verdicts(config, groups, kept_groups)

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from starpod.trainer.configuration.section import Kinds
+from starpod.trainer.configuration.kinds import KindBy
+from starpod.trainer.configuration.section import Section
 
 
-class ScorerConfig(Kinds):
-    """A model that is trained to score turns, for the reward part `process`."""
+class NoScorer(Section):
+    """No model scores turns."""
 
-    SHORTHAND: ClassVar[str] = "kind"
-    KIND: ClassVar[str] = "kind"
-
-    kind: Literal["off", "implicit", "q"] = Field(
-        default="off",
-        description="implicit: a second policy that learns to prefer success (iStar); q: a value of turns.",
-    )
+    kind: Literal["off"] = "off"
 
 
-class ImplicitConfig(ScorerConfig):
+class ImplicitConfig(Section):
     """The `implicit` scorer: a second policy that learns to prefer success, turn by turn."""
 
     kind: Literal["implicit"] = "implicit"
@@ -30,9 +25,13 @@ class ImplicitConfig(ScorerConfig):
     normalise: bool = Field(default=True, description="Divides scores by the batch's largest.")
 
 
-class QConfig(ScorerConfig):
+class QConfig(Section):
     """The `q` scorer: a model of the discounted outcome after each turn."""
 
     kind: Literal["q"] = "q"
     lr: float | None = Field(default=None, gt=0, description="Learning rate; null: that of the policy.")
     gamma: float = Field(default=0.95, gt=0, le=1, description="Discount per turn.")
+
+
+ScorerConfig = Annotated[NoScorer | ImplicitConfig | QConfig, KindBy("kind")]
+"""A model that is trained to score turns, for the reward part `process`."""

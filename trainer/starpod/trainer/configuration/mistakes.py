@@ -1,0 +1,68 @@
+"""Sentences about mistakes in a configuration."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from pydantic import ValidationError
+
+from starpod.client.spelling import nearest
+from starpod.trainer.configuration.kinds import USERS, Kinds
+from starpod.trainer.configuration.layers import keys_of, kind_below
+from starpod.trainer.configuration.section import Section
+
+_OF_ADVANTAGE = (
+    "gamma lam baseline turn_gamma turn_lam segment_lam terms bootstrap_truncated value_coefficient value_clip"
+)
+_OF_LOSS = "clip_low clip_high dual_clip divergence divergence_low divergence_high"
+MOVED = {
+    **{f"algorithm.{key}": f"algorithm.advantage.{key}" for key in _OF_ADVANTAGE.split()},
+    "algorithm.gigpo": "algorithm.advantage",
+    "algorithm.advantage_parameters": "algorithm.advantage.parameters",
+    **{f"algorithm.{key}": f"algorithm.loss.{key}" for key in _OF_LOSS.split()},
+    "algorithm.turn_clip": "algorithm.loss.clip_decay, or lists in algorithm.loss.clip_low and clip_high",
+    "algorithm.loss_average": "algorithm.loss.average",
+    "algorithm.loss_parameters": "algorithm.loss.parameters",
+    "algorithm.policy_loss": "algorithm.loss",
+    **{f"prompt.{key}": f"prompt.context.{key}" for key in ("window", "pinned", "overlap")},
+}
+"""Keys of earlier versions, and those that took their place."""
+
+
+def explain(section: type[Section], error: ValidationError, prefix: str = "") -> str:
+    """Return an error's mistakes as sentences. prefix: dotted key of the section."""
+    items = [item for item in error.errors() if item["type"] != "default_factory_not_called"]
+    return "; ".join(_sentence(section, item, prefix) for item in items)
+
+
+def _sentence(section: type[Section], item: Any, prefix: str) -> str:
+    kind: Any = section
+    kinds, name = None, ""
+    names = [prefix] if prefix else []
+    for part in item["loc"]:
+        if isinstance(kind, Kinds) and part in kind.classes:  # pydantic names the kind between two keys
+            kinds, name, kind = kind, part, kind.classes[part]
+        elif kind is None or isinstance(part, int) or keys_of(kind) or kind_below(kind, part):
+            above, kind = kind, kind_below(kind, part)
+            names.append(str(part))
+    key, last = ".".join(names), names[-1] if names else ""
+    if item["type"] == "extra_forbidden":
+        if new := MOVED.get(re.sub(r"^environments\.[^.]+\.", "", key)):
+            return f"{key} is {new} now"
+        if kinds is not None and above is kinds.classes[name] and (owners := kinds.owners(last)):
+            place = ".".join(names[:-1])
+            return (
+                f"{key} belongs to {', '.join(owners)}, and {place} is {name}: drop it, or set {place} to {owners[0]}"
+            )
+        return f"no key {key!r}{nearest(last, keys_of(above))}"
+    if item["type"] == "union_tag_invalid":
+        known = [each for each in kind.classes if each != USERS]
+        own = f"; one of your own is {USERS}" if USERS in kind.classes else ""
+        return f"{key}: no {kind.key} {item['ctx']['tag']!r}{nearest(item['ctx']['tag'], known)}{own}"
+    if item["type"] == "model_type":
+        return f"{key}: is a section of keys, such as {key}.{keys_of(kind)[0]}, and cannot be {item['input']!r}"
+    message = item["msg"].removeprefix("Value error, ")
+    suffix = "" if item["type"] == "value_error" or isinstance(item["input"], dict) else f", not {item['input']!r}"
+    # Sections' own messages already name their keys.
+    return f"{key}: {message}{suffix}" if key and f"{key}." not in message else f"{message}{suffix}"
