@@ -13,7 +13,7 @@ from starpod.client.errors import BadArgument, StarpodError, Unreachable
 from starpod.client.nearest import unknown_environment, unknown_version
 from starpod.client.pool.placement import Host, least_loaded
 from starpod.client.pool.replica import Replica
-from starpod.client.pool.upkeep import Upkeep, ignore_errors
+from starpod.client.pool.upkeep import ServerUpkeep, ignore_errors
 from starpod.client.snapshot import Snapshot
 from starpod.client.transport import Backoff, join_endpoint, split_address
 from starpod.client.versions import latest_name, parse_version, satisfies
@@ -54,7 +54,7 @@ class ServerPool:
             "messages_in_flight": batches_in_flight,
         }
         self._discover = discover
-        self.upkeep = Upkeep(self, timeout=timeout, health_seconds=health_seconds)
+        self.upkeep = ServerUpkeep(self, timeout=timeout, health_seconds=health_seconds)
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._change: asyncio.Event

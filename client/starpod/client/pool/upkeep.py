@@ -36,7 +36,7 @@ class Members(Protocol):
         """Run a coroutine until the pool is closed."""
 
 
-class Upkeep:
+class ServerUpkeep:
     """The regular work for the servers of a pool.
 
     All of it runs in separate tasks, because a server that does not answer must not delay the renewal of leases on

@@ -29,7 +29,7 @@ class CheckpointRecovery(Protocol):
     async def bring_back(self, state: SessionState, error: StarpodError, retry: RetryState) -> None: ...
 
 
-class Checkpoints:
+class SessionCheckpoints:
     """Takes a snapshot of a session before its caller gets a reply, so that recovery never undoes a known turn."""
 
     def __init__(self, recovery: CheckpointRecovery) -> None:

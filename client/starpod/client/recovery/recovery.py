@@ -16,7 +16,7 @@ from starpod.client.history import Reply, Restored, step_reply
 from starpod.client.observation import Transition
 from starpod.client.pool.pool import ServerPool
 from starpod.client.pool.replica import Replica
-from starpod.client.recovery.checkpoints import Checkpoints
+from starpod.client.recovery.checkpoints import SessionCheckpoints
 from starpod.client.recovery.hot_path import deliver, fail, finish
 from starpod.client.recovery.rebuild import rebuild
 from starpod.client.recovery.reset import PendingReset
@@ -47,7 +47,7 @@ class Recovery:
         self.enabled = enabled
         self.patience = patience
         self.recoveries = 0
-        self.checkpoints = Checkpoints(self)
+        self.checkpoints = SessionCheckpoints(self)
         self._pool = pool
         self._closed = False
         self._tasks: set[asyncio.Task[Any]] = set()

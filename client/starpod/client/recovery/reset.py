@@ -12,7 +12,7 @@ from starpod.client.history import History, Opened, Origin, Reply, first_reply, 
 from starpod.client.nearest import explain_options
 from starpod.client.observation import Limits, Observation, Want
 from starpod.client.pool.replica import Replica
-from starpod.client.recovery.checkpoints import Checkpoints
+from starpod.client.recovery.checkpoints import SessionCheckpoints
 from starpod.client.recovery.rebuild import overrides
 from starpod.client.recovery.state import CLOSED, BatchResult, RetryState, SessionState
 from starpod.v1 import environment_pb2 as pb
@@ -21,7 +21,7 @@ from starpod.v1 import environment_pb2 as pb
 class ResetRecovery(Protocol):
     """The part of Recovery that a reset uses."""
 
-    checkpoints: Checkpoints
+    checkpoints: SessionCheckpoints
 
     def reset_refused(self, pending: PendingReset, error: StarpodError) -> None: ...
 

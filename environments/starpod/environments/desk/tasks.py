@@ -68,7 +68,7 @@ class DeskTask(ABC):
 
 
 @dataclass(frozen=True)
-class Schedule(DeskTask):
+class ScheduleTask(DeskTask):
     """Add a meeting at the earliest free time, and mail the attendee."""
 
     name: str
@@ -127,7 +127,7 @@ class Schedule(DeskTask):
 
 
 @dataclass(frozen=True)
-class Cancel(DeskTask):
+class CancelTask(DeskTask):
     """Delete all meetings of a day, and mail their attendees."""
 
     day: str
@@ -204,7 +204,7 @@ class ReportTask(DeskTask):
 
 
 @dataclass(frozen=True)
-class Keep(DeskTask):
+class KeepTask(DeskTask):
     """Write the door code from a mail into a file."""
 
     name: str
@@ -245,11 +245,11 @@ def draw_task(rng: random.Random, kind: str, office: Office) -> DeskTask | None:
             title = f"{rng.choice(('Talk', 'Check', 'Handover', 'Kickoff'))} {rng.choice(('north', 'south', 'west'))}"
             day, hours = rng.choice(DAYS), rng.choice((1, 2))
             start = earliest(office.events, day, hours)
-            return None if start is None else Schedule(name, office.contacts[name], title, day, start, hours)
+            return None if start is None else ScheduleTask(name, office.contacts[name], title, day, start, hours)
         case "cancel":
             day = rng.choice(sorted({event.day for event in office.events.values()}, key=DAYS.index))
             meetings = [(number, event) for number, event in office.events.items() if event.day == day]
-            return Cancel(
+            return CancelTask(
                 day,
                 tuple((number, event.title, office.contacts[event.attendee]) for number, event in meetings),
                 tuple(sorted({event.attendee for _, event in meetings})),
@@ -259,13 +259,13 @@ def draw_task(rng: random.Random, kind: str, office: Office) -> DeskTask | None:
             return ReportTask(name, office.contacts[name], project, fact, value)
     name = rng.choice(sorted(office.codes))
     mail = next(number for number, mail in office.inbox.items() if office.codes[name] in mail.body)
-    return Keep(name, mail, office.codes[name], f"{name.split()[0].lower()}-door.txt")
+    return KeepTask(name, mail, office.codes[name], f"{name.split()[0].lower()}-door.txt")
 
 
 def draw_tasks(rng: random.Random, kinds: Sequence[str], office: Office) -> list[DeskTask]:
     """Draw a task of each kind. No task adds a meeting on a day whose meetings another task deletes."""
     while True:
         tasks = [task for kind in kinds if (task := draw_task(rng, kind, office))]
-        days = [task.day for task in tasks if isinstance(task, Schedule | Cancel)]
+        days = [task.day for task in tasks if isinstance(task, ScheduleTask | CancelTask)]
         if len(tasks) == len(kinds) and len(set(days)) == len(days):
             return tasks

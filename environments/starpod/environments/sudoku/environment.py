@@ -10,7 +10,7 @@ from starpod.env_server import Environment, EnvironmentSpec, Limits, Outcome
 
 from .expert import expert_placement
 from .generation import generate
-from .grid import candidates, clashes, clashing, complete, unblocked
+from .grid import candidates, clashes, clashing, completed, unblocked
 from .options import SudokuOptions
 from .picture import draw, draw_html
 from .reading import read_action, write_action
@@ -104,7 +104,7 @@ class Sudoku(Environment):
             terminated=is_solved,
             truncated=late and not is_solved,
             success=True if is_solved else False if late else None,
-            criteria=self._criteria() if self.options.criteria else None,
+            criteria=completed(self.puzzle, self.grid, self.size) if self.options.criteria else None,
             info={
                 "correct_placement": is_correct,
                 "steps_remaining": self.options.steps_allowed - self.steps,
@@ -112,11 +112,6 @@ class Sudoku(Environment):
                 "cells_remaining": empty_count,
             },
         )
-
-    def _criteria(self) -> dict[str, bool]:
-        """Return whether each row, column and box is complete, without the ones that were complete at the start."""
-        initial = complete(self.puzzle, self.size)
-        return {name: filled for name, filled in complete(self.grid, self.size).items() if not initial[name]}
 
     def _pay(self, cell: int) -> float:
         """Return the reward for a digit without clashes, minus what its cell has paid before, but at least 0."""

@@ -54,8 +54,13 @@ def clashing(grid: Grid, size: int) -> set[int]:
     }
 
 
-def complete(grid: Grid, size: int) -> dict[str, bool]:
-    """Return whether every digit occurs, for each row, column and box. Keys are names such as `row 1`."""
+def completed(puzzle: Grid, grid: Grid, size: int) -> dict[str, bool]:
+    """Return whether each row, column and box that the puzzle leaves open has every digit, by names such as `row 1`."""
+    initial = _complete(puzzle, size)
+    return {name: is_filled for name, is_filled in _complete(grid, size).items() if not initial[name]}
+
+
+def _complete(grid: Grid, size: int) -> dict[str, bool]:
     digits: dict[str, set[int]] = {}
     for cell, (row, column, box) in enumerate(units(size)):
         for name in (f"row {row + 1}", f"column {column + 1}", f"box {box + 1}"):

@@ -149,7 +149,7 @@ class WebShop(Environment):
         if type(action) is not str or len(action) > actions.MAX_LENGTH:
             return self._invalid()
         if self._past.is_shown:
-            self._past.remember(self._page(), action)
+            self._past.remember(_page(self._cached_shop, self.options), action)
         shop = self._cached_shop
         name, argument = actions.parse(action)
         try:
@@ -187,13 +187,9 @@ class WebShop(Environment):
         options, shop = self.options, self._cached_shop
         if options.presentation != "original":
             return present(shop, options.presentation)
-        page = self._page()
+        page = _page(shop, options)
         earlier_texts = self._past.texts()
         return pages.SEPARATOR.join([*earlier_texts, page]) if earlier_texts else page
-
-    def _page(self) -> str:
-        mode = self.options.observation
-        return _html(self._cached_shop) if mode == "html" else pages.show(self._cached_shop, mode)
 
     def valid_actions(self) -> list[str]:
         shop = self._cached_shop
@@ -250,6 +246,11 @@ class WebShop(Environment):
         self.seed, self.dynamics_seed = state["seeds"]
         self._dynamics = state["dynamics"]
         self._enter(store, ShopState(**state["shop"]), *state["past"])
+
+
+def _page(shop: Shop, options: WebShopOptions) -> str:
+    mode = options.observation
+    return _html(shop) if mode == "html" else pages.show(shop, mode)
 
 
 def _html(shop: Shop) -> str:
