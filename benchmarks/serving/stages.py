@@ -26,6 +26,7 @@ from benchmarks.serving.lake import ENVIRONMENT, OPTIONS, WALK
 from starpod.env_server.episodes.live_episode import Want
 from starpod.env_server.operation.config import ServerLimits
 from starpod.env_server.operation.metrics import Metrics
+from starpod.env_server.processes.host_factory import HostFactory
 from starpod.env_server.registry import Registry
 from starpod.env_server.sessions.calls import Calls
 from starpod.env_server.sessions.columns import Answers, StepRows, step_rows
@@ -64,7 +65,8 @@ def main() -> None:
 async def measure(rows: int, batches: int) -> dict[str, float]:
     """Return the microseconds per step by stage."""
     seconds_by_stage: defaultdict[str, list[float]] = defaultdict(list)
-    calls = Calls(Worker(Registry.installed(), ServerLimits(), Metrics(), threads=1))
+    limits = ServerLimits()
+    calls = Calls(Worker(Registry.installed(), limits, Metrics(), HostFactory(limits, threads=1)))
     table = SessionTable()
     opening = pb.OpenRequest(
         environment_id=ENVIRONMENT,

@@ -17,6 +17,7 @@ from starpod.env_server.operation.config import UNLIMITED, ServerConfig
 from starpod.env_server.operation.metrics import Metrics
 from starpod.env_server.operation.tracing import OpenTelemetryTracer, Tracer
 from starpod.env_server.processes.child_process import ChildProcess
+from starpod.env_server.processes.host_factory import HostFactory
 from starpod.env_server.processes.hosts import HostDied
 from starpod.env_server.registry import Registry
 from starpod.env_server.server.http_front import HTTPFront
@@ -61,9 +62,8 @@ class EnvironmentServer:
         except OSError as error:
             raise ServerError(f"cannot record effects in {config.effects}: {error.strerror}") from error
         self.metrics.effects = journal.counts
-        self.worker = Worker(
-            registry, config.limits, self.metrics, config.threads, config.sandbox, seal, config.thread_seconds, journal
-        )
+        hosts = HostFactory(config.limits, config.threads, config.thread_seconds, config.sandbox, journal)
+        self.worker = Worker(registry, config.limits, self.metrics, hosts, seal)
         self.calls = Calls(self.worker)
         self.port = config.port
         if config.token_file and not config.snapshot_key_file:

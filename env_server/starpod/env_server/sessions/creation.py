@@ -54,7 +54,7 @@ class SessionCreation:
             plan = group_plan
             if not request.HasField("dynamics_seed"):
                 plan = group_plan._replace(dynamics_seed=derive_seed(seed, "member", member))
-            host = self._worker.host(environment, want)
+            host = self._worker.hosts.new(environment, want)
             session = ServedSession(environment, host, plan, lease, member)
             sessions.append(session)
             if first_host is not None and environment.spec.slow_reset and isinstance(host, LocalHost):
@@ -90,7 +90,7 @@ class SessionCreation:
                 plan = plan._replace(dynamics_seed=seeds[len(sessions)])
             elif reseed:
                 plan = plan._replace(dynamics_seed=derive_seed(plan.dynamics_seed, "fork", parent.next_index, member))
-            self._worker.make_room(parent.environment)
+            self._worker.hosts.make_room(parent.environment)
             host = await self._guard(parent, parent.host.fork(plan.dynamics_seed if reseed else None), "Fork")
             turns, is_over = parent.next_index, parent.over
             sessions.append(ServedSession(parent.environment, host, plan, parent.lease, member, turns, is_over))
@@ -125,7 +125,7 @@ class SessionCreation:
         pictures: Pictures = {}
 
         async def make(member: int, sessions: list[ServedSession]) -> pb.Observation:
-            host = self._worker.host(environment, want)
+            host = self._worker.hosts.new(environment, want)
             session = ServedSession(environment, host, plan, lease, member, episode.turns, bool(episode.end_reason))
             load = _load(host, state, rehearse=not (self._worker.seal.keyed or sessions))
             sessions.append(session)

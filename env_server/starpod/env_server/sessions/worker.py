@@ -11,20 +11,15 @@ from typing import Any
 
 from google.protobuf import struct_pb2
 
-from starpod.env_server.authoring.environment import Busy, Concurrency, Environment, EnvironmentOptions
+from starpod.env_server.authoring.environment import Busy, Environment, EnvironmentOptions
 from starpod.env_server.episodes import convert
-from starpod.env_server.episodes.effects import Journal
 from starpod.env_server.episodes.errors import CallError, overloaded
-from starpod.env_server.episodes.live_episode import Want
 from starpod.env_server.operation.config import ServerLimits
 from starpod.env_server.operation.metrics import Metrics
 from starpod.env_server.operation.tenants import RECEIVED_SECONDS, LoopShare, Tenant
-from starpod.env_server.processes.child_process import ChildProcess
-from starpod.env_server.processes.hosts import EpisodeHost, LocalHost, Pools
-from starpod.env_server.processes.process_host import ProcessHost
+from starpod.env_server.processes.host_factory import HostFactory
 from starpod.env_server.processes.threads import Hung
 from starpod.env_server.registry import Registry
-from starpod.env_server.sandbox.sandbox import UNTRUSTING, Sandbox
 from starpod.env_server.sessions.failures import SessionFailures
 from starpod.env_server.sessions.requests import LARGE_BYTES, check_options, parse_options
 from starpod.env_server.sessions.seal import SnapshotSeal
@@ -48,25 +43,20 @@ class Worker:
         registry: Registry,
         limits: ServerLimits,
         metrics: Metrics,
-        threads: int,
-        sandbox: Sandbox = UNTRUSTING,
+        hosts: HostFactory,
         seal: SnapshotSeal | None = None,
-        thread_seconds: float = 600.0,
-        journal: Journal | None = None,
     ) -> None:
         self.registry = registry
         self.limits = limits
         self.metrics = metrics
         self.failures = SessionFailures(metrics)
-        self.sandbox = sandbox
+        self.hosts = hosts
         self.seal = seal or SnapshotSeal()
-        self.journal = journal or Journal()
         self.instance_id = secrets.token_hex(8)
         self.draining = False
         self.live_sessions = 0
         self.share = LoopShare()
         self.large_bytes = 0
-        self.pools = Pools.of(threads, thread_seconds)
         self._tasks: set[asyncio.Task[Any]] = set()
 
     # --- admission -------------------------------------------------------------------------------------------------
@@ -96,18 +86,6 @@ class Worker:
         if self.metrics.calls_in_flight >= limit:
             raise overloaded("max_calls_in_flight", f"{limit} calls are in progress; try again later", 0.1)
 
-    def host(self, environment: type[Environment], want: Want) -> EpisodeHost:
-        self.make_room(environment)
-        if environment.spec.concurrency is Concurrency.PROCESS:
-            return ProcessHost(environment, self.sandbox)
-        return LocalHost(environment, self.pools, self.journal, want)
-
-    def make_room(self, environment: type[Environment]) -> None:
-        if environment.spec.concurrency is Concurrency.PROCESS and ChildProcess.alive >= self.limits.max_processes:
-            raise overloaded(
-                "max_processes", f"all {self.limits.max_processes} environment processes are in use", _RETRY_SECONDS
-            )
-
     async def read_options(self, environment: type[Environment], message: struct_pb2.Struct) -> EnvironmentOptions:
         """Return an environment's options. Raises BAD_ARGUMENT."""
         check_options(message, self.limits)
@@ -115,7 +93,7 @@ class Worker:
         if values and environment.spec.slow_reset:
             # Validators may search as long as resets do.
             try:
-                return await self.pools.computing.run(functools.partial(parse_options, environment, values))
+                return await self.hosts.pools.computing.run(functools.partial(parse_options, environment, values))
             except Hung as hung:
                 raise CallError("ENVIRONMENT_BUG", f"checking the options {hung}", {"session": "intact"}) from hung
             except Busy as busy:
@@ -176,7 +154,7 @@ class Worker:
         for table in tables:
             for session in list(table.values()):
                 self.drop(table, session)
-        self.pools.shut_down()
+        self.hosts.pools.shut_down()
 
 
 async def _close_in_turn(session: ServedSession) -> None:

@@ -11,14 +11,13 @@ import functools
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
 
 import grpc
 from google.protobuf import message_factory
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
-from grpc_status import rpc_status
 
 from starpod.env_server.episodes.errors import CallError, bad_argument, overloaded
 from starpod.env_server.operation.metrics import Metrics
@@ -26,6 +25,7 @@ from starpod.env_server.operation.tenants import LoopShare, Tenant
 from starpod.env_server.sessions.requests import parse
 from starpod.env_server.transports.auth import Authenticator
 from starpod.env_server.transports.connections import address_of
+from starpod.env_server.transports.service import abort
 
 if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]
@@ -159,7 +159,7 @@ class ContractAdmission(grpc.GenericRpcHandler):
             try:
                 holder = [await self._calls.read(tenant, context.read)]
             except CallError as error:
-                await _abort(context, error)
+                await abort(context, error)
             if holder[0] is not grpc.aio.EOF:
                 # Keep no name for the request: the frames of an aborted call are held for a while.
                 await context.write(await behaviour(holder.pop(), context))
@@ -221,7 +221,7 @@ class OpenAdmission(grpc.GenericRpcHandler):
                     else:
                         await context.write(await behaviour(request, context))
             except CallError as error:
-                await _abort(context, error)
+                await abort(context, error)
 
         # Register every call as a stream, because a stream's handler runs before anything is read.
         request_class = message_factory.GetMessageClass(method.input_type)
@@ -292,12 +292,6 @@ class _Bound:
 
 def _refusal(error: CallError) -> Handler:
     async def refuse(requests: Any, context: Context) -> None:
-        await _abort(context, error)
+        await abort(context, error)
 
     return grpc.stream_stream_rpc_method_handler(refuse)
-
-
-async def _abort(context: Context, error: CallError) -> NoReturn:
-    status = rpc_status.to_status(error.status())
-    await context.abort(status.code, status.details, status.trailing_metadata)
-    raise AssertionError("abort raises")

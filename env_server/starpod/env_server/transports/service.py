@@ -106,14 +106,14 @@ class EnvironmentService:
         )
         for environment, spec in zip(environments, response.environments, strict=True):
             self._describe_confinement(environment, spec)
-            if environment.spec.effects and not self._worker.journal.durable:
+            if environment.spec.effects and not self._worker.hosts.journal.durable:
                 spec.capabilities.deterministic = False  # recorded replies are lost with this process
         return response
 
     def _describe_confinement(self, environment: type[Environment], spec: pb.EnvironmentSpec) -> None:
         """Describe the sandbox of an environment of class `process`. Other classes have none."""
         if environment.spec.concurrency is Concurrency.PROCESS:
-            spec.confinement.mode = self._worker.sandbox.mode
+            spec.confinement.mode = self._worker.hosts.sandbox.mode
             if report := ChildProcess.confinements.get(environment):
                 spec.confinement.applied.extend(report.applied)
                 spec.confinement.missing.extend(report.reasons)
@@ -128,7 +128,7 @@ class EnvironmentService:
                 raise  # an error of the connection, such as a caller that is gone
             except Exception as error:
                 failure = self.failure("Stream", error)
-            await _abort(context, failure)
+            await abort(context, failure)
 
     async def stream(self, connection: ClientStream, metadata: Metadata, peer: str) -> None:
         """Serve a Stream until it ends. `peer` is gRPC's peer name. Raises as StreamServer.run does."""
@@ -162,7 +162,7 @@ class EnvironmentService:
             except Exception as error:
                 failure = self.failure(method, error)
             body.take()  # the frames of an aborted call are held for a while
-            return await _abort(context, failure, timing.trailer())
+            return await abort(context, failure, timing.trailer())
 
     async def _read(self, kind: type[Message], body: Body, tenant: Tenant) -> Message:
         data = body.take()
@@ -227,7 +227,8 @@ class EnvironmentService:
         return failure
 
 
-async def _abort(context: Context, failure: CallError, trailer: tuple[tuple[str, str], ...] = ()) -> NoReturn:
+async def abort(context: Context, failure: CallError, trailer: tuple[tuple[str, str], ...] = ()) -> NoReturn:
+    """End a gRPC call with an error."""
     status = rpc_status.to_status(failure.status())
     await context.abort(status.code, status.details, (*status.trailing_metadata, *trailer))
     raise AssertionError("abort raises")
