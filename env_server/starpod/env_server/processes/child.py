@@ -96,7 +96,8 @@ def _answer(
             convert.copy_observation(response.session.observation, started.observation)
             return new_episode, response.SerializeToString()
         case "load", [data]:
-            return LiveEpisode.load(environment, data), None
+            loaded = LiveEpisode.load(environment, data)
+            return loaded, instructions_of(loaded)
     assert episode is not None
     match verb, arguments:
         case "turn", [request, want]:
@@ -107,8 +108,6 @@ def _answer(
             return episode, convert.observation_to(episode.observe(Want(*want))).SerializeToString()
         case "render", [mode]:
             return episode, episode.render(mode)
-        case "instructions", []:
-            return episode, instructions_of(episode)
         case "save", []:
             return episode, episode.save()
         case "reseed", [dynamics_seed]:

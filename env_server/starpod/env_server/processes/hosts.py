@@ -104,9 +104,8 @@ class EpisodeHost(Protocol):
     async def turn(self, actions: list[Action], want: Want) -> TurnResult | pb.Transition: ...
     async def observe(self, want: Want, pictures: Pictures | None = None) -> pb.Observation: ...
     async def render(self, mode: str) -> str | bytes: ...
-    async def instructions(self) -> str: ...
     async def save(self) -> bytes: ...
-    async def load(self, data: bytes, *, rehearse: bool = False) -> None: ...
+    async def load(self, data: bytes, *, rehearse: bool = False) -> str: ...
     async def fork(self, dynamics_seed: int | None) -> EpisodeHost: ...
     def close(self) -> None: ...
 
@@ -237,29 +236,27 @@ class LocalHost:
         pool = self._drawing_pool(_PICTURE) if is_slow else None
         return await self._run(lambda: episode.render(mode), intact=True, pool=pool)
 
-    async def instructions(self) -> str:
-        episode = self._live()
-        return await self._run(lambda: instructions_of(episode), intact=True)
-
     async def save(self) -> bytes:
         return await self._run(self._live().save, intact=True)
 
-    async def load(self, data: bytes, *, rehearse: bool = False) -> None:
-        """Load a saved episode. Raises StateError if it is not one.
+    async def load(self, data: bytes, *, rehearse: bool = False) -> str:
+        """Load a saved episode, and return its instructions. Raises StateError if it is not one.
 
         Args:
             data: what `save` returned.
             rehearse: whether the data is untrusted. A copy is then tried first, which takes milliseconds.
         """
 
-        def work() -> LiveEpisode:
+        def work() -> tuple[LiveEpisode, str]:
             episode = LiveEpisode.load(self._environment, data)
             if rehearse and not self._threaded and self._environment.copy is Environment.copy:
                 expect_playable(episode)
-            return episode
+            return episode, instructions_of(episode)
 
         pool = self._pools.computing if rehearse and self._environment.spec.slow_reset else None
-        self._take(await self._run(work, intact=True, pool=pool), self._want)
+        episode, instructions = await self._run(work, intact=True, pool=pool)
+        self._take(episode, self._want)
+        return instructions
 
     async def fork(self, dynamics_seed: int | None) -> LocalHost:
         episode = self._live()

@@ -56,9 +56,6 @@ class ProcessHost:
             raise self._child.distrust(f"no {mode} for a picture")
         return picture
 
-    async def instructions(self) -> str:
-        return str(await self._child.call("instructions"))
-
     async def save(self) -> bytes:
         """Return the whole episode as bytes. Raises StateTooLarge."""
         data = await self._child.call("save")
@@ -66,9 +63,13 @@ class ProcessHost:
             raise self._child.distrust("no bytes for a state")
         return data
 
-    async def load(self, data: bytes, *, rehearse: bool = False) -> None:
-        """Load a saved episode. Raises StateError for other data. A forged state can only break its own process."""
-        await self._child.call("load", data)
+    async def load(self, data: bytes, *, rehearse: bool = False) -> str:
+        """Load a saved episode, and return its instructions. A forged state can only break its own process.
+
+        Raises:
+            StateError: the data is not a saved episode.
+        """
+        return str(await self._child.call("load", data))
 
     async def fork(self, dynamics_seed: int | None) -> ProcessHost:
         copy = ProcessHost(self._environment, self._sandbox)

@@ -129,10 +129,9 @@ class SessionCreation:
             session = ServedSession(environment, host, plan, lease, member, episode.turns, bool(episode.end_reason))
             load = _load(host, state, rehearse=not (self._worker.seal.keyed or sessions))
             sessions.append(session)
-            await self._guard(session, self._of_snapshot(load), "Restore")
+            instructions = await self._guard(session, self._of_snapshot(load), "Restore")
             observation = await self._guard(session, self._of_snapshot(host.observe(want, pictures)), "Restore")
             if not sessions[1:]:
-                instructions = await self._guard(session, self._of_snapshot(host.instructions()), "Restore")
                 self._describe(response, environment, instructions, episode.limits, lease)
             return observation
 
@@ -199,9 +198,9 @@ class SessionCreation:
         response.instance_id = self._worker.instance_id
 
 
-async def _load(host: EpisodeHost, state: bytes, rehearse: bool) -> None:
+async def _load(host: EpisodeHost, state: bytes, rehearse: bool) -> str:
     try:
-        await host.load(state, rehearse=rehearse)
+        return await host.load(state, rehearse=rehearse)
     except StateError as error:
         raise bad_argument("snapshot.state", str(error)) from error
 
