@@ -150,7 +150,7 @@ def test_the_record_of_an_update_is_of_whole_episodes() -> None:
 
 def test_gradients_by_agent_are_of_their_own_weights() -> None:
     shared, several = make_one(DR_MAS), make_several()
-    groups = [team_of(0), team_of(1, (1.0, 1.0, 0.0, 0.0))]
+    groups = [team_of(number, (1.0, 1.0, 0.0, 0.0) if number == 1 else REWARDS) for number in range(8)]
     one, other = (each.gradients(groups, version=VERSION, buckets=2) for each in (shared, several))
     said = {agent: sum(turns_of(each, agent).sampled_tokens for g in groups for each in g.episodes) for agent in AGENTS}
     for agent in AGENTS:
@@ -159,6 +159,8 @@ def test_gradients_by_agent_are_of_their_own_weights() -> None:
         assert one[f"{name}/task"] == pytest.approx(share * other[f"{name}/task"], rel=1e-4)
         for factor in ("pooled_factor", "measured_factor"):
             assert one[f"{name}/{factor}"] == pytest.approx(other[f"{name}/{factor}"], rel=1e-4)
+        # Gradients of tiny models have something in common, so that what is measured is only near what is predicted.
+        assert one[f"{name}/measured_factor"] == pytest.approx(one[f"{name}/pooled_factor"], rel=0.3)
     assert one.keys() == other.keys() and other["gradients/1/task"] > 0
     assert all(parameter.grad is None for parameter in several.policies.parameters())
 

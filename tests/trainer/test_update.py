@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import functools
 import math
 import re
 from typing import Any
@@ -14,15 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from starpod.trainer.algorithms.config import AlgorithmConfig
-from starpod.trainer.algorithms.credit import agent_units, credit
-from starpod.trainer.algorithms.terms import CreditTerm
 from starpod.trainer.configuration.loading import parse_config
 from starpod.trainer.configuration.optimizer import OptimizerConfig
 from starpod.trainer.configuration.section import ConfigError, packaged_configs
-from starpod.trainer.data.batch import Advantages
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.group import Group
-from starpod.trainer.diagnostics.gradients import OWN, POOLED, gradient_norm
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.update import LogprobGap, PolicyTrainer, check_logprob_gaps
@@ -254,15 +249,11 @@ def test_a_value_head_learns_faster_than_a_model(critic: str, given: dict[str, f
 
 
 def test_a_shared_critic_learns_at_its_own_rate() -> None:
-    """At that of a pretrained policy it would go on to know nothing."""
-
-    def learnt(**given: float) -> float:
-        of = with_critic("shared", **given)
-        groups = [group_of(of.policy, number, (0.5 * (number % 2), 0.5 * (number % 2))) for number in range(2)]
-        return [learner_of(of).learn(groups, version=-1)["critic/explained_variance"] for _ in range(40)][-1]
-
-    assert learnt() > 0.3
-    assert abs(learnt(critic_lr=1e-5)) < 0.05
+    """At that of a pretrained policy it would go on to know as little as in the first steps."""
+    of = with_critic("shared")
+    groups = [group_of(of.policy, number, (0.5 * (number % 2), 0.5 * (number % 2))) for number in range(2)]
+    known = [learner_of(of).learn(groups, version=-1)["critic/explained_variance"] for _ in range(40)]
+    assert abs(known[0]) < 0.05 and known[-1] > 0.3
 
 
 @pytest.mark.parametrize("preset", packaged_configs("algorithm"))
@@ -409,38 +400,3 @@ def test_gradients_by_bucket_are_of_the_whole_batchs_advantages() -> None:
     # Whitened by itself a group where all earn alike seems to have as much to teach as any other.
     assert beside["gradients/zero/task"] != pytest.approx(alone["gradients/zero/task"], rel=0.05)
     assert beside["gradients/zero/groups"] == beside["gradients/1/groups"] == 1
-
-
-def by_two_agents(groups: list[Group]) -> list[Group]:
-    """The groups with the first turn of each episode by a solver and the second by a verifier, who earns less."""
-    for episode in (each for group in groups for each in group.episodes):
-        proposal, verdict = episode.turns
-        proposal.agent_id, verdict.agent_id = "solver", "verifier"
-        earned = episode.total_reward
-        proposal.parts, verdict.parts = {"environment": earned}, {"environment": 0.1 + 0.3 * earned}
-    return groups
-
-
-def test_growth_of_squared_gradients_is_that_of_the_episodes_by_themselves() -> None:
-    of = make_trainer(AlgorithmConfig(preset="dapo"))
-    groups = by_two_agents([group_of(of.policy, number, (1.0, 0.0, 1.0, 0.0, 0.5)) for number in range(6)])
-    found = learner_of(of).gradients(groups, version=VERSION, buckets=1)
-    batch, table = scored_table(of, [episode for group in groups for episode in group.episodes])
-    units, agents = agent_units(table)
-
-    def moment(agent: str, term: CreditTerm) -> float:
-        """Sum of the squared norms of each episode's gradient."""
-        advantages_BT = credit((term,), table, table.rewards_BT).float()
-        total = 0.0
-        for row in range(len(batch)):
-            inside_BT = units.mask_BT & (units.index_BT == agents.index(agent))
-            inside_BT[[other for other in range(len(batch)) if other != row]] = False
-            table.advantages = Advantages(torch.where(inside_BT, advantages_BT, 0.0), None, batch.mask_BT)
-            add = functools.partial(of.accumulate, batch, table, range(len(batch)))
-            total += gradient_norm(of.policy, functools.partial(add, components=("task",))) ** 2
-        return total
-
-    for agent in agents:
-        told = found[f"gradients/agents/{agent}/measured_factor"]
-        assert told == pytest.approx(moment(agent, POOLED) / moment(agent, OWN), rel=0.15)
-        assert told == pytest.approx(found[f"gradients/agents/{agent}/pooled_factor"], rel=0.3)

@@ -20,7 +20,7 @@ from starpod.trainer.data.group import Group
 from starpod.trainer.diagnostics.metrics import spent_in
 from starpod.trainer.rollout.collect import Start
 from starpod.trainer.run.run import Run
-from tests.trainer.run.scripted_run import ScriptedCollector, episode, make_run, save, saved_by
+from tests.trainer.run.scripted_run import ScriptedCollector, asked_by, episode, make_run, save, saved_by
 from tests.trainer.turns import a_turn
 
 
@@ -72,11 +72,6 @@ async def collect(run: Run) -> list[int]:
     return [group.id for group in groups]
 
 
-def asked(run: Run) -> list[int]:
-    assert isinstance(run.collecting.collector, ScriptedCollector)
-    return [start.id for start in run.collecting.collector.asked]
-
-
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     bound=st.integers(0, 5),
@@ -118,7 +113,7 @@ async def test_the_budget_is_used(tmp_path: Path) -> None:
     oldest = []
     for admitted in (12, 16, 16, 16):
         await collect(run)
-        assert asked(run) == list(range(admitted))
+        assert asked_by(run) == list(range(admitted))
         oldest.append(run.metrics["collect/staleness_max"])
     assert oldest == [0, 1, 2, 2]
 
@@ -167,7 +162,7 @@ async def test_what_is_too_old_after_a_change_of_the_bound_is_dropped_and_replac
     for _ in range(2):
         await collect(run)
     await save(run)
-    assert sorted(asked(run)) == list(range(10))
+    assert sorted(asked_by(run)) == list(range(10))
 
     same = make_slow_run(tmp_path, collect=many)
     loaded = same.output.checkpoints.latest()
