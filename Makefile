@@ -103,7 +103,6 @@ test-bench: $(BENCH_READY) ## Test that every benchmark runs, in the environment
 
 bench: $(BENCH_READY) ## Measure steps per second, latency and memory against other servers, and write docs/benchmarks
 	@$(BENCH_VENV)/bin/python -m benchmarks.serving.throughput $(ARGS)
-	@$(BENCH_VENV)/bin/python -m benchmarks.serving.stages
 	@$(BENCH_VENV)/bin/python -m benchmarks.serving.http
 	@$(BENCH_VENV)/bin/python -m benchmarks.serving.gateway
 	@$(BENCH_VENV)/bin/python -m benchmarks.serving.workloads

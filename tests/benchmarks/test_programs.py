@@ -46,7 +46,6 @@ PROGRAMS = {
     "serving.http": Small("--sessions 1 --seconds 0.1 --rounds 1 --json OUT/a.json"),
     "serving.hub": Small("--no-planted --minutes 0.001 bandit --json OUT/a.json"),
     "serving.sessions": Small("--sessions 4 --idle 0.1 --environment frozen_lake-v1 --json OUT/a.json", mark="minutes"),
-    "serving.stages": Small("--rows 2 --batches 4"),
     "serving.tail": Small("--sessions 4 --seconds 0.2 --rounds 1 --json OUT/a.json", mark="minutes"),
     "serving.throughput": Small(f"--sessions 1,2 --seconds 0.05 --rounds 1 --no-report {WAYS}"),
     "serving.workloads": Small("--sessions 2 --seconds 0.1 --no-report", PEERS),
