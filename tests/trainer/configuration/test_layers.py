@@ -18,7 +18,12 @@ def test_the_order_of_words_does_not_matter() -> None:
 
 @pytest.mark.parametrize(
     ("word", "value"),
-    [("filter={drop_identical: true}", None), ("filter.drop_identical=true", 0.5), ("filter.strategy=top_p", 0.9)],
+    [
+        ("filter={drop_identical: true}", None),
+        ("filter={strategy: top_fraction, value: null}", None),
+        ("filter.drop_identical=true", 0.5),
+        ("filter.strategy=top_p", 0.9),
+    ],
 )
 def test_a_mapping_replaces_a_section_and_another_kind_its_keys(word: str, value: float | None) -> None:
     assert load_config("frozen_lake").algorithm.filter.value == 0.5

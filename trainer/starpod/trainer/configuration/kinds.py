@@ -46,9 +46,10 @@ class Kinds:
         return USERS if names_file(name) else name
 
     def spell_out(self, values: Any) -> Any:
-        """Return values with the key of their kind. A word alone is the kind."""
+        """Return values with the key of their kind. A word alone is the kind, and null counts as not given."""
         if isinstance(values, Mapping):
-            return {self.key: self.default, **values}
+            given = {key: value for key, value in values.items() if value is not None or key == self.key}
+            return {self.key: self.default, **given}
         return values if isinstance(values, Section) else {self.key: values}
 
     def owners(self, key: str) -> list[str]:
