@@ -60,7 +60,7 @@ def test_what_differs_lies_over_the_sections_of_the_run() -> None:
         ({"environment": "sokoban-v1"}, "environment and environments are both given"),
         ({"evaluation": {"options": {"size": 4}}}, "give environments.NAME.evaluation.options"),
         ({"environments": {"Lake 1": "frozen_lake-v1"}}, "environments.Lake 1: the name is used in metrics"),
-        ({"environments": {"lake": {"weight": 2}}}, "environments.lake.id: Field required"),
+        ({"environments": {"lake": {"weight": 2}}}, "environments.lake.id must be given: Name"),
         ({"environments": {"lake": {"id": "a", "weight": 0}}}, "environments.lake.weight: Input should be greater"),
         ({"environments": {"lake": {"id": "a", "wait": 2}}}, "no key 'environments.lake.wait'; did you mean weight"),
         ({"environments": {"lake": {"id": "a", "workers": 2, "addresses": "b:1"}}}, "environments.lake: "),

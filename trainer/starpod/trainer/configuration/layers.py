@@ -7,13 +7,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from starpod.client.spelling import nearest
 from starpod.trainer.configuration.kinds import Kinds, kinds_of
-from starpod.trainer.configuration.section import ConfigError, packaged_configs
+from starpod.trainer.configuration.section import ConfigError, Section, packaged_configs
 from starpod.trainer.configuration.strict_yaml import YamlError, load_yaml
+
+
+@dataclass(frozen=True, slots=True)
+class ChangesTo:
+    """Annotation of a mapping with some keys of a section."""
+
+    section: type[Section]
 
 
 def read_values(path: Path) -> dict[str, Any]:
@@ -35,7 +43,10 @@ def kind_below(kind: Any, key: object) -> Any:
         return get_args(kind)[origin is dict]
     classes = kind.classes.values() if isinstance(kind, Kinds) else [kind]
     fields = [fields[key] for each in classes if key in (fields := getattr(each, "model_fields", {}))]
-    return (kinds_of(fields[0]) or fields[0].annotation) if fields else None
+    if not fields:
+        return None
+    changed = [note.section for note in fields[0].metadata if isinstance(note, ChangesTo)]
+    return changed[0] if changed else kinds_of(fields[0]) or fields[0].annotation
 
 
 def keys_of(kind: Any) -> list[str]:
@@ -132,7 +143,7 @@ def spell_out(kind: Any, value: Any) -> Any:
 def base_layers(folder: str, name: Any) -> list[tuple[str, dict[str, Any]]]:
     """Return the name and values of a section's base file in the package, after those of its own bases."""
     paths = packaged_configs(folder)
-    if name not in paths:
+    if not isinstance(name, str) or name not in paths:
         containing = [each for each in paths if str(name).lower() in each]
         advice = f"; did you mean {' or '.join(containing)}?" if containing and name else nearest(str(name), [*paths])
         raise ConfigError(f"no {folder} preset {name!r}{advice}")

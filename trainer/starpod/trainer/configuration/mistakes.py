@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -36,6 +37,13 @@ def explain(section: type[Section], error: ValidationError, prefix: str = "") ->
     return "; ".join(_sentence(section, item, prefix) for item in items)
 
 
+def unknown_key(key: str, known: Sequence[str]) -> str:
+    """Return the sentence about a dotted key that does not exist. known: keys of its section."""
+    if new := MOVED.get(re.sub(r"^environments\.[^.]+\.", "", key)):
+        return f"{key} is now {new}"
+    return f"no key {key!r}{nearest(key.rpartition('.')[2], known)}"
+
+
 def _sentence(section: type[Section], item: Any, prefix: str) -> str:
     kind: Any = section
     kinds, name = None, ""
@@ -48,14 +56,14 @@ def _sentence(section: type[Section], item: Any, prefix: str) -> str:
             names.append(str(part))
     key, last = ".".join(names), names[-1] if names else ""
     if item["type"] == "extra_forbidden":
-        if new := MOVED.get(re.sub(r"^environments\.[^.]+\.", "", key)):
-            return f"{key} is {new} now"
         if kinds is not None and above is kinds.classes[name] and (owners := kinds.owners(last)):
             place = ".".join(names[:-1])
             return (
                 f"{key} belongs to {', '.join(owners)}, and {place} is {name}: drop it, or set {place} to {owners[0]}"
             )
-        return f"no key {key!r}{nearest(last, keys_of(above))}"
+        return unknown_key(key, keys_of(above))
+    if item["type"] == "missing":
+        return f"{key} must be given: {above.model_fields[last].description}"
     if item["type"] == "union_tag_invalid":
         known = [each for each in kind.classes if each != USERS]
         own = f"; one of your own is {USERS}" if USERS in kind.classes else ""

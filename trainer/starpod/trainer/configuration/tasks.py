@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, ValidationError
 
-from starpod.client.spelling import nearest
-from starpod.trainer.configuration.layers import Layers
-from starpod.trainer.configuration.mistakes import explain
+from starpod.trainer.configuration.layers import ChangesTo, Layers
+from starpod.trainer.configuration.mistakes import explain, unknown_key
 from starpod.trainer.configuration.section import Section
 from starpod.trainer.evaluation.config import EvaluationConfig
 from starpod.trainer.prompts.prompt import PromptConfig
@@ -36,7 +35,9 @@ class MixedEnvironment(EnvironmentConfig):
     weight: float = Field(
         default=1.0, gt=0, allow_inf_nan=False, description="Share of the groups, relative to the others' weights."
     )
-    prompt: dict[str, Any] = Field(default={}, description="Keys of `prompt` that differ here.")
+    prompt: Annotated[dict[str, Any], ChangesTo(PromptConfig)] = Field(
+        default={}, description="Keys of `prompt` that differ here."
+    )
     rewards: dict[str, Any] = Field(default={}, description="Keys of `rewards` that differ here.")
     warm_start: dict[str, Any] = Field(
         default={}, description=f"Keys of `warm_start` that differ here: {', '.join(OWN_KEYS['warm_start'])}."
@@ -73,7 +74,7 @@ def merged(section: Any_Section, name: str, key: str, values: Mapping[str, Any])
     prefix = f"environments.{name}.{key}"
     for field in values:
         if field not in type(section).model_fields:
-            raise ValueError(f"no key '{prefix}.{field}'{nearest(field, list(OWN_KEYS[key]))}")
+            raise ValueError(unknown_key(f"{prefix}.{field}", OWN_KEYS[key]))
         if field not in OWN_KEYS[key]:
             raise ValueError(f"{prefix}.{field} is the same for all environments: give {key}.{field}")
     layers = Layers(type(section))
