@@ -18,7 +18,7 @@ from starpod.cli import main
 from starpod.cli.main import SUBCOMMANDS, _describe_error
 from starpod.cli.main import starpod as group
 from starpod.cli.polling import VARIABLE
-from starpod.remote.catalog import describe_server
+from starpod.client import SyncFleet
 from tests.support import ROOT, ServerProcess, credentials, run_starpod, start_server
 
 COMMAND = (sys.executable, "-m", "starpod.cli.main")
@@ -331,7 +331,9 @@ def test_undo_brings_the_very_same_state_back(server: ServerProcess) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE])
 def test_play_leaves_no_session_however_it_ends(bandit: ServerProcess, number: signal.Signals) -> None:
     def live() -> int:
-        return describe_server(bandit.address).live_sessions
+        with SyncFleet(bandit.address) as fleet:
+            description = fleet.replicas[0].description
+        return description.live_sessions if description else 0
 
     command = [*COMMAND, "play", bandit.address, "bandit"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
@@ -350,7 +352,7 @@ def test_play_leaves_no_session_however_it_ends(bandit: ServerProcess, number: s
 
 
 def test_a_server_that_is_killed_during_play_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("starpod.cli.play.PATIENCE", 1.0)
+    monkeypatch.setattr("starpod.remote.catalog.PATIENCE_SECONDS", 1.0)
 
     class KillsFirst(io.StringIO):
         def readline(self, size: int | None = -1) -> str:

@@ -11,8 +11,9 @@ from google.protobuf.json_format import MessageToDict
 from rich.markup import escape
 from rich.table import Table
 
+from starpod.client import SyncFleet
 from starpod.client.nearest import option_type
-from starpod.remote.catalog import VERSION, NamedServer, connection_options, find_environment, options_schema
+from starpod.remote.catalog import VERSION, connection_options, find_environment, options_schema
 from starpod.report.console import safe_console, visible
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_word import EnvironmentWord
@@ -23,13 +24,14 @@ _ROOMY_COLUMNS = 120
 @click.command(name="list")
 @connection_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def list_environments(named: AbstractContextManager[NamedServer], word: EnvironmentWord, as_json: bool) -> None:
+def list_environments(connection: AbstractContextManager[SyncFleet], word: EnvironmentWord, as_json: bool) -> None:
     """List the environments of a server.
 
     ENVIRONMENT is the server's ADDRESS (host:port), or NAME, FILE.py or FAMILY:NAME, which are served meanwhile.
     """
-    with named as server:
-        response = server.description
+    with connection as fleet:
+        response = fleet.replicas[0].description
+    assert response is not None
     if as_json:
         _print_json([_as_dict(spec) for spec in response.environments])
         return
@@ -66,7 +68,7 @@ def _format_count(number: int, noun: str) -> str:
 @VERSION
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def describe(
-    named: AbstractContextManager[NamedServer],
+    connection: AbstractContextManager[SyncFleet],
     word: EnvironmentWord,
     environment: str,
     version: str,
@@ -77,8 +79,8 @@ def describe(
     ENVIRONMENT is ADDRESS NAME or ADDRESS/NAME at a server, or NAME, FILE.py, FILE.py:CLASS or FAMILY:NAME, which are
     served meanwhile.
     """
-    with named as server:
-        spec = find_environment(server.description.environments, environment or word.id, version)
+    with connection as fleet:
+        spec = find_environment(fleet.describe(), environment or word.id, version)
     if as_json:
         _print_json(_as_dict(spec))
         return

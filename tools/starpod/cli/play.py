@@ -26,7 +26,6 @@ from starpod.client.programs import ServiceFailed
 from starpod.remote.catalog import (
     OPTIONS,
     VERSION,
-    NamedServer,
     connection_options,
     find_environment,
     parse_options,
@@ -48,8 +47,6 @@ _END = "\x04"
 _ESCAPE = "\x1b"
 
 ARROWS = ("up", "down", "left", "right")
-PATIENCE = 20.0
-"""Seconds to wait for the server's reply to a turn. Within them, a game continues on a server that has restarted."""
 COMMANDS = ("hint", "undo", "again", "new", "help", "quit")
 ENDS = {
     EndReason.TERMINAL: "the task ended",
@@ -71,7 +68,7 @@ SYMBOLS |= {"X": "bold yellow", "G": "bold green", "√": "bold green", "O": "bo
 @VERSION
 @click.option("--web", is_flag=True, help="Play in a browser: print the address of the page and run until Ctrl-C.")
 def play(
-    named: AbstractContextManager[NamedServer],
+    connection: AbstractContextManager[SyncFleet],
     word: EnvironmentWord,
     environment: str,
     seed: int | None,
@@ -88,16 +85,13 @@ def play(
     for signum in (signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):  # exit normally: close the session
         signal.signal(signum, lambda signum, _: sys.exit(128 + signum))
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
-    with named as server:
-        spec = find_environment(server.description.environments, environment or word.id, version)
+    with connection as fleet:
+        spec = find_environment(fleet.describe(), environment or word.id, version)
+        options = parse_options(spec, assignments)
         if web:
-            _play_in_browser(server.address, spec, _form_values(spec, parse_options(spec, assignments), seed), version)
+            _play_in_browser(fleet.replicas[0].address, spec, _form_values(spec, options, seed), version)
             return
-        options, access = parse_options(spec, assignments), server.access
-        with (
-            SyncFleet(server.address, token=access.token, tls=access.tls, patience=PATIENCE, discover=False) as fleet,
-            keys() if interactive else contextlib.nullcontext(read_line) as read,
-        ):
+        with keys() if interactive else contextlib.nullcontext(read_line) as read:
             game = fleet.run(PlayedGame.open(fleet.fleet, spec, seed=seed, options=options))
             GameScreen(fleet, game, safe_console(highlight=False), clears=interactive).run(read)
 

@@ -2,73 +2,22 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import click
-import grpc
 
-from starpod.client.transport import Transport, as_addresses, join_endpoint, split_address
+from starpod.client import BadArgument, StarpodError, SyncFleet
 from starpod.load.plan import ActionSource, LoadPlan, ServerAddress, Stage, read_recording
-from starpod.remote.catalog import connect, describe_server, expect_writable, find_environment, parse_options, serving
+from starpod.remote.catalog import connect, expect_writable, explain_failure, find_environment, parse_options, serving
 from starpod.report.figures import show
 from starpod.v1 import environment_pb2 as pb
 
 WARMUP_SHARE = 0.2
 LONGEST_WARMUP = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Servers:
-    """The servers under load, which all host the environment."""
-
-    places: tuple[ServerAddress, ...]
-    """Addresses of the server processes."""
-    spec: pb.EnvironmentSpec
-    description: pb.DescribeResponse
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the entries of a report that describe the servers."""
-        return {
-            "name": self.description.server_name,
-            "version": self.description.server_version,
-            "replicas": [place.address for place in self.places],
-        }
-
-
-def find_servers(addresses: str, transport: Transport, environment: str, version: str) -> Servers:
-    """Ask each address for its description, and include the siblings that it names.
-
-    Raises:
-        ClickException: A server cannot be reached.
-        BadParameter: A server lacks the environment. The message has the nearest names.
-    """
-    try:
-        queue = [place for address in as_addresses(addresses) for place in _resolve(address)]
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="ADDRESS") from None
-    places: dict[str, ServerAddress] = {}
-    spec = description = None
-    asked_addresses = set()
-    while queue:
-        place = queue.pop(0)
-        if place.address in asked_addresses:
-            continue
-        asked_addresses.add(place.address)
-        answer = describe_server(place.address, transport, place.server_name)
-        if answer.instance_id in places:
-            continue  # another name of a known server
-        places[answer.instance_id] = place
-        spec = spec or find_environment(answer.environments, environment, version)
-        description = description or answer
-        find_environment(answer.environments, spec.id, spec.version)
-        host, _ = split_address(place.address)
-        queue += [ServerAddress(join_endpoint(endpoint, host), place.server_name) for endpoint in answer.endpoints]
-    assert spec is not None and description is not None
-    return Servers(tuple(places.values()), spec, description)
+TRIAL_SECONDS = 5.0
+"""Seconds in which a session must open before the run, or the run itself finds out why it does not."""
 
 
 def check_plan(plan: LoadPlan, spec: pb.EnvironmentSpec) -> None:
@@ -86,37 +35,6 @@ def check_plan(plan: LoadPlan, spec: pb.EnvironmentSpec) -> None:
         )
 
 
-def try_options(plan: LoadPlan) -> None:
-    """Open and close a session with the plan's options. Raise UsageError if the server refuses them.
-
-    Other errors, such as a full server, are ignored, because the run counts them.
-    """
-    place = plan.places[0]
-    request = pb.OpenRequest(
-        environment_id=plan.environment_id, version=plan.version, options=plan.options_message, seed=plan.seed
-    )
-    with connect(place.address, plan.transport, place.server_name) as call:
-        try:
-            call(pb.CloseRequest(session_ids=[session.session_id for session in call(request).sessions]))
-        except grpc.RpcError as error:
-            if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
-                raise click.UsageError(error.details() or "the options are refused") from error
-
-
-def _resolve(address: str) -> list[ServerAddress]:
-    """Return all addresses of a dns:/// name, or any other address unchanged. Raise ClickException if unknown."""
-    target = address.removeprefix("dns:///")
-    if target == address:
-        return [ServerAddress(address)]
-    host, port = split_address(target)
-    try:
-        infos = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise click.ClickException(f"{host} cannot be resolved: {error}") from None
-    hosts = {f"[{item[4][0]}]" if item[0] == socket.AF_INET6 else str(item[4][0]) for item in infos}
-    return [ServerAddress(f"{member}:{port}", host) for member in sorted(hosts)]
-
-
 # --- plan and stages --------------------------------------------------------------------------------------------------
 
 
@@ -131,34 +49,53 @@ def make_plan(values: Mapping[str, Any]) -> tuple[LoadPlan, dict[str, Any]]:
         raise click.UsageError("--ramp and --find-rate both say which rates to try: leave one out")
     expect_writable(values["json_file"], values["html_file"], values["record"])
     kind, recording = values["policy"]
-    plan = LoadPlan(
-        places=(),
-        transport=access,
-        wire="unary",
-        mix=values["mix"] or {},
-        think=values["think"],
-        episodes_per_session=values["episodes_per_session"],
-        seed=values["seed"],
-        timeout=values["timeout"],
-        retry_overload=values["on_overload"] == "retry",
-        processes=values["processes"],
-        record=values["record"] is not None,
-    )
     addresses = click.get_current_context().with_resource(serving(word))
-    servers = find_servers(addresses, access, values["environment"] or word.id, values["version"])
-    spec = servers.spec
-    plan = replace(
-        plan,
-        places=servers.places,
-        wire="stream" if servers.description.capabilities.stream else "unary",
-        environment_id=spec.id,
-        version=spec.version,
-        options=parse_options(spec, values["assignments"]),
-        turns=_make_turns(kind, recording, spec.action_space.names, spec.id),
-    )
-    check_plan(plan, spec)
-    try_options(plan)
-    return plan, servers.as_json()
+    with connect(addresses, access, discover=True, patience=TRIAL_SECONDS) as fleet:
+        for replica in fleet.replicas:
+            if replica.error is not None:
+                raise explain_failure(replica.error, replica.address)
+        spec = find_environment(fleet.describe(), values["environment"] or word.id, values["version"])
+        for replica in fleet.replicas:
+            find_environment(replica.specs, spec.id, spec.version)
+        server = fleet.replicas[0].description
+        assert server is not None
+        plan = LoadPlan(
+            places=tuple(ServerAddress(replica.address, replica.server_name) for replica in fleet.replicas),
+            transport=access,
+            wire="stream" if server.capabilities.stream else "unary",
+            environment_id=spec.id,
+            version=spec.version,
+            options=parse_options(spec, values["assignments"]),
+            turns=_make_turns(kind, recording, spec.action_space.names, spec.id),
+            mix=values["mix"] or {},
+            think=values["think"],
+            episodes_per_session=values["episodes_per_session"],
+            seed=values["seed"],
+            timeout=values["timeout"],
+            retry_overload=values["on_overload"] == "retry",
+            processes=values["processes"],
+            record=values["record"] is not None,
+        )
+        check_plan(plan, spec)
+        _try_options(fleet, plan)
+    addresses_in_use = [place.address for place in plan.places]
+    return plan, {"name": server.server_name, "version": server.server_version, "replicas": addresses_in_use}
+
+
+def _try_options(fleet: SyncFleet, plan: LoadPlan) -> None:
+    """Open and close a session with the plan's options. Raise BadArgument if the server refuses them.
+
+    Other errors, such as a full server, are ignored, because the run counts them.
+    """
+    try:
+        (session,) = fleet.open(
+            plan.environment_id, version=f"=={plan.version}", options=plan.options or None, seed=plan.seed
+        )
+        session.close()
+    except BadArgument:
+        raise
+    except StarpodError:
+        return
 
 
 def _make_turns(kind: str, recording: Path | None, actions: Sequence[str], environment: str) -> ActionSource:

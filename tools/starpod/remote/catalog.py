@@ -7,26 +7,25 @@ import functools
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 import grpc
-from google.protobuf.message import Message
 
 from starpod.client.arguments import expect_exact
-from starpod.client.errors import StarpodError, from_rpc
+from starpod.client.errors import StarpodError
 from starpod.client.nearest import option_type
 from starpod.client.programs import ServiceFailed, ServiceRefused, start_server
 from starpod.client.spelling import nearest
+from starpod.client.sync import SyncFleet
 from starpod.client.transport import TLS, Transport
 from starpod.client.versions import latest_name
 from starpod.v1 import environment_pb2 as pb
-from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from starpod.v1.environment_word import EnvironmentWord, WordError
 
-TIMEOUT_SECONDS = 20.0
+PATIENCE_SECONDS = 20.0
+"""Seconds to wait for a reply to a call, unless a command says otherwise."""
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 _NO_CONNECTION = {
@@ -43,26 +42,17 @@ _NO_CONNECTION = {
 """Messages to the user, keyed by a phrase in gRPC's description of the failed connection."""
 
 
-@dataclass(frozen=True, slots=True)
-class NamedServer:
-    """The server that a command names."""
-
-    address: str
-    access: Transport
-    description: pb.DescribeResponse
-
-
 def connection_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add ENVIRONMENT and the connection options to a command.
 
-    The command receives `word`, and `named`, a context manager of a NamedServer, which starts what is not served yet.
+    The command receives `word`, and `connection`, a context manager of a fleet, which starts what is not served yet.
     """
 
     @click.argument("word", metavar="ENVIRONMENT", type=WORD)
     @access_options
     @functools.wraps(command)
     def wrapper(word: EnvironmentWord, access: Transport, **arguments: Any) -> None:
-        command(named=_reach(word, access), word=word, **arguments)
+        command(connection=_connect_word(word, access), word=word, **arguments)
 
     return wrapper
 
@@ -102,9 +92,9 @@ def serving(word: EnvironmentWord) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _reach(word: EnvironmentWord, access: Transport) -> Iterator[NamedServer]:
-    with serving(word) as address, explained_errors(address):
-        yield NamedServer(address, access, describe_server(address, access))
+def _connect_word(word: EnvironmentWord, access: Transport) -> Iterator[SyncFleet]:
+    with serving(word) as address, connect(address, access, patience=PATIENCE_SECONDS) as fleet:
+        yield fleet
 
 
 def expect_address(address: str) -> None:
@@ -174,53 +164,21 @@ def access_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @contextlib.contextmanager
-def explained_errors(address: str) -> Iterator[None]:
-    """Raise a ClickException with a readable message for calls to a server that fail inside the context."""
-    try:
-        yield
-    except grpc.RpcError as error:
-        raise explain_failure(from_rpc(error), address) from error
-    except StarpodError as error:
-        raise explain_failure(error, address) from error
-
-
-@contextlib.contextmanager
-def connect(
-    address: str,
-    transport: Transport = Transport(),  # noqa: B008 - frozen
-    server_name: str = "",
-) -> Iterator[Callable[[Message], Any]]:
-    """Connect to `host:port`, and yield a function that makes the unary call of a request. It raises grpc.RpcError.
+def connect(addresses: str, access: Transport, *, patience: float, discover: bool = False) -> Iterator[SyncFleet]:
+    """Connect to servers. Calls that fail inside the context raise a ClickException with a readable message.
 
     Args:
-        address: `host:port`.
-        transport: credentials; the default uses neither TLS nor a token.
-        server_name: the host name that `address` was resolved from, for the check of the server's certificate.
+        addresses: `host:port`, or several with commas between them.
+        access: credentials.
+        patience: seconds to wait for a reply. Within them, a session continues on a server that has restarted.
+        discover: whether to connect to the other processes of a server, too.
     """
-    tls = transport.tls
-    name = tls and (tls.server_name or server_name)
-    options = [("grpc.ssl_target_name_override", name)] if name else []
-    with grpc.secure_channel(address, tls.credentials(), options) if tls else grpc.insecure_channel(address) as channel:
-        stub = EnvironmentServiceStub(channel)
-
-        def call(request: Message) -> Any:
-            method = getattr(stub, type(request).__name__.removesuffix("Request"))
-            return method(request, timeout=TIMEOUT_SECONDS, metadata=transport.metadata())
-
-        yield call
-
-
-def describe_server(
-    address: str,
-    transport: Transport = Transport(),  # noqa: B008 - frozen
-    server_name: str = "",
-) -> pb.DescribeResponse:
-    """Return a server's description. Raises ClickException if it does not answer, or its protocol is not 1.x."""
-    with explained_errors(address), connect(address, transport, server_name) as call:
-        response: pb.DescribeResponse = call(pb.DescribeRequest())
-    if response.protocol_version.partition(".")[0] != "1":
-        raise click.ClickException(f"the server speaks protocol {response.protocol_version}; this client speaks 1.x")
-    return response
+    options = {"token": access.token, "tls": access.tls, "patience": patience, "discover": discover}
+    try:
+        with SyncFleet(addresses, **options) as fleet:
+            yield fleet
+    except StarpodError as error:
+        raise explain_failure(error, addresses) from error
 
 
 def explain_failure(error: StarpodError, address: str) -> click.ClickException:
@@ -232,7 +190,7 @@ def explain_failure(error: StarpodError, address: str) -> click.ClickException:
         case grpc.StatusCode.UNAVAILABLE:
             details = f"{address} refuses: {details}" if error.reason else no_answer(address, details)
         case grpc.StatusCode.DEADLINE_EXCEEDED:
-            details = f"{address} gave no answer within {TIMEOUT_SECONDS:.0f} s"
+            details = f"{address} gave no answer in time: {details}"
         case grpc.StatusCode.UNIMPLEMENTED:
             details = f"{address} is not an environment server, or lacks this: {details}"
     return click.ClickException(details)
