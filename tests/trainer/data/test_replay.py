@@ -82,6 +82,7 @@ def test_branches_that_are_compared_apart_are_no_members(tmp_path: Path) -> None
     write_episodes(tmp_path / "episodes.jsonl", [make_episode(), make_episode(0, 1), branch])
     (group,) = read_groups(tmp_path)
     assert ([episode.member for episode in group.episodes], group.branches) == ([0, 1], [branch])
+    assert Group.from_json(json.loads(json.dumps(group.to_json()))) == group
 
 
 def test_held_out_episodes_of_a_folder_are_not_trained_on(tmp_path: Path) -> None:

@@ -348,12 +348,13 @@ def ids_of(name: str, text: str) -> list[int]:
     st.lists(
         st.sampled_from(["go", " Up", "</think>", " ", "<answer>", "Up", "</answer>", "é", "□", "😀" * 8]), max_size=14
     ),
+    st.sampled_from(["", "</think><answer>Up</answer>", "</think> <answer>Up"]),
 )
 @settings(max_examples=100, deadline=None)
-def test_sampled_ids_are_cut_where_the_text_is(name: str, pieces: list[str]) -> None:
+def test_sampled_ids_are_cut_where_the_text_is(name: str, pieces: list[str], answer: str) -> None:
     """Whatever is sampled: the ids of the blocks are the reply's, in order, and say what the blocks say."""
     made, grammar = template(name, "<think>"), Grammar(actions=("Up",))
-    reply = [*tokenizer(name).encode("".join(pieces), add_special_tokens=False), made.end]
+    reply = [*tokenizer(name).encode("".join([*pieces, answer]), add_special_tokens=False), made.end]
     blocks = grammar.cut(made.decode(reply))
     spans = made.spans(reply, blocks)
     assert spans[-1] == (blocks[-1][0], len(reply))
