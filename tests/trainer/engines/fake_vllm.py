@@ -3,7 +3,7 @@
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from enum import Enum
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -106,6 +106,14 @@ class AsyncLLM:
         self.shut_down = True
 
 
+def put_modules(patch: pytest.MonkeyPatch, contents: Mapping[str, Mapping[str, Any]]) -> None:
+    """Makes modules with these contents importable."""
+    for name, values in contents.items():
+        module = ModuleType(name)
+        module.__dict__.update(values)
+        patch.setitem(sys.modules, name, module)
+
+
 def install(patch: pytest.MonkeyPatch) -> None:
     """Makes the stand-in importable, and torch believe in a GPU."""
     contents = {
@@ -119,11 +127,7 @@ def install(patch: pytest.MonkeyPatch) -> None:
         "vllm.v1.engine.async_llm": {"AsyncLLM": AsyncLLM},
         "vllm.v1.engine.core": {"EngineCoreProc": EngineCoreProc},
     }
-    for name, values in contents.items():
-        module = ModuleType(name)
-        for key, value in values.items():
-            setattr(module, key, value)
-        patch.setitem(sys.modules, name, module)
+    put_modules(patch, contents)
     patch.setattr("torch.cuda.is_available", lambda: True)
     for variable in ("VLLM_WORKER_MULTIPROC_METHOD", "VLLM_LOGGING_LEVEL"):
         patch.setenv(variable, "")  # so that what an engine sets is gone with the patch

@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -36,6 +35,7 @@ from tests.trainer.engines.conformance import (
 )
 from tests.trainer.engines.fake_core import FakeCore
 from tests.trainer.engines.fake_server import FakeServer
+from tests.trainer.engines.fake_vllm import put_modules
 from tests.trainer.engines.ranks_worker import BUCKET, COMMAND, SEEDS
 from tests.waiting import eventually
 
@@ -416,17 +416,14 @@ class Group:
 @pytest.fixture
 def nccl(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand-ins for vllm's communicator and torch's GPU."""
-    contents = {
+    contents: dict[str, dict[str, Any]] = {
         "vllm": {},
         "vllm.distributed": {},
         "vllm.distributed.device_communicators": {},
         "vllm.distributed.device_communicators.pynccl": {"PyNcclCommunicator": Group},
         "vllm.distributed.utils": {"StatelessProcessGroup": Group},
     }
-    for name, values in contents.items():
-        module = ModuleType(name)
-        module.__dict__.update(values)
-        monkeypatch.setitem(sys.modules, name, module)
+    put_modules(monkeypatch, contents)
     devices = ["cuda:0"]  # a thread begins on the first GPU
 
     @contextlib.contextmanager
