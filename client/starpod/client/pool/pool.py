@@ -47,7 +47,7 @@ class ServerPool:
         self._hosts: dict[tuple[str, ...], list[Host]] = {}
         self._addresses = addresses
         self.transport = transport
-        self._settings = {
+        self._settings: dict[str, Any] = {
             "timeout": timeout,
             "patience": patience,
             "grace": grace,
@@ -58,7 +58,6 @@ class ServerPool:
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._change: asyncio.Event
-        self._receiver: StepReceiver
 
     async def start(self, receiver: StepReceiver) -> None:
         """Connect to all servers. If none can be used, raise the error that all of them have, or Unreachable.
@@ -66,7 +65,7 @@ class ServerPool:
         Args:
             receiver: receives the replies and errors of steps.
         """
-        self._receiver = receiver
+        self._settings["receiver"] = receiver
         self._change = asyncio.Event()
         resolve_error = await self.resolve()
         if not self.replicas and resolve_error is not None:
@@ -255,7 +254,6 @@ class ServerPool:
         replica = self._by_address[address] = Replica(
             address,
             self.transport,
-            self._receiver,
             server_name=server_name,
             **self._settings,
             on_change=lambda: self.changed(address),

@@ -109,7 +109,6 @@ def _guard(
     """
     limits = {name: json.dumps({"limit": name}).encode() for name in ("instructions", "uncounted")}
     settrace, gettrace, write, leave = sys.settrace, sys.gettrace, os.write, os._exit
-    left = itertools.repeat(None, instructions)
     armed = tampered = False
 
     def finish(data: bytes) -> NoReturn:
@@ -122,21 +121,7 @@ def _guard(
     def exhausted() -> NoReturn:
         finish(limits["instructions"])
 
-    # A program can get these two functions from sys.gettrace, and could modify their cells and globals. They therefore
-    # keep what they use in the defaults of their arguments, which audit() protects.
-    def count(
-        frame: FrameType, event: str, argument: object, *, take: Any = left.__next__, end: Any = exhausted
-    ) -> None:
-        try:
-            take()
-        except StopIteration:
-            end()
-
-    def enter(frame: FrameType, event: str, argument: object, *, count: Any = count) -> Any:
-        frame.f_trace = count  # first, because Python 3.13 reads it when the next attributes are set
-        frame.f_trace_lines, frame.f_trace_opcodes = False, True
-        count(frame, event, argument)
-        return count
+    count, enter = _tracers(instructions, exhausted)
 
     def audit(event: str, arguments: Any) -> None:
         if not armed:
@@ -172,6 +157,29 @@ def _guard(
 
     refused, frames = _REFUSED, _FRAMES
     return arm, check, finish
+
+
+def _tracers(instructions: int, exhausted: Callable[[], NoReturn]) -> tuple[Any, Any]:
+    """Return the trace function of a frame, which counts its instructions, and the one that gives it to new frames."""
+    left = itertools.repeat(None, instructions)
+
+    # A program can get these two functions from sys.gettrace, and could modify their cells and globals. They therefore
+    # keep what they use in the defaults of their arguments, which audit() protects.
+    def count(
+        frame: FrameType, event: str, argument: object, *, take: Any = left.__next__, end: Any = exhausted
+    ) -> None:
+        try:
+            take()
+        except StopIteration:
+            end()
+
+    def enter(frame: FrameType, event: str, argument: object, *, count: Any = count) -> Any:
+        frame.f_trace = count  # first, because Python 3.13 reads it when the next attributes are set
+        frame.f_trace_lines, frame.f_trace_opcodes = False, True
+        count(frame, event, argument)
+        return count
+
+    return count, enter
 
 
 def _repeat_each_time() -> None:
