@@ -3,15 +3,12 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field
-
-from starpod.env_server.authoring.environment import Environment, EnvironmentOptions, EnvironmentSpec, Limits, Outcome
+from starpod.env_server import Limits
 from starpod.environments.webshop.catalogue.goals import Goal
 from starpod.environments.webshop.catalogue.product import Product
-from starpod.environments.webshop.shop import actions
-from starpod.environments.webshop.shop.markup import render_html
+from starpod.environments.webshop.environment import WebShop
 from starpod.environments.webshop.shop.shop import Shop, ShopState
 from tests.environments.webshop.in_memory import ListCatalogue, StandIn
 
@@ -94,9 +91,11 @@ class WordSearch:
 
 @dataclass(eq=False)
 class Stock:
-    """What a shop needs of a store, over a list of products."""
+    """What the environment needs of a store, over a list of products."""
 
     products: Sequence[Product] = PRODUCTS
+    name: str = "little"
+    digest: str = "0123"
     catalogue: ListCatalogue = field(init=False)
     index: WordSearch = field(init=False)
     prices: list[float] = field(init=False)
@@ -108,51 +107,31 @@ class Stock:
         self.prices = [product.pricing[0] for product in self.products]
         self.tagger = StandIn("words", lambda title: title.lower().split())
 
+    def goals(self, kind: str, caps: str) -> list[Goal]:
+        return [GOAL]
+
+
+_STOCK: Any = Stock()
+
 
 def little_shop(products: Sequence[Product] = PRODUCTS, goal: Goal = GOAL, *, show_attributes: bool = False) -> Shop:
     """A session on the index page."""
     return Shop(Stock(products), [goal], ShopState(0, "abc"), show_attributes=show_attributes)
 
 
-class LittleOptions(EnvironmentOptions):
-    """A few options of each kind."""
+class LittleWebShop(WebShop):
+    """webshop-v1 over the little shop and its one goal."""
 
-    catalogue: str = Field(default="", description="Name of a store of this server.")
-    goals: Literal["human", "synthetic"] = Field(default="human", description="Who wrote the instructions.")
-    show_attrs: bool = Field(default=False, description="Whether a product has a page with its attributes.")
-    goal: int | None = Field(default=None, ge=0, description="Index of the goal.")
+    spec = replace(WebShop.spec, title="A little shop", render_modes=("text", "html"), limits=Limits(3))
 
-
-class LittleWebShop(Environment):
-    """webshop-v1 over the little shop: enough for what stands on its pages."""
-
-    spec = EnvironmentSpec(
-        id="webshop-v1", version="1.0.0", title="A little shop", render_modes=("text", "html"), limits=Limits(3)
-    )
-    Options = LittleOptions
-    options: LittleOptions
-    _cached_shop: Shop
+    @classmethod
+    def prepare(cls) -> None:
+        pass
 
     def reset(self, rng: random.Random) -> None:
-        self._cached_shop = little_shop(show_attributes=self.options.show_attrs)
-
-    def step(self, action: Any) -> Outcome:
-        shop, (name, argument) = self._cached_shop, actions.parse(action)
-        if name == "search" and argument:
-            return Outcome(effective=shop.search(argument))
-        changed = shop.click(argument or "") if name == "click" else None
-        if changed is None:
-            return Outcome(valid=False, effective=False)
-        if shop.grade:
-            return Outcome(shop.grade.reward, terminated=True, success=shop.grade.reward == 1)
-        return Outcome(effective=changed)
-
-    def render(self, mode: str = "text") -> str:
-        return render_html(self._cached_shop) if mode == "html" else self._cached_shop.state.address()
-
-    def get_state(self) -> dict[str, Any]:
-        return {"shop": self._cached_shop.state.as_dict()}
+        self._enter(_STOCK, ShopState(0, "abc"))
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self._cached_shop = little_shop(show_attributes=self.options.show_attrs)
-        self._cached_shop.state = ShopState(**state["shop"])
+        self.seed, self.dynamics_seed = state["seeds"]
+        self._dynamics = state["dynamics"]
+        self._enter(_STOCK, ShopState(**state["shop"]), *state["past"])
