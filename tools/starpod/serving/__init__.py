@@ -1,1 +1,1 @@
-"""What programs share that serve or run others' code: sockets, HTTP servers, locked folders, Ctrl-C and forks."""
+"""Sockets, HTTP servers, locked folders, and checks for Ctrl-C and forks, which all programs that serve share."""

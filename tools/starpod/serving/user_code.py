@@ -1,4 +1,4 @@
-"""What every border to a user's code has to know: whether Ctrl-C interrupted it, and whether it forked the process."""
+"""Checks after a call of a user's code: whether Ctrl-C interrupted it, and whether it forked the process."""
 
 from __future__ import annotations
 

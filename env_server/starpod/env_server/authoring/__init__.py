@@ -1,1 +1,1 @@
-"""What authors of environments use: the base class, chat models, pictures, and reading of untrusted texts."""
+"""The base class of environments, chat models that they ask, and drawing: modules for authors."""

@@ -1,1 +1,1 @@
-"""What an operator sets and sees: configuration, quotas of tenants, metrics and traces."""
+"""Configuration, quotas of tenants, metrics and traces: modules for operators."""

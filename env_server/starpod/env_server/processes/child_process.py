@@ -43,7 +43,7 @@ _LATE = 0.1
 class ChildProcess:
     """A process for one episode. It counts as alive from its creation, so that concurrent opens cannot exceed a limit.
 
-    `alive` is the number of child processes that are not closed, including those that have not started.
+    `alive` is the number of child processes that are not closed. Some of them may not have started.
     """
 
     alive = 0

@@ -1,4 +1,4 @@
-"""What new episodes of a server run on: its threads, confined processes, and the journal of external calls."""
+"""Factory of the hosts on which episodes run, with the threads, the sandbox and the journal that they share."""
 
 from __future__ import annotations
 

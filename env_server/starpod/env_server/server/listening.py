@@ -1,4 +1,4 @@
-"""What a server needs of the system before it listens: free ports, TLS files, descriptors."""
+"""Ports, TLS files and file descriptors, which a server checks before it listens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server does every second: expired leases, connections beyond limits, changed tokens, free memory."""
+"""Periodic work of a server: expired leases, connections beyond limits, changed tokens, free memory."""
 
 from __future__ import annotations
 

@@ -318,13 +318,7 @@ def reset_rows(
 
 
 def step_rows(
-    rows: StepRows,
-    start: int,
-    stop: int,
-    table: SessionTable,
-    max_actions: int,
-    metrics: Metrics,
-    answers: Answers,
+    rows: StepRows, start: int, stop: int, table: SessionTable, worker: Worker, answers: Answers
 ) -> tuple[list[int], list[BrokenRow], int]:
     """Step the rows from `start` to `stop` whose sessions can be stepped inline, until SLICE_SECONDS have passed.
 
@@ -336,69 +330,63 @@ def step_rows(
     """
     other_rows: list[int] = []
     broken_rows: list[BrokenRow] = []
-    get, clock, now = table.get, time.perf_counter, time.monotonic()
     results: list[TurnResult] = []
+    get, clock, now, max_actions = table.get, time.perf_counter, time.monotonic(), worker.limits.max_step_actions
     deadline, has_long, process_id = clock() + SLICE_SECONDS, rows.long, os.getpid()
     environment: type[Environment] | None = None
-    step_count = 0
-    seconds: list[float] = []
+    step_count, seconds = 0, list[float]()
     columns = (rows.session_ids, rows.epochs, rows.indices, rows.actions)
     if (start, stop) != (0, len(rows)):
         columns = tuple(column[start:stop] for column in columns)  # type: ignore[assignment]
-    for session_id, epoch, index, actions in zip(*columns, strict=True):
+    for row, (session_id, epoch, index, actions) in enumerate(zip(*columns, strict=True), start):
         session = get(session_id)
         if (
-            session is not None
-            and session.next_index == index
-            and session.epoch == epoch
-            and not session.over
-            and not session.pending
-            and (episode := session.host.episode) is not None
-            and len(actions) <= max_actions
+            session is None
+            or session.next_index != index
+            or session.epoch != epoch
+            or session.over
+            or session.pending
+            or (episode := session.host.episode) is None
+            or len(actions) > max_actions
         ):
-            if session.environment is not environment:
-                if environment is not None:
-                    metrics.steps(environment.spec.id, step_count, seconds)
-                    answers.environment_seconds += _scaled(seconds, step_count)
-                    step_count, seconds = 0, []
-                environment = session.environment
-            try:
-                if step_count % SAMPLED:
-                    transition = episode.turn(actions, session.want)
-                else:
-                    before = clock()
-                    if before > deadline:
-                        break
-                    transition = episode.turn(actions, session.want)
-                    seconds.append(clock() - before)
-            except Busy:
-                pass  # nothing has changed; the slow path retries and reports
-            except BaseException as error:
-                if is_ctrl_c(error):
-                    raise
-                session.host.close()  # no later row may step the state that the exception left
-                broken_rows.append(BrokenRow(start + len(results) + len(other_rows) + len(broken_rows), session, error))
-                continue
+            other_rows.append(row)
+            continue
+        if session.environment is not environment:
+            _count_steps(environment, step_count, seconds, worker.metrics, answers)
+            environment, step_count, seconds = session.environment, 0, []
+        try:
+            if step_count % SAMPLED:
+                transition = episode.turn(actions, session.want)
             else:
-                step_count += 1
-                session.next_index = index + 1
-                session.last_request = digest_actions(actions) if has_long else actions
-                session.last_reply = transition
-                session.last_call = now
-                if episode.end_reason:
-                    session.over = True
-                results.append(transition)
-                continue
-        other_rows.append(start + len(results) + len(other_rows) + len(broken_rows))
+                before = clock()
+                if before > deadline:
+                    break
+                transition = episode.turn(actions, session.want)
+                seconds.append(clock() - before)
+        except Busy:
+            other_rows.append(row)  # nothing has changed; the slow path retries and reports
+            continue
+        except BaseException as error:
+            if is_ctrl_c(error):
+                raise
+            session.host.close()  # no later row may step the state that the exception left
+            broken_rows.append(BrokenRow(row, session, error))
+            continue
+        step_count += 1
+        session.next_index = index + 1
+        session.last_request = digest_actions(actions) if has_long else actions
+        session.last_reply = transition
+        session.last_call = now
+        if episode.end_reason:
+            session.over = True
+        results.append(transition)
     end_forked_copy(process_id, "an environment")
-    if environment is not None:
-        metrics.steps(environment.spec.id, step_count, seconds)
-        answers.environment_seconds += _scaled(seconds, step_count)
+    _count_steps(environment, step_count, seconds, worker.metrics, answers)
     stop = start + len(results) + len(other_rows) + len(broken_rows)
     skipped_rows = {*other_rows, *(failure.row for failure in broken_rows)}
-    stepped_rows = (
-        [row for row in range(start, stop) if row not in skipped_rows] if skipped_rows else range(start, stop)
-    )
+    stepped_rows: Sequence[int] = range(start, stop)
+    if skipped_rows:
+        stepped_rows = [row for row in stepped_rows if row not in skipped_rows]
     return other_rows, [*broken_rows, *_answer(rows, stepped_rows, results, table, answers)], stop
 
 
@@ -427,6 +415,10 @@ def _fill_reply(reply: pb.Reply, call_id: int, transition: TurnResult, next_inde
     session.last_reply = reply.step.transition.SerializeToString()
 
 
-def _scaled(sample: list[float], count: int) -> float:
-    """Estimate the seconds of `count` steps from a sample of them."""
-    return sum(sample) * count / len(sample) if sample else 0.0
+def _count_steps(
+    environment: type[Environment] | None, count: int, sample: list[float], metrics: Metrics, answers: Answers
+) -> None:
+    """Count steps of an environment, of which a sample was timed."""
+    if environment is not None and sample:
+        metrics.steps(environment.spec.id, count, sample)
+        answers.environment_seconds += sum(sample) * count / len(sample)

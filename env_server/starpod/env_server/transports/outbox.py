@@ -22,7 +22,7 @@ class ClientStream(Protocol):
 
 
 class Outbox:
-    """Writes messages one at a time, and splits those that are too large.
+    """Queue that writes one message at a time, and splits a message that is too large.
 
     Replies of calls that finish later are collected while a message is written, and then sent together.
     """

@@ -169,9 +169,7 @@ class StreamServer:
                 elif size > limits.max_step_bytes and rows.has_turn_beyond(limits.max_step_bytes, start, stop):
                     single_rows = list(range(start, stop))
                 else:
-                    single_rows, broken_rows, stop = step_rows(
-                        rows, start, stop, self._table, limits.max_step_actions, self._worker.metrics, answers
-                    )
+                    single_rows, broken_rows, stop = step_rows(rows, start, stop, self._table, self._worker, answers)
                     failures = [
                         (row, self._worker.failures.break_off(session, cause)) for row, session, cause in broken_rows
                     ]
