@@ -18,7 +18,7 @@ from starpod.client.recovery.hot_path import submit, submit_texts
 from starpod.client.recovery.recovery import Recovery
 from starpod.client.recovery.reset import PendingReset
 from starpod.client.recovery.state import BatchResult, SessionState
-from starpod.client.session import CLOSE_SECONDS, Session, options_struct
+from starpod.client.session import CLOSE_SECONDS, Session, SessionProperties, options_struct
 from starpod.client.snapshot import Snapshot
 from starpod.client.transport import TLS, Transport, as_addresses, expect_own_grpc, note_fleet
 from starpod.v1 import environment_pb2 as pb
@@ -264,13 +264,13 @@ class Fleet:
 
     @overload
     async def step_many(
-        self, sessions: Sequence[Session], actions: Sequence[Action | Iterable[Action]]
+        self, sessions: Sequence[SessionProperties], actions: Sequence[Action | Iterable[Action]]
     ) -> list[Transition]: ...
 
     @overload
     async def step_many(
         self,
-        sessions: Sequence[Session],
+        sessions: Sequence[SessionProperties],
         actions: Sequence[Action | Iterable[Action]],
         *,
         return_exceptions: Literal[True],
@@ -278,7 +278,7 @@ class Fleet:
 
     async def step_many(
         self,
-        sessions: Sequence[Session],
+        sessions: Sequence[SessionProperties],
         actions: Sequence[Action | Iterable[Action]],
         *,
         return_exceptions: bool = False,
@@ -320,7 +320,7 @@ class Fleet:
 
     async def reset_many(
         self,
-        sessions: Sequence[Session],
+        sessions: Sequence[SessionProperties],
         seeds: Sequence[int | None] | None = None,
         *,
         options: Mapping[str, Any] | None = None,
@@ -357,6 +357,6 @@ class Fleet:
             ).submit()
         return await result.all()
 
-    async def close_sessions(self, sessions: Iterable[Session]) -> None:
+    async def close_sessions(self, sessions: Iterable[SessionProperties]) -> None:
         """End sessions, with one call per server. Sessions on an unreachable server are closed once it is back."""
         await self.recovery.close_sessions([session.state for session in sessions], CLOSE_SECONDS)

@@ -8,17 +8,16 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
 from weakref import WeakSet
 
 from starpod.client.errors import StarpodError
 from starpod.client.fleet import Fleet
-from starpod.client.observation import Observation, Transition
+from starpod.client.observation import Transition
 from starpod.client.pool.replica import Replica
 from starpod.client.session import Session, SessionProperties, forwarded
 from starpod.client.transport import FORKED
-from starpod.v1 import environment_pb2 as pb
 from starpod.v1.values import Action, Image
 
 T = TypeVar("T")
@@ -33,6 +32,18 @@ def _blocking(
     @functools.wraps(method)
     def call(session: SyncSession, /, *arguments: P.args, **keywords: P.kwargs) -> T:
         return session.fleet.run(method(session.session, *arguments, **keywords))
+
+    return call
+
+
+def _waiting(
+    method: Callable[Concatenate[Fleet, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[SyncFleet, P], T]:
+    """Return the blocking form of a method of Fleet."""
+
+    @functools.wraps(method)
+    def call(fleet: SyncFleet, /, *arguments: P.args, **keywords: P.kwargs) -> T:
+        return fleet.run(method(fleet.fleet, *arguments, **keywords))
 
     return call
 
@@ -111,10 +122,8 @@ class SyncFleet:
     recoveries = forwarded("fleet.recoveries", int)
     """Number of sessions that were recovered so far."""
 
-    def describe(self) -> list[pb.EnvironmentSpec]:
-        """Return the spec of every hosted environment version."""
-        return self.run(self.fleet.describe())
-
+    describe = _waiting(Fleet.describe)
+    """Return the spec of every hosted environment version; see Fleet.describe."""
     open = _opening(Fleet.open)
     """Open sessions; see Fleet.open."""
 
@@ -145,24 +154,14 @@ class SyncFleet:
         return_exceptions: bool = False,
     ) -> Any:
         """Play one turn in each session; see Fleet.step_many."""
-        async_sessions = [session.session for session in sessions]
         if return_exceptions:
-            return self.run(self.fleet.step_many(async_sessions, actions, return_exceptions=True))
-        return self.run(self.fleet.step_many(async_sessions, actions))
+            return self.run(self.fleet.step_many(sessions, actions, return_exceptions=True))
+        return self.run(self.fleet.step_many(sessions, actions))
 
-    def reset_many(
-        self,
-        sessions: Sequence[SyncSession],
-        seeds: Sequence[int | None] | None = None,
-        *,
-        options: Mapping[str, Any] | None = None,
-    ) -> list[Observation]:
-        """Start a new episode in each session; see Fleet.reset_many."""
-        return self.run(self.fleet.reset_many([session.session for session in sessions], seeds, options=options))
-
-    def close_sessions(self, sessions: Iterable[SyncSession]) -> None:
-        """End sessions, with one call per server."""
-        self.run(self.fleet.close_sessions([session.session for session in sessions]))
+    reset_many = _waiting(Fleet.reset_many)
+    """Start a new episode in each session; see Fleet.reset_many."""
+    close_sessions = _waiting(Fleet.close_sessions)
+    """End sessions, with one call per server; see Fleet.close_sessions."""
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the fleet's event loop and return its result, for calls without a blocking form here."""
