@@ -176,6 +176,18 @@ async def test_a_missed_deadline_is_counted_and_asked_again(server: ServerProces
     assert report["calls"]["step"]["count"] > 0  # the same step again had its reply
 
 
+async def test_a_step_is_asked_for_again_with_its_own_actions() -> None:
+    """Whatever the session's player sent first: replies in columns are followed by the next steps at once."""
+    loop = asyncio.get_running_loop()
+    with start_server("frozen_lake") as server:
+        for at in (0.3, 0.7):
+            loop.call_later(at, os.kill, server.pid, signal.SIGSTOP)
+            loop.call_later(at + 0.25, os.kill, server.pid, signal.SIGCONT)
+        plan = make_plan(server.address, options={"size": 8}, timeout=0.1)
+        (report,) = (await play(plan, Stage("stopped", 64, 1.5, 0.0))).reports
+    assert set(report["errors"]["classes"]) == {"deadline"} and "columns" in report["paths"]
+
+
 @minutes
 async def test_a_session_that_never_answers_is_given_up_and_its_late_reply_ignored(server: ServerProcess) -> None:
     plan = make_plan(server.address, environment="waits-v1", options={"milliseconds": 1500.0}, timeout=0.1)

@@ -15,7 +15,7 @@ from starpod.client.errors import StarpodError
 from starpod.client.transport import Backoff
 from starpod.load.measurements import Log, ServerTime, error_class
 from starpod.load.plan import LoadPlan, Turn, make_policy, write_turn
-from starpod.load.servers import LoadServer, LoadSession, clock
+from starpod.load.servers import EpisodeState, LoadServer, LoadSession, clock
 from starpod.v1 import environment_pb2 as pb
 
 GIVE_UP_SECONDS = 3.0
@@ -216,9 +216,11 @@ class Player:
                 await asyncio.sleep(self._backoff.wait(error.retry_after))
 
     async def _play_turn(self, session: LoadSession, turn: Turn, due: float) -> None:
-        reply = await self._call(session.server, "step", lambda due: session.step(turn, due), due)
-        if reply is None:
-            return  # an overloaded server refused the step, so the same turn is played next
+        session.set_step(turn, due)
+        reply = await self._send(session)
+        if reply is None:  # an overloaded server refused the step, so the same turn is played next
+            self._turn = session.actions  # type: ignore[assignment]
+            return
         if self._recording is not None:
             self._recording.append(write_turn(turn))
         observation, is_over = reply
@@ -289,10 +291,9 @@ class Player:
             await self._call_method(session.server, CLOSE, pb.CloseRequest(session_ids=[session.session_id]))
             self._forget_session()
             return
-        seeds, reply = self._policy.begin(), None
-        while reply is None:  # refused by an overloaded server
-            reply = await self._call(session.server, "reset", lambda due: session.reset(*seeds, due))
-        self._begin_episode(session, reply[0])
+        session.set_reset(*self._policy.begin())
+        if (reply := await self._send(session)) is not None:
+            self._begin_episode(session, reply[0])
 
     def _begin_episode(self, session: LoadSession, observation: pb.Observation | None) -> None:
         self._turn = self._policy.next(observation)
@@ -317,31 +318,41 @@ class Player:
 
     # --- calls -----------------------------------------------------------------------------------------------------
 
+    async def _send(self, session: LoadSession) -> EpisodeState | None:
+        """Make the call that is set in the session. Return None if an overloaded server refused a step for good."""
+        while True:
+            state = await self._call(session.server, session.send, lambda: session.latest_call)
+            if state is not None or session.latest_call[0] == "step":
+                return state
+
     async def _call_method(self, server: LoadServer, method: Method[Any, Any], request: Any) -> Any:
-        return await self._call(server, method.field, lambda due: server.call_once(method, request, due))
+        due = clock()
+        return await self._call(server, lambda: server.call_once(method, request, due), lambda: (method.field, due))
 
     async def _call(
-        self,
-        server: LoadServer,
-        name: str,
-        send: Callable[[float], Awaitable[Reply]],
-        due: float | None = None,
+        self, server: LoadServer, send: Callable[[], Awaitable[Reply]], get_call: Callable[[], tuple[str, float]]
     ) -> Reply | None:
         """Make a call and return its reply. Make it again while that can help and the plan allows it.
 
         Return None if an overloaded server refused it for good. Raise StarpodError for other errors.
 
         Args:
-            send: makes the call once, given when it was due.
-            due: when the call should have been made; None: now.
+            send: makes the call once.
+            get_call: returns the name of the latest call, and when it was due.
         """
-        players, due, missed = self._players, clock() if due is None else due, 0
+        players, missed = self._players, 0
+        failed_call: tuple[str, float] | None = None
         self.busy = True
         try:
             while True:
                 try:
-                    reply = await send(due)
+                    reply = await send()
                 except StarpodError as error:
+                    if (call := get_call()) != failed_call:
+                        if failed_call is not None:
+                            self._backoff.reset()  # the call that failed before was answered
+                        failed_call, missed = call, 0
+                    name = call[0]
                     kind = players.failed(server, name, error)
                     if kind == "overload" and name != "open":
                         if not (players.running and self._plan.retry_overload):

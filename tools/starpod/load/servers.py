@@ -9,7 +9,7 @@ from typing import Any
 
 from starpod.client.connection import AwaitedCall, Method, Reset, ServerConnection, SessionStep, StartRow, StepBatch
 from starpod.client.errors import StarpodError
-from starpod.load.measurements import Log, ServerTime, error_class
+from starpod.load.measurements import Log, ServerTime
 from starpod.load.plan import LoadPlan, ServerAddress, SessionPolicy, Turn
 from starpod.v1 import environment_pb2 as pb
 
@@ -32,10 +32,11 @@ class LoadSession(SessionStep):
         due: when the call in flight should have been made.
         sent: when it was sent.
         seeds: seed and dynamics seed of the episode.
-        reply: the reply of the call in flight, or of a later one if the server is continuous.
+        call: the latest call.
+        reply: the state after it, or after a later call if the server is continuous.
     """
 
-    __slots__ = ("due", "policy", "reply", "seeds", "sent", "server")
+    __slots__ = ("call", "due", "policy", "reply", "seeds", "sent", "server")
 
     def __init__(self, server: LoadServer, policy: SessionPolicy, state: pb.Session) -> None:
         super().__init__(state.session_id, state.epoch, state.step_index)
@@ -43,22 +44,32 @@ class LoadSession(SessionStep):
         self.policy = policy
         self.due = self.sent = 0.0
         self.seeds = state.seed, state.dynamics_seed
+        self.call: SessionStep | Reset = self
         self.reply: asyncio.Future[EpisodeState] = server.loop.create_future()
 
-    async def step(self, turn: Turn, due: float) -> EpisodeState:
-        """Play a turn. Raise StarpodError."""
+    @property
+    def latest_call(self) -> tuple[str, float]:
+        """Name of the latest call, and when it was due."""
+        return "reset" if isinstance(self.call, Reset) else "step", self.due
+
+    def set_step(self, turn: Turn, due: float) -> None:
+        """Let the next call be a step. due: when it should be made."""
         self.actions = turn  # type: ignore[assignment]
         self.plain = all(isinstance(action, str) for action in turn)
-        return await self._submit(self, due)
+        self.due, self.call = due, self
 
-    async def reset(self, seed: int, dynamics_seed: int | None, due: float) -> EpisodeState:
-        """Begin an episode. Raise StarpodError."""
-        return await self._submit(_EpisodeReset(self, seed, dynamics_seed), due)
+    def set_reset(self, seed: int, dynamics_seed: int | None) -> None:
+        """Let the next call be a reset, which is due now."""
+        self.due, self.call = clock(), _EpisodeReset(self, seed, dynamics_seed)
 
-    async def _submit(self, call: SessionStep | Reset, due: float) -> EpisodeState:
-        self.due, self.sent = due, clock()
+    async def send(self) -> EpisodeState:
+        """Make the call that is set, or again the one that failed, and return the state after it. Raise StarpodError.
+
+        If the server is continuous, further calls follow a step before this returns.
+        """
+        self.sent = clock()
         self.reply = self.server.loop.create_future()
-        self.server.submit(call)
+        self.server.submit(self.call)
         return await self.reply
 
     def resolve(self, state: EpisodeState) -> None:
@@ -140,7 +151,8 @@ class LoadServer(ServerConnection):
                 next_steps.append(session)
             else:
                 session.due = session.sent = now
-                self.submit(_EpisodeReset(session, *session.policy.begin(), is_continuous=True))
+                session.call = _EpisodeReset(session, *session.policy.begin(), is_continuous=True)
+                self.submit(session.call)
         self.submit_steps(next_steps)
 
     def take_turn(self, session: LoadSession, now: float) -> bool:
@@ -149,6 +161,7 @@ class LoadServer(ServerConnection):
         if turn is not None:
             session.actions = turn  # type: ignore[assignment]
             session.due = session.sent = now
+            session.call = session
         return turn is not None
 
     def answered(self, step: SessionStep, response: pb.StepResponse) -> None:
@@ -165,7 +178,7 @@ class LoadServer(ServerConnection):
 
 
 class _EpisodeReset(Reset):
-    """A reset of a session. If it is continuous, the session's player does not know of it."""
+    """A reset of a session. If it is continuous, the next step follows it, and the player does not know of it."""
 
     __slots__ = ("_is_continuous",)
 
@@ -194,9 +207,4 @@ class _EpisodeReset(Reset):
             session.resolve((observation, False))
 
     def refused(self, error: StarpodError) -> None:
-        session = self.session
-        if self._is_continuous:
-            session.server.log.failed(session.server.number, "reset", error_class(error), str(error))
-            session.resolve((None, True))  # the player makes a reset of its own
-        else:
-            session.server.refused(session, error)
+        self.session.server.refused(self.session, error)
