@@ -23,6 +23,7 @@ from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 from tests.env_server.conftest import Client, Serve, Stream
 from tests.env_server.troublesome import ALL
+from tests.hostile.conftest import bearer
 from tests.support import held_port
 from tests.waiting import eventually
 
@@ -63,10 +64,6 @@ async def test_reflection_shows_the_contract(client: Client) -> None:
             return list(ProtoReflectionDescriptorDatabase(channel).get_services())
 
     assert {"starpod.v1.EnvironmentService", "grpc.health.v1.Health"} <= set(await asyncio.to_thread(services))
-
-
-def bearer(token: str) -> tuple[tuple[str, str], ...]:
-    return (("authorization", f"Bearer {token}"),)
 
 
 async def test_tokens_keep_strangers_out_and_tenants_apart(serve: Serve, tmp_path: Path) -> None:

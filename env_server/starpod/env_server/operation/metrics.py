@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -36,7 +36,7 @@ class Metrics(Collector):
     """Counters of one server process, exported as Prometheus families with the prefix `starpod_`."""
 
     def __init__(self) -> None:
-        self._steps: dict[str, _Histogram] = {}
+        self._steps: defaultdict[str, _Histogram] = defaultdict(_Histogram)
         self._live: Counter[str] = Counter()
         self._opened: Counter[str] = Counter()
         self._reaped: Counter[str] = Counter()
@@ -61,9 +61,7 @@ class Metrics(Collector):
 
     def step(self, environment: str, seconds: float) -> None:
         """Count one turn, with the seconds that the environment itself took."""
-        histogram = self._steps.get(environment)
-        if histogram is None:
-            histogram = self._steps[environment] = _Histogram()
+        histogram = self._steps[environment]
         histogram.counts[bisect_left(STEP_SECONDS, seconds)] += 1
         histogram.sum += seconds
 
@@ -71,9 +69,7 @@ class Metrics(Collector):
         """Count many turns, of which a sample was timed."""
         if not sample:
             return
-        histogram = self._steps.get(environment)
-        if histogram is None:
-            histogram = self._steps[environment] = _Histogram()
+        histogram = self._steps[environment]
         weight = count / len(sample)
         counts = histogram.counts
         for seconds in sample:
