@@ -19,6 +19,11 @@ class ServerError(RuntimeError):
     """The server cannot start. The message says why and how to fix it."""
 
 
+def join_address(host: str, port: int) -> str:
+    """Return host:port, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def connection_options(config: ServerConfig) -> list[tuple[str, int]]:
     """Return options against connections that are never established or not used, and against floods of connections."""
     return [

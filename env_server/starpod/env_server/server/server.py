@@ -7,9 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 
-import grpc
-from grpc_health.v1 import health, health_pb2
-from grpc_reflection.v1alpha import reflection, reflection_pb2
+from grpc_health.v1 import health_pb2
 
 from starpod.env_server.authoring.environment import Concurrency
 from starpod.env_server.episodes.effects import Journal
@@ -20,13 +18,13 @@ from starpod.env_server.processes.child_process import ChildProcess
 from starpod.env_server.processes.host_factory import HostFactory
 from starpod.env_server.processes.hosts import HostDied
 from starpod.env_server.registry import Registry
+from starpod.env_server.server.grpc_front import GRPCFront
 from starpod.env_server.server.http_front import HTTPFront
 from starpod.env_server.server.listening import (
     ServerError,
     allow_descriptors,
     check_port,
-    connection_options,
-    credentials,
+    join_address,
 )
 from starpod.env_server.server.upkeep import Upkeep
 from starpod.env_server.sessions.calls import Calls
@@ -36,15 +34,9 @@ from starpod.env_server.transports.admission import CallsInFlight, ContractAdmis
 from starpod.env_server.transports.auth import Authenticator
 from starpod.env_server.transports.service import EnvironmentService
 from starpod.serving.sockets import is_loopback
-from starpod.v1 import environment_pb2 as pb
 
 logger = logging.getLogger(__name__)
 
-SERVICE_NAME = pb.DESCRIPTOR.services_by_name["EnvironmentService"].full_name
-_SHORT_LIVED_CALLS = 1_000
-"""Number of concurrent calls that gRPC accepts beyond the calls with their own limits, so that excess calls can be
-refused with a reason."""
-_CALLS_PER_CONNECTION = 2_048
 _OTHER_DESCRIPTORS = 1_024
 
 
@@ -65,7 +57,6 @@ class EnvironmentServer:
         hosts = HostFactory(config.limits, config.threads, config.thread_seconds, config.sandbox, journal)
         self.worker = Worker(registry, config.limits, self.metrics, hosts, seal)
         self.calls = Calls(self.worker)
-        self.port = config.port
         if config.token_file and not config.snapshot_key_file:
             logger.warning("snapshots are not sealed: anyone with a token can forge one; see --snapshot-key-file")
         if config.token_file and not config.tls and not is_loopback(config.host):
@@ -76,91 +67,51 @@ class EnvironmentServer:
         self._authenticator = Authenticator(config.token_file, config.quota if config.token_file else UNLIMITED)
         self._tracer: Tracer = OpenTelemetryTracer(config.otlp_endpoint) if config.otlp_endpoint else Tracer()
         self._service = EnvironmentService(self.calls, self._authenticator, self._tracer, config.endpoints)
-        self._calls_limit = config.limits.max_calls_in_flight + config.limits.max_streams
-        self._open_calls = CallsInFlight(self._authenticator, self.worker.share, self._calls_limit)
         self.metrics.tenants = self._authenticator
-        self._health = health.aio.HealthServicer()
-        self._open = OpenAdmission(config.limits.max_health_calls)
-        services = (SERVICE_NAME, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        self._open.add(health_pb2.DESCRIPTOR, self._health)
-        self._open.add(reflection_pb2.DESCRIPTOR, reflection.aio.ReflectionServicer(services))
-        self._http = HTTPFront(self._service, self.worker, self._open_calls, self._open)
+        max_calls = config.limits.max_calls_in_flight + config.limits.max_streams
+        open_calls = CallsInFlight(self._authenticator, self.worker.share, max_calls)
+        contract = ContractAdmission(self._service.handlers(), open_calls, self.metrics, self.worker.share)
+        open_admission = OpenAdmission(config.limits.max_health_calls)
+        self._grpc = GRPCFront(contract, open_admission, config, max_calls)
+        self._http = HTTPFront(self._service, self.worker, open_calls, open_admission)
         self._upkeep: asyncio.Task[None] | None = None
         self._stop_metrics: Callable[[], None] | None = None
-        self._server: grpc.aio.Server | None = None
-        self._health_server: grpc.aio.Server | None = None
+
+    @property
+    def port(self) -> int:
+        """The port of gRPC."""
+        return self._grpc.port
 
     @property
     def address(self) -> str:
         """The address for clients, host:port."""
-        return self._at(self.port)
+        return join_address(self.config.host, self.port)
 
     @property
     def http_address(self) -> str:
         """The URL for HTTP; empty if HTTP is not served."""
         scheme = "https" if self.config.tls else "http"
-        return f"{scheme}://{self._at(self._http.port)}" if self._http.port else ""
-
-    def _at(self, port: int) -> str:
-        host = self.config.host
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return f"{scheme}://{join_address(self.config.host, self._http.port)}" if self._http.port else ""
 
     async def start(self) -> None:
         """Start to listen and serve. Raises ServerError."""
         limits = self.config.limits
-        limit = limits.max_message_bytes or -1
         allow_descriptors(limits.max_connections + limits.max_processes + _OTHER_DESCRIPTORS)
-        server = grpc.aio.server(
-            options=[
-                ("grpc.max_receive_message_length", limit),
-                ("grpc.max_send_message_length", limit),
-                # Otherwise two servers on one port would silently share its connections.
-                ("grpc.so_reuseport", 0),
-                # A client whose host or network is down sends nothing, and its streams would stay forever.
-                ("grpc.keepalive_time_ms", int(self.config.keepalive_seconds * 1000)),
-                ("grpc.keepalive_timeout_ms", int(self.config.keepalive_seconds * 500)),
-                ("grpc.http2.ping_timeout_ms", int(self.config.keepalive_seconds * 500)),
-                ("grpc.http2.max_pings_without_data", 0),
-                # Clients may ping through long model turns.
-                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-                ("grpc.keepalive_permit_without_calls", 1),
-                # Our own limit on calls in flight answers with RetryInfo; gRPC's cancels random calls.
-                ("grpc.server.max_pending_requests", 2**31 - 1),
-                ("grpc.server.max_pending_requests_hard_limit", 2**31 - 1),
-                *connection_options(self.config),
-                # Further calls of a client wait in the client.
-                ("grpc.max_concurrent_streams", _CALLS_PER_CONNECTION),
-            ],
-            # Only floods reach this limit, because calls have lower limits of their own, which give a reason.
-            maximum_concurrent_rpcs=self._calls_limit + 2 * limits.max_health_calls + _SHORT_LIVED_CALLS,
-        )
-        contract = ContractAdmission(self._service.handlers(), self._open_calls, self.metrics, self.worker.share)
-        server.add_generic_rpc_handlers((contract, self._open))
-        tls = credentials(self.config.tls) if self.config.tls else None
         for option, port in self._ports():
             check_port(self.config.host, port, option)
-        try:
-            if tls:
-                self.port = server.add_secure_port(self.address, tls)
-            else:
-                self.port = server.add_insecure_port(self.address)
-        except RuntimeError as error:
-            raise ServerError(f"cannot listen on {self.address}: {error}") from error
+        self._grpc.listen()
         if self.config.metrics_port:
             try:
                 self._stop_metrics = self.metrics.serve(self.config.host, self.config.metrics_port)
             except OSError as error:
                 raise ServerError(f"cannot serve metrics on port {self.config.metrics_port}: {error}") from error
         await self._try_sandbox()
-        await server.start()
-        self._server = server
-        if self.config.health_port:
-            await self._serve_health(self.config.health_port)
+        await self._grpc.start()
         if self.config.http:
             await self._http.start(self.config, self.config.http)
         upkeep = Upkeep(self.worker, self._service, self._authenticator, self._counted_ports)
         self._upkeep = asyncio.create_task(upkeep.run())
-        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+        await self._grpc.set_health(self.worker.registry.ids, health_pb2.HealthCheckResponse.SERVING)
 
     def _ports(self) -> Iterator[tuple[str, int]]:
         """Yield the option and port of each port to listen on."""
@@ -195,7 +146,7 @@ class EnvironmentServer:
     async def drain(self) -> None:
         """Refuse new sessions and wait until the live ones are closed, for at most `drain_seconds`."""
         self.worker.draining = True
-        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._grpc.set_health(self.worker.registry.ids, health_pb2.HealthCheckResponse.NOT_SERVING)
         deadline = time.monotonic() + self.config.drain_seconds
         while self.worker.live_sessions and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
@@ -207,25 +158,8 @@ class EnvironmentServer:
         """Close every connection and session."""
         if self._upkeep:
             self._upkeep.cancel()
-        stops = [self._server.stop(grace)] if self._server else []
-        await asyncio.gather(self._http.stop(), *stops)
-        if self._health_server:
-            await self._health_server.stop(None)
+        await asyncio.gather(self._http.stop(), self._grpc.stop(grace))
         self.worker.shut_down(list(self._service.tables.values()))
         if self._stop_metrics:
             self._stop_metrics()
         self._tracer.close()
-
-    async def _serve_health(self, port: int) -> None:
-        server = grpc.aio.server(options=[("grpc.so_reuseport", 0), *connection_options(self.config)])
-        server.add_generic_rpc_handlers((self._open,))
-        try:
-            server.add_insecure_port(self._at(port))
-        except RuntimeError as error:
-            raise ServerError(f"cannot answer for health on port {port}: {error}") from error
-        await server.start()
-        self._health_server = server
-
-    async def _set_health(self, status: int) -> None:
-        for service in ("", SERVICE_NAME, *self.worker.registry.ids):
-            await self._health.set(service, status)
