@@ -228,7 +228,7 @@ async def sample_inside_and_alone(model: Path, folder: Path) -> dict[str, list[f
             run.begin_step()
             await run.sync()
             groups = await run.collect()
-            seconds["inside"].append(run.metrics["time/collect"])
+            seconds["inside"].append(run.report.metrics["time/collect"])
             requests = [
                 Request(turn.prompt, len(turn.reply), frozenset(), seed=number)
                 for number, turn in enumerate(turn for episode in episodes_of(groups) for turn in episode.turns)

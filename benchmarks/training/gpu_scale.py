@@ -171,7 +171,7 @@ async def measure_run(shape: str, work: Path, parameters: int, peak: float, argu
             episodes = episodes_of(groups)
             contexts = sum(len(sample.tokens) for row in Batch(episodes).samples for sample in row)
             token_count = sum(episode.sampled_tokens for episode in episodes)
-            steps.append({**run.metrics, "contexts": contexts, "sampled": token_count})
+            steps.append({**run.report.metrics, "contexts": contexts, "sampled": token_count})
         rounds = rounds_of(episodes)
         alone_seconds = await sample_alone(run.collecting.collector.agents.engine, rounds)
     last = steps[1:] or steps

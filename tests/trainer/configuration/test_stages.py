@@ -156,13 +156,13 @@ async def test_a_run_learns_and_collects_as_its_stage_says(tmp_path: Path) -> No
     )
     told: list[str] = []
     cast(Any, run.output.screen).warn = told.append
-    trainer = run.learner.by_agent[""]
+    trainer = run.updating.learner.by_agent[""]
     assert trainer.algorithm.kl.where == "loss" and trainer.optimizer.param_groups[0]["rate"] == 0.5
     for stage, asked in ((0, 2), (1, 6), (1, 10)):
         run.begin_step()
         groups = await run.collect()
         run.finish_step()
-        assert run.metrics["collect/stage"] == stage
+        assert run.report.metrics["collect/stage"] == stage
         assert len(cast(Any, run.collecting.collector).asked) == asked and len(groups) == (4 if stage else 2)
     assert trainer.algorithm.kl.where == "off" and trainer.optimizer.param_groups[0]["rate"] == 0.25
     assert any("metric collect/success_rate" in each and "did you mean collect/success" in each for each in told)

@@ -222,13 +222,15 @@ async def test_a_run_asks_the_same_environment_again_and_tells_of_each(tmp_path:
     assert Tasks.seen == ["lake", "arms", "lake", "lake", "arms"]
     assert [group.id for group in groups] == [0, 2, 3, 4]
     kept = run.filter(groups)
-    found = {name.removeprefix("environments/"): value for name, value in run.metrics.items() if "ments/" in name}
+    found = {
+        name.removeprefix("environments/"): value for name, value in run.report.metrics.items() if "ments/" in name
+    }
     assert (found["lake/groups"], found["arms/groups"]) == (3, 1)
     assert (found["lake/return_mean"], found["arms/return_mean"]) == (5.0, 0.5)
     assert (found["lake/success"], found["lake/turns_mean"], found["lake/tokens_per_turn"]) == (0.5, 1.0, 1.0)
     assert found["lake/reward_std_in_group"] == pytest.approx(10 / 2**0.5)
     assert found["lake/kept_fraction"] == len([group for group in kept if group.kind == "lake"]) / 3
-    assert found["arms/kept_fraction"] == 1.0 and run.metrics["collect/success"] == 0.5
+    assert found["arms/kept_fraction"] == 1.0 and run.report.metrics["collect/success"] == 0.5
 
     await run.evaluate()
     assert Tasks.seen[5:] == ["arms"] * 4 + ["lake"] * 4

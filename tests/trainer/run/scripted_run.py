@@ -20,7 +20,8 @@ from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.rollout.collect import Collector, Start
 from starpod.trainer.run.interrupts import Interrupts
 from starpod.trainer.run.policies import Models
-from starpod.trainer.run.run import Output, Parts, Run
+from starpod.trainer.run.run import Parts, Run
+from starpod.trainer.run.step_report import Output
 from tests.trainer.tiny_learner import learner_of, make_trainer
 from tests.trainer.turns import a_turn
 
@@ -110,7 +111,7 @@ def asked_by(run: Run) -> list[int]:
 
 
 async def save(run: Run) -> None:
-    await run.save()
+    await run.persistence.save()
     await run.persistence.finish_writing()
 
 

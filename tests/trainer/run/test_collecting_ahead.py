@@ -68,7 +68,7 @@ async def collect(run: Run) -> list[int]:
     groups = await run.collect()
     for _ in range(5):
         await asyncio.sleep(0)
-    run.progress.version += run.config.replay.reuse
+    run.progress.version += run.settings.now.replay.reuse
     return [group.id for group in groups]
 
 
@@ -98,8 +98,8 @@ def test_nothing_is_staler_than_the_bound_and_nothing_is_passed_over(
         taken: list[int] = []
         for _ in range(6):
             taken += await collect(run)
-            assert run.metrics.get("collect/staleness_max", 0) <= bound
-            assert run.metrics.get("collect/stale_groups", 0) == 0
+            assert run.report.metrics.get("collect/staleness_max", 0) <= bound
+            assert run.report.metrics.get("collect/stale_groups", 0) == 0
         # In order, none twice, none but the lost left out; and nothing was played that no step trains on.
         assert taken == [start for start in range(100) if start not in lost][: 6 * groups]
         assert len(run.collecting.ahead) == 0
@@ -114,7 +114,7 @@ async def test_the_budget_is_used(tmp_path: Path) -> None:
     for admitted in (12, 16, 16, 16):
         await collect(run)
         assert asked_by(run) == list(range(admitted))
-        oldest.append(run.metrics["collect/staleness_max"])
+        oldest.append(run.report.metrics["collect/staleness_max"])
     assert oldest == [0, 1, 2, 2]
 
 
@@ -123,9 +123,9 @@ async def test_what_a_step_has_spent_is_what_was_played_for_it(tmp_path: Path) -
     run = make_slow_run(tmp_path, collect={"groups": 4, "group_size": 2, "max_staleness": 2}, stop={"iterations": 4})
     for _ in range(4):
         await collect(run)
-        assert spent_in(run.metrics) == {"environment_steps": 8.0, "sampled_tokens": 16.0, "forks": 0.0}
+        assert spent_in(run.report.metrics) == {"environment_steps": 8.0, "sampled_tokens": 16.0, "forks": 0.0}
     searched = {"environment_steps": 30.0, "sampled_tokens": 50.0, "forks": 4.0}
-    assert spent_in(run.metrics | {f"search/{name}": value for name, value in searched.items()}) == searched
+    assert spent_in(run.report.metrics | {f"search/{name}": value for name, value in searched.items()}) == searched
 
 
 async def test_episodes_go_on_during_an_update(tmp_path: Path) -> None:
@@ -148,10 +148,10 @@ async def test_episodes_go_on_during_an_update(tmp_path: Path) -> None:
         return {}
 
     run = make_slow_run(tmp_path, plays=Held, collect=collect, algorithm="starpo-grpo")
-    run.learner.learn = learn  # type: ignore[method-assign]
+    run.updating.learner.learn = learn  # type: ignore[method-assign]
     run.begin_step()
     await run.learn(run.filter(await run.collect()))
-    assert run.metrics["time/overlap_share"] > 0
+    assert run.report.metrics["time/overlap_share"] > 0
     await run.collecting.ahead.close()
 
 
@@ -170,13 +170,13 @@ async def test_what_is_too_old_after_a_change_of_the_bound_is_dropped_and_replac
     same.restore(loaded)
     assert len(same.collecting.ahead) == 6
     assert await collect(same) == [4, 5]
-    assert same.metrics["collect/staleness_max"] == 2 and same.metrics["collect/stale_groups"] == 0
+    assert same.report.metrics["collect/staleness_max"] == 2 and same.report.metrics["collect/stale_groups"] == 0
 
     strict = make_slow_run(tmp_path, collect={**many, "max_staleness": 1})
     strict.restore(loaded)
     # 4 to 7 were begun by version 0, 8 and 9 by version 1; the policy has version 2.
     assert await collect(strict) == [8, 9]
-    assert strict.metrics["collect/stale_groups"] == 4 and strict.metrics["collect/staleness_max"] == 1
+    assert strict.report.metrics["collect/stale_groups"] == 4 and strict.report.metrics["collect/staleness_max"] == 1
     for each in (run, same, strict):
         await each.collecting.ahead.close()
 
@@ -203,7 +203,7 @@ async def test_a_resumed_run_too_finishes_groups_in_the_stage_in_which_they_bega
     whole.begin_step()
     await whole.collect()
     whole.finish_step()
-    assert whole.config.collect.group_size == 3
+    assert whole.settings.now.collect.group_size == 3
     await save(whole)
     resumed = make_run(tmp_path, plays=Whole, collect=collect, stages=stages)
     resumed.restore(saved_by(whole))

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -49,8 +50,8 @@ async def test_uniform_groups_that_leave_nothing_are_no_failure(tmp_path: Path) 
     for _ in range(5):
         await run.learn(await played(run))
         run.finish_step()
-    assert "the filter kept no group" in str(run.reason_to_stop())
-    assert run.metrics["collect/response_diversity"] == 0, "it is that of all that was played"
+    assert "the filter kept no group" in str(run.schedule.reason_to_stop())
+    assert run.report.metrics["collect/response_diversity"] == 0, "it is that of all that was played"
 
 
 def test_the_first_iterations_tell_how_many_fit_into_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +60,7 @@ def test_the_first_iterations_tell_how_many_fit_into_the_time(tmp_path: Path, mo
         run = make_run(tmp_path, path=str(iterations), stop={"minutes": 2, "iterations": iterations})
         for step in range(1, 7):
             run.progress.step = step
-            run._forecast()
+            run.report._forecast()
             told = f"at this speed, stop.minutes=2 has room for {count} iterations" if step >= 5 else ""
             assert run.output.screen.doing == told
 
@@ -72,7 +73,10 @@ async def test_all_that_was_played_is_kept_and_ends_are_counted(tmp_path: Path) 
     assert file.name == "train-000001.jsonl.gz"
     # What dynamic sampling passed over was played as well.
     assert [group.returns for group in read_groups(file)].count([1.0, 1.0]) == 1
-    assert run.metrics["end/terminal"] == 1.0 and run.metrics["end/max_turns"] == run.metrics["end/agent"] == 0.0
+    assert (
+        run.report.metrics["end/terminal"] == 1.0
+        and run.report.metrics["end/max_turns"] == run.report.metrics["end/agent"] == 0.0
+    )
     for bound, words in ((0, ""), (1e-4, "take more than collect.keep_mib (0.0001) and are not kept")):
         collect = {"groups": 4, "group_size": 2, "keep_mib": bound}
         run = make_run(tmp_path, path=f"run-{bound}", collect=collect)
@@ -126,7 +130,7 @@ async def test_nothing_to_train_on_is_a_skipped_update(tmp_path: Path) -> None:
     run = make_run(tmp_path, algorithm="starpo-grpo")
     before = run.progress.version
     await run.learn([Group(0, [Episode(0, 0, "lake", end="context"), Episode(0, 1, "lake", end="context")])])
-    assert run.metrics["update/skipped"] == 1
+    assert run.report.metrics["update/skipped"] == 1
     assert run.progress.version == before
 
 
@@ -141,13 +145,17 @@ async def test_offline_episodes_are_never_taken_for_the_present_policys(tmp_path
     """Version 0 of another run sampled them, and this run is at version 0: their log-probabilities are other ones."""
     run = make_offline_run(tmp_path, [0.0, 1.0] * 2, algorithm="starpo-grpo")
     await run.learn(await played(run))
-    assert run.metrics["gradients/1/groups"] >= 1
+    assert run.report.metrics["gradients/1/groups"] >= 1
 
 
 async def test_groups_that_the_filter_drops_are_diagnosed(tmp_path: Path) -> None:
     run = make_offline_run(tmp_path, [1.0] + [0.0] * 7, algorithm="starpo-s")
     kept = await played(run)
-    assert (len(kept), run.metrics["gradients/zero/groups"], run.metrics["gradients/1/groups"]) == (1, 3, 1)
+    assert (len(kept), run.report.metrics["gradients/zero/groups"], run.report.metrics["gradients/1/groups"]) == (
+        1,
+        3,
+        1,
+    )
 
 
 async def test_a_checkpoint_brings_back_its_evaluation_and_the_reason_to_stop(tmp_path: Path) -> None:
@@ -155,14 +163,14 @@ async def test_a_checkpoint_brings_back_its_evaluation_and_the_reason_to_stop(tm
     run = make_run(tmp_path, lambda _: [0.0], monitor=early)
     run.begin_step()
     await run.evaluate()
-    reason = run.reason_to_stop()
+    reason = run.schedule.reason_to_stop()
     assert reason is not None and "success was below" in reason.text and not reason.limits
     await save(run)
 
     again = make_run(tmp_path, monitor=early)
     again.restore(loaded := saved_by(again))
     assert loaded.score == 0.0
-    assert again.reason_to_stop() == reason
+    assert again.schedule.reason_to_stop() == reason
     # Saved once more before anything else happened, as a signal does: its score is not lost.
     await save(again)
     saved = saved_by(again)
@@ -170,7 +178,7 @@ async def test_a_checkpoint_brings_back_its_evaluation_and_the_reason_to_stop(tm
 
     regardless = make_run(tmp_path, monitor={"early_stop": {"low_success": False}})
     regardless.restore(saved)
-    assert regardless.reason_to_stop() is None
+    assert regardless.schedule.reason_to_stop() is None
 
 
 async def test_a_budget_of_tokens_is_counted_over_a_resumption(tmp_path: Path) -> None:
@@ -182,10 +190,13 @@ async def test_a_budget_of_tokens_is_counted_over_a_resumption(tmp_path: Path) -
 
     again = make_run(tmp_path, lambda _: [1.0, 0.0], stop={"tokens": 2 * sampled})
     again.restore(saved_by(again))
-    assert again.reason_to_stop() is None
+    assert again.schedule.reason_to_stop() is None
     again.begin_step()
     await again.collect()
-    assert again.reason_to_stop() == (f"{2 * sampled:,} tokens were sampled: stop.tokens={2 * sampled}", ("tokens",))
+    assert again.schedule.reason_to_stop() == (
+        f"{2 * sampled:,} tokens were sampled: stop.tokens={2 * sampled}",
+        ("tokens",),
+    )
 
 
 async def test_a_checkpoint_brings_back_the_random_streams(tmp_path: Path) -> None:
@@ -230,10 +241,10 @@ async def test_a_warm_start_that_a_signal_ends_goes_on_from_that_step(
 
     def interrupt() -> None:
         if next(steps) == 2:
-            cut.interrupts.signal = signal.SIGINT
+            cut.schedule.interrupts.signal = signal.SIGINT
             raise Interrupted
 
-    monkeypatch.setattr(cut.interrupts, "raise_if_requested", interrupt)
+    monkeypatch.setattr(cut.schedule.interrupts, "raise_if_requested", interrupt)
     assert await train(cut) == ("stopped by SIGINT and saved", ())
     assert (saved_by(cut).step, next(steps)) == (0, 3)
     resumed = begin("cut")
@@ -270,7 +281,7 @@ async def test_an_engine_that_dies_in_any_phase_costs_no_finished_step(
     assert saved_by(run).step == saved
 
 
-@pytest.mark.parametrize("part", ["rollouts.write_rollouts", "weights.leave_gpu"])
+@pytest.mark.parametrize("part", ["rollouts.write_rollouts", "updating.weights.leave_gpu"])
 async def test_an_error_before_the_weights_change_leaves_a_checkpoint_of_the_last_finished_step(
     tmp_path: Path, part: str
 ) -> None:
@@ -289,13 +300,13 @@ async def test_an_error_before_the_weights_change_leaves_a_checkpoint_of_the_las
     async def fail(*_: object) -> None:
         raise OSError("no space")
 
-    name, _, method = part.partition(".")
-    setattr(getattr(run, name), method, fail)
+    name, _, method = part.rpartition(".")
+    setattr(attrgetter(name)(run), method, fail)
     run.begin_step()
     torch.rand(1)
     with pytest.raises(OSError) as raised:
         await run.learn(await run.collect())
-    await run.rescue(raised.value)
+    await run.persistence.rescue(raised.value)
     assert (saved_by(run).step, progress(run)) == (2, expected)
 
 
@@ -315,7 +326,7 @@ async def test_an_engine_that_sleeps_is_halted_from_the_first_pass_of_the_policy
     engine = cast(Any, run.collecting.collector.agents.engine)
     for verb in ("pause", "load", "resume"):
         setattr(engine, verb, partial(note, verb))
-    learner = cast(Any, run.learner)
+    learner = cast(Any, run.updating.learner)
     learner.learn = learner.gradients = lambda *_, **__: {}
     await run.prepare()
     kept = await played(run)
@@ -334,7 +345,7 @@ async def test_an_engine_that_sleeps_is_halted_from_the_first_pass_of_the_policy
     engine.pause = die
     with pytest.raises(EngineError) as raised:
         await run.learn(kept)
-    await run.rescue(raised.value)
+    await run.persistence.rescue(raised.value)
     assert saved_by(run).step == 1, "no weight had changed"
 
 
@@ -349,7 +360,7 @@ async def test_a_kl_term_cannot_be_added_to_a_run_that_kept_no_reference(tmp_pat
 @pytest.mark.parametrize(("mine", "others"), [(False, False), (False, True), (True, False)])
 async def test_all_ranks_evaluate_the_end_or_none_does(tmp_path: Path, mine: bool, others: bool) -> None:
     run = make_run(tmp_path, parallel=TwoRanks(others))
-    run.interrupts.signal = signal.SIGTERM if mine else None
+    run.schedule.interrupts.signal = signal.SIGTERM if mine else None
     await run.finish(StopReason("over"))
     assert bool(asked_by(run)) == (not mine and not others)
 
@@ -368,7 +379,7 @@ async def test_the_final_figure_is_the_best_checkpoints_on_seeds_that_did_not_ch
     worth = {"selection": iter([0.0, 1.0, 0.0]), "evaluation": iter([0.0])}
 
     async def collect(self: Any, starts: Sequence[Start], size: int, *, min_size: int = 1) -> Collected:
-        weight = next(run.learner.policies.parameters()).flatten()[0].item()
+        weight = next(run.updating.learner.policies.parameters()).flatten()[0].item()
         seen.append((self.agents.purpose, [start.seed for start in starts], weight))
         value = next(worth[self.agents.purpose])
         return Collected([Group(start.id, [replace(episode(start.id, 0, value), seed=start.seed)]) for start in starts])
@@ -377,7 +388,7 @@ async def test_the_final_figure_is_the_best_checkpoints_on_seeds_that_did_not_ch
     for _ in range(3):
         run.begin_step()
         with torch.no_grad():
-            next(run.learner.policies.parameters()).flatten()[0] = float(run.progress.step)
+            next(run.updating.learner.policies.parameters()).flatten()[0] = float(run.progress.step)
         run.progress.version += 1
         await run.evaluate()
         assert run.evaluating.is_best(run.progress.step) == (run.progress.step in (1, 2)), (
@@ -408,6 +419,6 @@ async def test_a_time_limit_counts_from_the_first_iteration(tmp_path: Path, monk
 
     monkeypatch.setattr(run.evaluating.held_out, "play_references", long_imitation)
     await run.prepare()
-    assert run.reason_to_stop() is None
+    assert run.schedule.reason_to_stop() is None
     clock.now += 60
-    assert run.reason_to_stop() == ("the time is up: stop.minutes=1", ("minutes",))
+    assert run.schedule.reason_to_stop() == ("the time is up: stop.minutes=1", ("minutes",))

@@ -279,17 +279,17 @@ def test_rank_correlation_is_spearmans() -> None:
 async def test_a_run_keeps_its_scorer_in_its_checkpoints(tmp_path: Path) -> None:
     values: dict[str, Any] = {"algorithm": {"preset": "dapo", "advantage": "istar"}, "scorer": "implicit"}
     run = make_run(tmp_path, turn_scorer=make("implicit"), **values)
-    before = weights(run.scorer)
+    before = weights(run.updating.scorer)
     run.begin_step()
     await run.learn(run.filter(groups()))
-    assert run.metrics["scorer/pairs"] == 4
-    assert not all(equal(before, weights(run.scorer)))
+    assert run.report.metrics["scorer/pairs"] == 4
+    assert not all(equal(before, weights(run.updating.scorer)))
     await save(run)
     loaded = run.output.checkpoints.latest()
     assert loaded is not None
     again = make_run(tmp_path, turn_scorer=make("implicit"), **values)
     again.restore(loaded)
-    assert all(equal(weights(again.scorer), weights(run.scorer))) and again.scorer.fits == 1
+    assert all(equal(weights(again.updating.scorer), weights(run.updating.scorer))) and again.updating.scorer.fits == 1
     values |= {"algorithm": {"preset": "dapo", "advantage": "agent_prm"}, "scorer": "q"}
     other = make_run(tmp_path, turn_scorer=make("q"), **values)
     with pytest.raises(ConfigError, match=r"scorer\.kind is q"):

@@ -17,31 +17,31 @@ async def train(run: Run) -> StopReason:
     try:
         return await _train(run)
     except Interrupted as error:
-        await run.rescue(error)
-        reason = run.reason_to_stop()
+        await run.persistence.rescue(error)
+        reason = run.schedule.reason_to_stop()
         assert reason is not None  # a signal is one
         await run.end(reason)
         return reason
     except Exception as error:
-        await run.rescue(error)
+        await run.persistence.rescue(error)
         raise
 
 
 async def _train(run: Run) -> StopReason:
     await run.prepare()
-    if run.evaluation_is_due:
+    if run.schedule.first_evaluation_is_due:
         await run.evaluate()
-        await run.save()
-    while not (reason := run.reason_to_stop()):
+        await run.persistence.save()
+    while not (reason := run.schedule.reason_to_stop()):
         run.begin_step()
         await run.sync()
         groups = await run.collect()
         kept_groups = run.filter(groups)
         await run.learn(kept_groups)
         run.finish_step()
-        if run.due(run.config.evaluation.every):
+        if run.schedule.evaluation_is_due:
             await run.evaluate()
-        if run.checkpoint_is_due:
-            await run.save()
+        if run.schedule.checkpoint_is_due:
+            await run.persistence.save()
     await run.finish(reason)
     return reason

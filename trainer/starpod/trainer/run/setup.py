@@ -41,7 +41,8 @@ from starpod.trainer.rollout.search import Search
 from starpod.trainer.run.environments import Served, demonstrate, episodes_to_imitate, serve
 from starpod.trainer.run.interrupts import Interrupts
 from starpod.trainer.run.policies import Models, build_models, forget_initial
-from starpod.trainer.run.run import Output, Parts, Run
+from starpod.trainer.run.run import Parts, Run
+from starpod.trainer.run.step_report import Output
 from starpod.trainer.scorers.base import TurnScorer
 from starpod.trainer.scorers.config import ImplicitConfig, QConfig
 from starpod.trainer.scorers.implicit import ImplicitScorer
