@@ -20,10 +20,10 @@ from starpod.client import StarpodError
 from starpod.remote.game import Impossible
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.data.updates import ABOVE, BELOW, TRAINED, TokenRecord, read_tokens, read_verdicts, update_file
+from starpod.trainer.output.words import remarks
 from starpod.trainer.rollout.environment import server_words
 from starpod.ui.continuing import COUNTS
 from starpod.ui.fleet import picture
-from starpod.ui.games import remarks
 from starpod.ui.index import COUNTED, OUTCOMES, SORTS, Filter
 from starpod.ui.page import LiveSite, number, query, render
 from starpod.ui.reading import load_episode, mapping

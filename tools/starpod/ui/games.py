@@ -30,6 +30,7 @@ from starpod.remote.game import Impossible, PlayedGame, reach, wanted
 from starpod.trainer.agents.base import Agent, Task
 from starpod.trainer.agents.scripted import GivenTurn
 from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.output.words import remarks
 from starpod.trainer.rollout.frames import draw_path
 from starpod.trainer.rollout.play import play
 from starpod.trainer.rollout.saved_starts import SavedStart
@@ -364,20 +365,6 @@ def path_of(episode: Episode, task: Task) -> EpisodePath:
     if episode.begun_at:
         raise Impossible("The environment's expert began this episode, but its moves are not in the record.")
     return task.path(episode)
-
-
-def remarks(turn: Turn) -> list[str]:
-    """Return remarks on what went wrong in a turn, such as "cut by the token limit"."""
-    texts = [] if turn.well_formed else ["ill-formed"]
-    texts += ["cut by the token limit"] if turn.finish == "length" else []
-    is_single = len(turn.actions) == 1
-    if not turn.actions:
-        texts.append("no action")
-    elif turn.valid < len(turn.actions):
-        texts.append("invalid" if is_single else f"{turn.valid} of {len(turn.actions)} actions valid")
-    elif turn.effective < turn.executed:
-        texts.append("changed nothing" if is_single else f"{turn.effective} of {turn.executed} had an effect")
-    return texts
 
 
 def _program(turns: Sequence[Sequence[Action]]) -> str:

@@ -11,9 +11,9 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from starpod.serving.sockets import parse_whole
+from starpod.trainer.output.words import remarks
 from starpod.ui.continuing import COUNTS, Branches, Continuing, PlayedBranch
 from starpod.ui.fleet import continuation, continuing_of, jobs_of, named_episode, posted, to_game
-from starpod.ui.games import remarks
 from starpod.ui.jobs import TurnValues
 from starpod.ui.page import LiveSite, continuation_link, query, render
 from starpod.ui.policies import CHECKPOINT

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -36,7 +35,7 @@ from starpod.trainer.configuration.seeds import SeedsConfig
 from starpod.trainer.configuration.user_file import UserCodeError
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import write_episodes
-from starpod.trainer.evaluation.figures import episode_results, renumber_groups, summarise
+from starpod.trainer.evaluation.figures import facts_of, renumber_groups, summarise
 from starpod.trainer.rollout.collect import Collector, starts_from
 from starpod.trainer.rollout.config import EnvironmentConfig
 from starpod.trainer.rollout.environment import local_services, serve_words
@@ -183,14 +182,7 @@ class EvaluationCall:
             "samples": self.samples,
             "seconds": round(perf_counter() - start_time, 3),
             "environments": {
-                task.name or task.environment: {
-                    "environment": task.environment,
-                    "version": results[0].version,
-                    "options": task.options,
-                    "limits": dataclasses.asdict(task.limits),
-                    **summarise(results),
-                    "results": episode_results(results),
-                }
+                task.name or task.environment: {**facts_of(task, results), **summarise(results)}
                 for task, results in task_results
             },
         }

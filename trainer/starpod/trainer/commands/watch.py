@@ -19,6 +19,7 @@ from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.data.files import EVALUATION, BadEpisodes, branching_groups, episode_files, read_episodes
 from starpod.trainer.data.group import Group as EpisodeGroup
 from starpod.trainer.data.group import siblings_of
+from starpod.trainer.output.words import remarks
 
 ENDS = {
     "terminal": "the task ended",
@@ -165,8 +166,8 @@ def show_turn(turn: Turn, number: int, total: float) -> RenderableType:
         facts.add_row("does", _text(" || ".join(turn.actions), style="bold"))
     if not turn.well_formed:
         facts.add_row("says", _text(turn.text or "(nothing)", style="yellow"))
-    if remark := _remark(turn):
-        facts.add_row("", Text(remark, style="yellow"))
+    if problems := remarks(turn):
+        facts.add_row("", Text("; ".join(problems), style="yellow"))
     facts.add_row("reward", _reward(turn, total))
     title = f"turn {number}" + f", {turn.agent_id}" * bool(turn.agent_id)
     state = Panel(_text(turn.observation), title=_text(title), title_align="left", padding=(0, 1), expand=False)
@@ -198,24 +199,6 @@ def _outcome(episode: Episode) -> tuple[str, str]:
 def _text(text: str, style: str = "") -> Text:
     """Return text of a model or environment without control characters, which could manipulate the terminal."""
     return Text("".join(letter if letter.isprintable() or letter == "\n" else "\ufffd" for letter in text), style)
-
-
-def _remark(turn: Turn) -> str:
-    """Return what was wrong with the turn, in words."""
-    remarks = []
-    if not turn.well_formed:
-        remarks.append("ill-formed")
-    if turn.finish == "length":
-        remarks.append("cut off by the token limit")
-    if not turn.actions:
-        remarks.append("no action")
-    elif turn.valid < turn.executed or not turn.valid:
-        remarks.append(f"{turn.valid} of {len(turn.actions)} actions valid")
-    elif turn.effective < turn.executed:
-        remarks.append(
-            "changed nothing" if not turn.effective else f"{turn.effective} of {turn.executed} had an effect"
-        )
-    return "; ".join(remarks)
 
 
 def _reward(turn: Turn, total: float) -> Text:

@@ -150,16 +150,15 @@ def _mean_figures(evaluations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return mean
 
 
-def final_figures(summary: dict[str, Any], task: Task, seeds: range, episodes: Sequence[Episode]) -> None:
-    """Add the task's settings and the outcome of each episode to the metrics of a final evaluation."""
-    facts: dict[str, Any] = {"environment": task.environment, "options": task.options}
-    facts["version"] = episodes[0].version if episodes else ""
-    facts |= {"limits": asdict(task.limits), "seeds": [seeds.start, seeds.stop], "samples": 1}
-    facts["results"] = episode_results(episodes)
-    if task.name:
-        summary["environments"][task.name] |= facts
-    else:
-        summary |= facts
+def facts_of(task: Task, episodes: Sequence[Episode]) -> dict[str, Any]:
+    """Return what is reported of a task beside its metrics, as JSON values: its settings, and `episode_results`."""
+    return {
+        "environment": task.environment,
+        "version": episodes[0].version if episodes else "",
+        "options": task.options,
+        "limits": asdict(task.limits),
+        "results": episode_results(episodes),
+    }
 
 
 def renumber_groups(results: Sequence[Sequence[Episode]]) -> list[Episode]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from starpod.report.figures import show
+from starpod.trainer.data.episode import Turn
 
 WITHDRAWN = "Withdrawn: the warning about "
 
@@ -120,3 +121,17 @@ def trend(values: Sequence[float]) -> str:
     if abs(change) <= max(0.5 * spread, 1e-9):
         return "→"
     return "↗" if change > 0 else "↘"
+
+
+def remarks(turn: Turn) -> list[str]:
+    """Return remarks on what went wrong in a turn, such as "cut off by the token limit"."""
+    texts = [] if turn.well_formed else ["ill-formed"]
+    texts += ["cut off by the token limit"] if turn.finish == "length" else []
+    is_single = len(turn.actions) == 1
+    if not turn.actions:
+        texts.append("no action")
+    elif turn.valid < turn.executed or not turn.valid:
+        texts.append("invalid" if is_single else f"{turn.valid} of {len(turn.actions)} actions valid")
+    elif turn.effective < turn.executed:
+        texts.append(f"{turn.effective} of {turn.executed} had an effect" if turn.effective else "changed nothing")
+    return texts

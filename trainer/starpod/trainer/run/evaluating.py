@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from starpod.trainer.configuration.config import Config
 from starpod.trainer.diagnostics.early_stop import EarlyStop
-from starpod.trainer.evaluation.figures import final_figures, held_out_figures, overall
+from starpod.trainer.evaluation.figures import facts_of, held_out_figures, overall
 from starpod.trainer.evaluation.held_out import HeldOut
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
@@ -119,7 +119,9 @@ class Evaluating:
     def _write_final(self, summary: dict[str, Any], collections: Mapping[str, Collected]) -> None:
         for name, collected in collections.items():
             seeds = self.held_out.seeds(name, "final")
-            final_figures(summary, self.held_out.task(name), seeds, collected.episodes)
+            facts = facts_of(self.held_out.task(name), collected.episodes)
+            figures = summary["environments"][name] if name else summary
+            figures |= {**facts, "seeds": [seeds.start, seeds.stop], "samples": 1}
         self._folder.write_final(summary)
         self._folder.episodes.write(summary["step"], self.held_out.kept_episodes(collections), "final")
 
