@@ -8,8 +8,8 @@ import pytest
 
 from starpod.trainer.data.files import BadEpisodes
 from starpod.trainer.evaluation.compare import NotComparable
-from starpod.trainer.output.results import RunResults
 from starpod.trainer.output.run_folder import RunFolder
+from starpod.trainer.results import RunResults
 from tests.trainer.diagnostics.synthetic import episode
 
 pd = pytest.importorskip("pandas")
