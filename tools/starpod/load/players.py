@@ -1,4 +1,4 @@
-"""The players of one generator: each plays episodes in a session, and goes on after an error in another one."""
+"""The players of one generator. Each plays episodes in a session, and opens another session after an error."""
 
 from __future__ import annotations
 

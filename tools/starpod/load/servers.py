@@ -63,7 +63,7 @@ class LoadSession(SessionStep):
         self.due, self.call = clock(), _EpisodeReset(self, seed, dynamics_seed)
 
     async def send(self) -> EpisodeState:
-        """Make the call that is set, or again the one that failed, and return the state after it. Raise StarpodError.
+        """Make the latest call, for the first time or once more, and return the state after it. Raise StarpodError.
 
         If the server is continuous, further calls follow a step before this returns.
         """

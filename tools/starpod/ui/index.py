@@ -206,7 +206,7 @@ class IndexFile:
 
 
 class RunIndex:
-    """What pages ask the index of a folder of runs. file: see IndexFile."""
+    """The index of a folder of runs, with the queries of the pages. Its arguments are those of `IndexFile`."""
 
     def __init__(self, folder: Path, file: str = "") -> None:
         self.folder = folder

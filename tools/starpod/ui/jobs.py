@@ -54,7 +54,7 @@ class TurnValues:
 
 
 class TurnJobs:
-    """The jobs of the site: those that run or wait, and the newest that have ended."""
+    """The jobs of the site. They run one at a time, and the newest are kept after they have ended."""
 
     def __init__(self, continuing: Continuing) -> None:
         self._continuing = continuing
