@@ -18,10 +18,10 @@ from starpod.trainer.checkpoints.checkpoint import Checkpoints
 from starpod.trainer.commands.eval import evaluate
 from starpod.trainer.configuration.config import Config
 from starpod.trainer.configuration.loading import parse_config
-from starpod.trainer.data.episode import DONE, Episode, Turn
+from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import read_episodes
 from starpod.trainer.evaluation.figures import evaluate_reference, summarise
-from starpod.trainer.evaluation.statistics import pass_at_k, wilson_interval
+from starpod.trainer.evaluation.statistics import wilson_interval
 from starpod.trainer.models.policy import build_policy
 from starpod.trainer.rollout.collect import Collector, starts_from
 from tests.support import ServerProcess
@@ -309,31 +309,6 @@ async def test_replies_that_cannot_be_read_are_turns_without_an_action(fleet: Fl
     ]
     assert (episode.end, episode.success, episode.error) == ("max_turns", False, "")
     assert "no valid action" in endpoint.requests[1]["messages"][-1]["content"]
-
-
-# --- figures -----------------------------------------------------------------------------------------------------
-
-
-def make_episode(group: int, success: bool | None, reward: float = 0.0, end: Any = "terminal") -> Episode:
-    parts = {"environment": reward, "format": -0.1}
-    turn = Turn(observation="x", fresh=True, actions=["a"], parts=parts, outcomes=[DONE])
-    return Episode(group, 0, "x-v1", turns=[turn], end=end, success=success)
-
-
-def test_figures_by_hand() -> None:
-    episodes = [make_episode(0, True, 1.0), make_episode(0, False), make_episode(1, False), make_episode(1, None)]
-    figures = summarise([*episodes, make_episode(1, True, 1.0, end="failed")])
-    assert (figures["episodes"], figures["starts"], figures["failed"]) == (4, 2, 1)
-    assert figures["success"] == 0.25
-    assert figures["return_mean"] == 0.25  # the environment's own, without the penalty
-    assert figures["pass_at_k"] == {"1": 0.25, "2": pytest.approx((pass_at_k(2, 1, 2) + pass_at_k(2, 0, 2)) / 2)}
-    assert figures["ends"] == {"terminal": 4}
-
-
-def test_figures_of_nothing_are_none() -> None:
-    figures = summarise([make_episode(0, True, end="failed")])
-    assert (figures["failed"], figures["success"], figures["return_mean"], figures["pass_at_k"]) == (1, None, None, {})
-    json.dumps(figures, allow_nan=False)
 
 
 # --- models that are loaded here ---------------------------------------------------------------------------------

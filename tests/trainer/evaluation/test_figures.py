@@ -1,5 +1,6 @@
 """Figures of evaluations: success and the environment's own return, with their intervals."""
 
+import json
 from collections.abc import Sequence
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.group import Group
 from starpod.trainer.evaluation.figures import held_out_figures, summarise
-from starpod.trainer.evaluation.statistics import mean_interval, wilson_interval
+from starpod.trainer.evaluation.statistics import mean_interval, pass_at_k, wilson_interval
 from starpod.trainer.output.words import final_line
 from starpod.trainer.rollout.collect import Collected
 from tests.trainer.turns import a_turn
@@ -32,9 +33,21 @@ def test_the_few_episodes_that_did_not_fail_are_no_success_rate() -> None:
     assert (most["episodes"], most["failed"]) == (1, 2)
     assert [most[name] for name in ("success", "success_low", "return_mean", "return_high")] == [None] * 4
     assert summarise([solved, solved, lost(1), lost(2)])["pass_at_k"] == {}
+    json.dumps(summarise([lost(1)]), allow_nan=False)
     assert final_line(most | {"step": 4}) == (
         "no success rate, because 2 of 3 episodes failed, by the checkpoint of step 4"
     )
+
+
+def test_figures_by_hand() -> None:
+    episodes = [bought(group, [reward]) for group, reward in ((0, 1.0), (0, 0.0), (1, 0.0), (1, 0.0))]
+    episodes[3].success = None
+    figures = summarise([*episodes, lost(1)])
+    assert (figures["episodes"], figures["starts"], figures["failed"]) == (4, 2, 1)
+    assert figures["success"] == 0.25
+    assert figures["return_mean"] == 0.25  # the environment's own, without the penalty
+    assert figures["pass_at_k"] == {"1": 0.25, "2": pytest.approx((pass_at_k(2, 1, 2) + pass_at_k(2, 0, 2)) / 2)}
+    assert figures["ends"] == {"terminal": 4}
 
 
 def test_the_return_is_the_environments_own_as_in_starpod_eval() -> None:

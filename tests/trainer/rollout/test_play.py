@@ -1,13 +1,13 @@
 """One episode of an agent: its end, what is sent, and what a failure leaves."""
 
 import ast
-from pathlib import Path
+from itertools import chain
 
-import starpod.trainer
 from starpod.client import Fleet, Limits, Observation, Want
 from starpod.trainer.agents.base import Agent, AgentError, Move, Stop, Task
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.rollout.play import play
+from tests.support import ROOT
 
 LAKE = Task("frozen_lake-v1", options={"success_rate": 1.0}, limits=Limits(max_turns=3))
 
@@ -63,15 +63,15 @@ async def test_an_agent_that_fails_loses_its_episode_and_keeps_its_turns(fleet: 
     assert (episode.failed, episode.error, len(episode.turns), episode.tail) == (True, "AgentError: no reply", 1, [])
 
 
-def test_no_other_place_of_the_trainer_steps_a_session() -> None:
-    root = Path(starpod.trainer.__path__[0])
+def test_no_other_place_of_the_trainer_and_the_site_steps_a_session() -> None:
+    folders = [ROOT / "trainer", ROOT / "tools" / "starpod" / "ui"]
     stepping = {
-        path.relative_to(root).as_posix()
-        for path in root.rglob("*.py")
+        path.relative_to(ROOT).as_posix()
+        for path in chain.from_iterable(folder.rglob("*.py") for folder in folders)
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Await)
         and isinstance(node.value, ast.Call)
         and isinstance(node.value.func, ast.Attribute)
         and node.value.func.attr.startswith("step")
     }
-    assert stepping == {"rollout/play.py"}
+    assert stepping == {"trainer/starpod/trainer/rollout/play.py"}
