@@ -4,7 +4,7 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,16 +44,24 @@ class Played:
     generator: Generator
 
 
-async def play(plan: LoadPlan, *stages: Stage, stop: asyncio.Event | None = None) -> Played:
+async def play(
+    plan: LoadPlan,
+    *stages: Stage,
+    stop: asyncio.Event | None = None,
+    beside: Callable[[Generator], Coroutine[Any, Any, None]] | None = None,
+) -> Played:
     """Plays stages in this process, or until `stop`; the last report tells of closing too."""
     place: list[StageResult] = []
     generator = Generator(plan, 0, lambda interval: place[-1].add(interval), stop or asyncio.Event())
     await generator.start()
+    helper = asyncio.ensure_future(beside(generator)) if beside is not None else None
     for stage in stages:
         place.append(StageResult(stage, time.time()))
         await generator.prepare(stage)
         place[-1].summaries = [await generator.run(time.monotonic() + 0.02)]
         place[-1].ended = place[-1].summaries[0].ended
+    if helper is not None:
+        await helper
     closing: Interval = await generator.close()
     place[-1].add(closing)
     return Played([stage_report(result, plan) for result in place], generator)

@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from typing import Any
 
 import pytest
 
@@ -176,16 +177,32 @@ async def test_a_missed_deadline_is_counted_and_asked_again(server: ServerProces
     assert report["calls"]["step"]["count"] > 0  # the same step again had its reply
 
 
-async def test_a_step_is_asked_for_again_with_its_own_actions() -> None:
+async def test_a_step_is_asked_for_again_with_its_own_actions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the session's player sent first: replies in columns are followed by the next steps at once."""
-    loop = asyncio.get_running_loop()
+    stop, missed, failed = asyncio.Event(), asyncio.Event(), players.Players.failed
+
+    def note(*arguments: Any) -> str:
+        missed.set()
+        return failed(*arguments)
+
+    async def pause_server(playing: generator.Generator) -> None:
+        paths = playing.players.servers[0].paths
+        for steps in (1_000, 5_000):
+            while paths["columns"] < steps:
+                await asyncio.sleep(0.01)
+            missed.clear()
+            os.kill(server.pid, signal.SIGSTOP)
+            await missed.wait()
+            os.kill(server.pid, signal.SIGCONT)
+        while paths["columns"] < 10_000:
+            await asyncio.sleep(0.01)
+        stop.set()
+
+    monkeypatch.setattr(players.Players, "failed", note)
     with start_server("frozen_lake") as server:
-        for at in (0.3, 0.7):
-            loop.call_later(at, os.kill, server.pid, signal.SIGSTOP)
-            loop.call_later(at + 0.25, os.kill, server.pid, signal.SIGCONT)
-        plan = make_plan(server.address, options={"size": 8}, timeout=0.1)
-        (report,) = (await play(plan, Stage("stopped", 64, 1.5, 0.0))).reports
-    assert set(report["errors"]["classes"]) == {"deadline"} and "columns" in report["paths"]
+        plan = make_plan(server.address, options={"size": 8}, timeout=0.5)
+        (report,) = (await play(plan, Stage("stopped", 64, 60.0, 0.0), stop=stop, beside=pause_server)).reports
+    assert set(report["errors"]["classes"]) == {"deadline"} and report["steps"] > 5_000
 
 
 @minutes
