@@ -84,7 +84,7 @@ def default_of(kind: type[Section]) -> Section:
 
 
 def own_keys(section: Section) -> list[str]:
-    """Return the keys to list under a section: all but the one that names its kind, which the section above lists."""
+    """Return the keys to list under a section. The key that names its kind is listed with the section above."""
     fields = type(section).model_fields
     return [name for name in fields if fields[name].description or isinstance(getattr(section, name), Section)]
 

@@ -70,7 +70,7 @@ class Explored:
 
 
 def _find(word: EnvironmentWord, specs: Sequence[pb.EnvironmentSpec]) -> pb.EnvironmentSpec:
-    """Return the spec of the environment among those that its server hosts. Raises ConfigError."""
+    """Return the spec of the environment that a word names, among those of its server. Raises ConfigError."""
     ids = sorted({spec.id for spec in specs})
     if not word.id and len(ids) > 1:
         example = f"{word.source}{'/' if word.addresses else ':'}{ids[0]}"

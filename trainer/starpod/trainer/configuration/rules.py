@@ -21,7 +21,7 @@ from starpod.trainer.rollout.config import ALL_SUPPORTED, EnvironmentConfig, Fac
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A run in one of its environments, as far as it is known."""
+    """What is known so far about a run and one of its environments."""
 
     run: Config
     task: TaskConfig

@@ -121,7 +121,7 @@ class SearchConfig(Section):
 
 
 class NoSearch(SearchConfig):
-    """Plain play."""
+    """Episodes are played without a search."""
 
     strategy: Literal["none"] = "none"
 
