@@ -88,22 +88,28 @@ def test_no_cut_into_micro_batches_changes_gradient_or_metrics(
     assert metrics["policy/ratio_max"] > 1.001
 
 
+def passes_of(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
+    """Of each pass of the policy from now on, how many tokens it reads, and whether it keeps a graph."""
+    passes: list[tuple[int, bool]] = []
+    score = policy.score
+
+    def counted(tokens_SL: Tensor, *rest: Any, **options: Any) -> Any:
+        passes.append((tokens_SL.numel(), torch.is_grad_enabled()))
+        return score(tokens_SL, *rest, **options)
+
+    monkeypatch.setattr(policy, "score", counted)
+    return passes
+
+
 def test_an_episode_whose_context_moves_is_scored_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a window each turn is a sample of its own: no pass holds all of an episode's."""
     of = make_trainer(AlgorithmConfig(preset="starpo-s"), budget=24)
     group = group_of(of.policy, 1, (1.0, 0.0), turns=6)
     widest = max(len(turn.prompt) + len(turn.reply) for episode in group.episodes for turn in episode.turns)
-    passes: list[int] = []
-    score = of.policy.score
-
-    def counted(tokens_BL: Tensor, *rest: Any, **options: Any) -> Any:
-        passes.append(tokens_BL.numel())
-        return score(tokens_BL, *rest, **options)
-
-    monkeypatch.setattr(of.policy, "score", counted)
+    passes = passes_of(of.policy, monkeypatch)
     learner_of(of).learn([group], version=VERSION)
     assert widest <= 24 < sum(len(turn.prompt) + len(turn.reply) for turn in group.episodes[0].turns)
-    assert max(passes) <= 24
+    assert max(tokens for tokens, _ in passes) <= 24
 
 
 @pytest.mark.parametrize(
@@ -134,20 +140,13 @@ def test_no_scores_are_needed_before_a_single_step_or_where_the_samplers_stand_f
             stale.logprobs[-1] += wrong
         for each in (episode for group in groups for episode in group.episodes):
             each.turns[0].logprobs[0] += 0.001
-        passes: list[bool] = []
-        score = of.policy.score
-
-        def counted(*arguments: Any, score: Any = score, passes: list[bool] = passes, **options: Any) -> Any:
-            passes.append(torch.is_grad_enabled())
-            return score(*arguments, **options)
-
         with monkeypatch.context() as patched:
-            patched.setattr(of.policy, "score", counted)
+            passes = passes_of(of.policy, patched)
             if scores_first:
                 patched.setattr(AlgorithmConfig, "scores_first", lambda *_: True)
             metrics = learner_of(of).learn(groups, version=VERSION)
         # A loss of whole episodes completes episodes that are packed into several blocks, in each step.
-        assert (passes[:1] == [False]) == scores_first or "loss" in options
+        assert (not passes[0][1]) == scores_first or "loss" in options
         results.append((metrics, of.policy.state_dict(), len(passes)))
     (before, weights, many), (after, again, fewer) = results
     assert fewer < many
