@@ -28,6 +28,8 @@ _WAITING = 10.0
 _ENDING = 1.0
 """Seconds that a process has to exit after it closed its end of the pipe."""
 _UNCONFINED, _FINISHED = 97, 0
+_READY = b"!"
+"""Sent by a confined process before its work begins, so that a slow start does not count as work."""
 
 
 class Confined(NamedTuple):
@@ -66,11 +68,13 @@ def run_confined(
     sandbox = Sandbox(memory_bytes=memory_bytes, cpu_seconds=math.ceil(cpu_seconds), open_files=16, libraries=False)
     process = context.Process(target=_child_main, args=(writer, os.path.abspath(runner), work, sandbox), daemon=True)
     reply: bytes | None = None
-    start = time.monotonic()
+    deadline = time.monotonic() + _WAITING * cpu_seconds
     try:
         process.start()
         writer.close()
-        reply = _read(reader, start + _WAITING * cpu_seconds, most_reply)
+        first_byte = _read(reader, deadline, 1)  # the process is ready, or says why it cannot be confined
+        start = time.monotonic()
+        reply = None if first_byte is None else _read(reader, deadline, most_reply)
         ended = reply is not None and bool(multiprocessing.connection.wait([process.sentinel], timeout=_ENDING))
     finally:
         writer.close()
@@ -79,8 +83,9 @@ def run_confined(
             process.kill()
             process.join(10)
     if process.exitcode == _UNCONFINED:
-        raise Unconfined(f"code that nobody trusts cannot be confined here: {(reply or b'').decode(errors='replace')}")
-    # After `cpu_seconds`, only the kernel sends SIGKILL, because the CPU time is used up.
+        problem = (first_byte or b"") + (reply or b"")
+        raise Unconfined(f"code that nobody trusts cannot be confined here: {problem.decode(errors='replace')}")
+    # After `cpu_seconds` of work, only the kernel sends SIGKILL, because the CPU time is used up.
     if reply is None or not ended or (process.exitcode == -signal.SIGKILL and time.monotonic() - start >= cpu_seconds):
         return Confined(b"", "time")
     return Confined(reply, "finished" if process.exitcode == _FINISHED else "died")
@@ -124,6 +129,7 @@ def _child_main(writer: Connection, runner: str, work: bytes, sandbox: Sandbox) 
     report = confine(sandbox, None)
     if missing_limits := _NEEDED - set(report.applied):
         reply(f"no limits on {', '.join(sorted(missing_limits))}; {report}".encode(), _UNCONFINED)
+    os.write(writer.fileno(), _READY)
     main: Callable[[bytes, Callable[[bytes], NoReturn]], None] = module.main
     main(work, reply)
     os._exit(_FINISHED)
