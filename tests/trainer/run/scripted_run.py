@@ -9,6 +9,7 @@ from typing import Any, cast
 from starpod.trainer.agents.base import Task
 from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.checkpoints.checkpoint import Checkpoints, Loaded
+from starpod.trainer.configuration.config import Config
 from starpod.trainer.configuration.loading import parse_config
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import read_groups
@@ -51,6 +52,22 @@ def episode(group: int, member: int, reward: float) -> Episode:
     return Episode(group, member, "lake", turns=[turn], end="terminal", success=reward > 0)
 
 
+def make_collector(
+    config: Config, plays: Callable[..., ScriptedCollector] = ScriptedCollector, outcome: Outcome = lambda _: [1.0, 0.0]
+) -> ScriptedCollector:
+    """A collector without servers, over an engine that does nothing."""
+    engine = SimpleNamespace(stats=EngineStats, pause=nothing, load=nothing, resume=nothing)
+    agents = EngineAgents(
+        engine=cast(Any, engine), template=cast(Any, None), prompt=config.prompt, sampling=config.sampling
+    )
+
+    async def describe() -> list[Any]:
+        return []
+
+    fleet = cast(Any, SimpleNamespace(recoveries=0, describe=describe))
+    return plays(fleet=fleet, agents=agents, task=Task("lake"), outcome=outcome)
+
+
 def make_run(
     tmp_path: Path,
     outcome: Outcome = lambda _: [1.0, 0.0],
@@ -67,18 +84,7 @@ def make_run(
     config = parse_config(values)
     folder = RunFolder.create(tmp_path / path, resume=True).begin(config.to_dict())
     learner = learner_of(make_trainer(config.algorithm))
-    agents = EngineAgents(
-        engine=cast(Any, SimpleNamespace(stats=EngineStats, pause=nothing, load=nothing, resume=nothing)),
-        template=cast(Any, None),
-        prompt=config.prompt,
-        sampling=config.sampling,
-    )
-
-    async def describe() -> list[Any]:
-        return []
-
-    fleet = cast(Any, SimpleNamespace(recoveries=0, describe=describe))
-    collector = plays(fleet=fleet, agents=agents, task=Task("lake"), outcome=outcome)
+    collector = make_collector(config, plays, outcome)
     return Run(
         config,
         Parts(

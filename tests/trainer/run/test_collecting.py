@@ -1,13 +1,10 @@
 """Collecting by itself: what is asked for again, what is measured, and what files give."""
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from starpod.trainer.agents.base import Task
-from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.configuration.loading import parse_config
 from starpod.trainer.data.group import Group
 from starpod.trainer.engines.base import EngineStats
@@ -17,7 +14,7 @@ from starpod.trainer.rollout.collect import CollectionFailed
 from starpod.trainer.run.collecting import Collecting
 from starpod.trainer.run.interrupts import Interrupts
 from starpod.trainer.run.progress import Progress, Settings
-from tests.trainer.run.scripted_run import Outcome, ScriptedCollector, TwoRanks, episode
+from tests.trainer.run.scripted_run import Outcome, ScriptedCollector, TwoRanks, episode, make_collector
 
 
 def make_collecting(
@@ -29,16 +26,9 @@ def make_collecting(
     **values: Any,
 ) -> Collecting:
     config = parse_config({"collect": {"groups": 4, "group_size": 2}} | values)
-    agents = EngineAgents(
-        engine=cast(Any, SimpleNamespace(stats=EngineStats)),
-        template=cast(Any, None),
-        prompt=config.prompt,
-        sampling=config.sampling,
-    )
-    collector = plays(fleet=cast(Any, None), agents=agents, task=Task("lake"), outcome=outcome)
     return Collecting(
         Settings(config),
-        [collector],
+        [make_collector(config, plays, outcome)],
         parallel=parallel or Parallel(),
         interrupts=Interrupts(),
         screen=Screen(),
