@@ -89,7 +89,7 @@ def test_no_cut_into_micro_batches_changes_gradient_or_metrics(
 
 
 def passes_of(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool]]:
-    """Of each pass of the policy from now on, how many tokens it reads, and whether it keeps a graph."""
+    """Record the number of tokens of each later pass of the policy, and whether the pass keeps a graph."""
     passes: list[tuple[int, bool]] = []
     score = policy.score
 
@@ -248,7 +248,7 @@ def test_a_value_head_learns_faster_than_a_model(critic: str, given: dict[str, f
 
 
 def test_a_shared_critic_learns_at_its_own_rate() -> None:
-    """At that of a pretrained policy it would go on to know as little as in the first steps."""
+    """The rate of a pretrained policy would teach it nothing in forty steps."""
     of = with_critic("shared")
     groups = [group_of(of.policy, number, (0.5 * (number % 2), 0.5 * (number % 2))) for number in range(2)]
     known = [learner_of(of).learn(groups, version=-1)["critic/explained_variance"] for _ in range(40)]

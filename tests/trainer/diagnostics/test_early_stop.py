@@ -79,7 +79,7 @@ def test_what_stops_a_run(curves: dict[str, list[float]], begin: str, reason: st
 def test_evaluations_without_success_stop_a_run(
     config: MonitorConfig, figures: Sequence[tuple[float, float]], step: int | None
 ) -> None:
-    """figures: success and return of each evaluation. step: the one that stops."""
+    """figures: success and return of each evaluation. step: number of the evaluation that stops the run, or None."""
     stop = Monitor(config).early_stop
     for number, (success, own_return) in enumerate(figures):
         stop.evaluated(number, success, own_return)

@@ -48,7 +48,7 @@ def gathered(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def train(parallel: Parallel, folder: Path, resume: Path | None = None) -> dict[str, Any]:
-    """Four updates, or the last two of them, with a checkpoint after the second. What can be compared, on rank 0."""
+    """Make four updates, or the last two of them, with a checkpoint after the second. Return metrics and weights."""
     # Five micro-batches of very different numbers of tokens: one rank makes a pass that does not count.
     groups = [group_of(make_policy(), number, (1.0, 0.0, 0.5), turns=1 + 3 * number) for number in range(2)]
     model = make_policy()
