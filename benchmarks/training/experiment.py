@@ -37,7 +37,7 @@ from starpod.client.spelling import near, nearest
 from starpod.trainer.configuration.config import Config
 from starpod.trainer.configuration.loading import load_config
 from starpod.trainer.configuration.section import ConfigError, Section
-from starpod.trainer.configuration.strict_yaml import YamlError, load_yaml
+from starpod.trainer.configuration.yaml12 import YamlError, load_yaml
 from starpod.trainer.diagnostics.echo_trap import SIGNALS, Signal
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.words import is_graded, return_with_interval

@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationErro
 from typing_extensions import TypedDict
 
 from starpod.trainer.checkpoints.folders import list_checkpoints, marks_of
-from starpod.trainer.configuration.strict_yaml import load_yaml
+from starpod.trainer.configuration.yaml12 import load_yaml
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.untrusted import (
     MAX_LINE,

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from transformers import GenerationConfig
 
 from starpod.trainer.checkpoints.trained import Trained
@@ -17,6 +16,7 @@ from starpod.trainer.configuration.config import Config
 from starpod.trainer.configuration.loading import parse_config
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.configuration.user_file import names_file
+from starpod.trainer.configuration.yaml12 import dump_yaml
 from starpod.trainer.models.config import GEMMA3, SMOLLM2, TINY, model_title
 from starpod.trainer.models.policies import policy_of
 from starpod.trainer.models.policy import VALUES, Policy
@@ -184,11 +184,11 @@ def model_card(trained: Trained, adapter: bool = False, agent: str = "") -> str:
         *(f"- {key}: {value}" for key, value in _provenance(trained.run).items()),
         "",
         "```yaml",
-        yaml.safe_dump(public, sort_keys=False, allow_unicode=True).strip(),
+        dump_yaml(public).strip(),
         "```",
         "",
     ]
-    return f"---\n{yaml.safe_dump(metadata, sort_keys=False)}---\n\n" + "\n".join(lines)
+    return f"---\n{dump_yaml(metadata)}---\n\n" + "\n".join(lines)
 
 
 def _environments(config: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:

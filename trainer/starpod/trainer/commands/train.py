@@ -118,7 +118,7 @@ def train(
 
 def annotate(values: Mapping[str, Any], origins: Mapping[str, str], above: str = "") -> Iterator[str]:
     """Yield the lines of a configuration as YAML, with comments on where the values come from. above: dotted key."""
-    from starpod.trainer.configuration.strict_yaml import dump_yaml
+    from starpod.trainer.configuration.yaml12 import dump_yaml
 
     for key, value in values.items():
         place = f"{above}.{key}".lstrip(".")

@@ -14,7 +14,7 @@ from typing import Any, get_args, get_origin
 from starpod.client.spelling import nearest
 from starpod.trainer.configuration.kinds import Kinds, kinds_of
 from starpod.trainer.configuration.section import ConfigError, Section, packaged_configs
-from starpod.trainer.configuration.strict_yaml import YamlError, load_yaml
+from starpod.trainer.configuration.yaml12 import YamlError, load_yaml
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from starpod.trainer.configuration.mistakes import explain
 from starpod.trainer.configuration.rules import Case, refuse_broken
 from starpod.trainer.configuration.section import ConfigError, packaged_configs
 from starpod.trainer.configuration.stages import MAY_CHANGE, may_change
-from starpod.trainer.configuration.strict_yaml import YamlError, load_yaml
+from starpod.trainer.configuration.yaml12 import YamlError, load_yaml
 from starpod.v1.environment_word import EnvironmentWord, WordError, installed_ids
 
 Complete = Callable[[Mapping[str, Any]], Config]

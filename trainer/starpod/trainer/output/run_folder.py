@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from starpod.trainer.checkpoints.folders import list_checkpoints, marks_of
-from starpod.trainer.configuration.strict_yaml import dump_yaml, load_yaml
+from starpod.trainer.configuration.yaml12 import dump_yaml, load_yaml
 from starpod.trainer.data.untrusted import MAX_LINE, read_bytes, read_json
 from starpod.trainer.output.episode_folder import EpisodeFolder
 from starpod.trainer.output.files import CannotWrite, cut_after, read_lines, to_json_line, write_atomic

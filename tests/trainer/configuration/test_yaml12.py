@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from starpod.trainer.configuration.config import Config
 from starpod.trainer.configuration.loading import load_config
 from starpod.trainer.configuration.section import ConfigError
-from starpod.trainer.configuration.strict_yaml import YamlError, dump_yaml, load_yaml
+from starpod.trainer.configuration.yaml12 import YamlError, dump_yaml, load_yaml
 
 BOMB = "a0: &a0 [1, 1]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}, *a{i - 1}]\n" for i in range(1, 64))
 
