@@ -1,1 +1,1 @@
-"""What commands and pages share that reach a server: options, connections, look-up, readable errors, and a game."""
+"""Options, connections, look-up, readable errors and a game, for commands and pages that reach a server."""

@@ -99,7 +99,7 @@ class SeedGroup:
 
 @dataclass(frozen=True, slots=True)
 class ComparisonView:
-    """Which curves are drawn, as chosen in the page's form. How they are drawn is up to the page's script."""
+    """The curves to draw, as chosen in the page's form. The page's script decides how they look."""
 
     over: str = "step"
     together: bool = False

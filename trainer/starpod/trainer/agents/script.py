@@ -58,7 +58,7 @@ def role_of(
 
 
 class View(NamedTuple):
-    """What a script shows to a speaker."""
+    """The turn that a script shows to a speaker."""
 
     text: str
     """Text that replaces the observation."""

@@ -21,7 +21,7 @@ from starpod.trainer.rollout.config import ALL_SUPPORTED, EnvironmentConfig, Fac
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What is known so far about a run and one of its environments."""
+    """A run and one of its environments, with all that is known of them so far."""
 
     run: Config
     task: TaskConfig

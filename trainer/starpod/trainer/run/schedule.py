@@ -1,4 +1,4 @@
-"""When a run evaluates, saves and stops."""
+"""The schedule of a run: its evaluations, checkpoints and end."""
 
 from __future__ import annotations
 
