@@ -13,6 +13,7 @@ import multiprocessing.connection
 import os
 import select
 import signal
+import struct
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -28,8 +29,8 @@ _WAITING = 10.0
 _ENDING = 1.0
 """Seconds that a process has to exit after it closed its end of the pipe."""
 _UNCONFINED, _FINISHED = 97, 0
-_READY = b"!"
-"""Sent by a confined process before its work begins, so that a slow start does not count as work."""
+_READY = struct.Struct("dd")
+"""Time and used CPU seconds at which a confined process begins its work. A slow start does not count as work."""
 
 
 class Confined(NamedTuple):
@@ -72,9 +73,8 @@ def run_confined(
     try:
         process.start()
         writer.close()
-        first_byte = _read(reader, deadline, 1)  # the process is ready, or says why it cannot be confined
-        start = time.monotonic()
-        reply = None if first_byte is None else _read(reader, deadline, most_reply)
+        ready = _read(reader, deadline, _READY.size)  # or the beginning of why the process cannot be confined
+        reply = None if ready is None else _read(reader, deadline, most_reply)
         ended = reply is not None and bool(multiprocessing.connection.wait([process.sentinel], timeout=_ENDING))
     finally:
         writer.close()
@@ -83,12 +83,19 @@ def run_confined(
             process.kill()
             process.join(10)
     if process.exitcode == _UNCONFINED:
-        problem = (first_byte or b"") + (reply or b"")
+        problem = (ready or b"") + (reply or b"")
         raise Unconfined(f"code that nobody trusts cannot be confined here: {problem.decode(errors='replace')}")
-    # After `cpu_seconds` of work, only the kernel sends SIGKILL, because the CPU time is used up.
-    if reply is None or not ended or (process.exitcode == -signal.SIGKILL and time.monotonic() - start >= cpu_seconds):
+    if reply is None or not ended or (process.exitcode == -signal.SIGKILL and _is_used_up(ready, cpu_seconds)):
         return Confined(b"", "time")
     return Confined(reply, "finished" if process.exitcode == _FINISHED else "died")
+
+
+def _is_used_up(ready: bytes | None, cpu_seconds: float) -> bool:
+    """Return whether a process that the kernel killed now may have used up its CPU time, since it was ready."""
+    if ready is None or len(ready) < _READY.size:
+        return False
+    start, used_seconds = _READY.unpack(ready)
+    return bool(time.monotonic() - start >= cpu_seconds - used_seconds)
 
 
 def _read(reader: Connection, deadline: float, max_bytes: int) -> bytes | None:
@@ -129,7 +136,7 @@ def _child_main(writer: Connection, runner: str, work: bytes, sandbox: Sandbox) 
     report = confine(sandbox, None)
     if missing_limits := _NEEDED - set(report.applied):
         reply(f"no limits on {', '.join(sorted(missing_limits))}; {report}".encode(), _UNCONFINED)
-    os.write(writer.fileno(), _READY)
+    os.write(writer.fileno(), _READY.pack(time.monotonic(), time.process_time()))
     main: Callable[[bytes, Callable[[bytes], NoReturn]], None] = module.main
     main(work, reply)
     os._exit(_FINISHED)
