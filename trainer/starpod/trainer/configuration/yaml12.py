@@ -6,13 +6,13 @@ Its limits are ours: a small file cannot fill the memory. A date is a text, as i
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
 from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.constructor import DuplicateKeyError
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.events import AliasEvent, CollectionEndEvent, CollectionStartEvent, NodeEvent
+from ruamel.yaml.parser import Parser
 from ruamel.yaml.representer import SafeRepresenter
 from ruamel.yaml.resolver import VersionedResolver, implicit_resolvers
 
@@ -36,9 +36,8 @@ def load_yaml(text: str) -> Any:
         YamlError: The text is not YAML, holds a key twice, or exceeds MAX_DEPTH or MAX_NODES.
     """
     reader = YAML(typ="safe", pure=True)
-    reader.Resolver = _ReadingResolver
+    reader.Resolver, reader.Parser = _ReadingResolver, _BoundedParser
     try:
-        _check(reader.parse(text))
         return reader.load(text)
     except DuplicateKeyError as error:
         key = str(error.problem).split('"')[1]
@@ -61,31 +60,40 @@ def dump_yaml(value: Any) -> str:
     return stream.getvalue()
 
 
-def _check(events: Iterable[Any]) -> None:
-    """Raise MarkedYAMLError if a document is nested too deep or too large, or if an alias contains itself."""
-    sizes: dict[str, int] = {}
-    open_starts: list[tuple[str | None, int]] = []
-    count = 0
-    for event in events:
+class _BoundedParser(Parser):
+    """Parser that raises MarkedYAMLError if a document is nested too deep or too large, or if an alias contains itself.
+
+    It stops at the event that breaks a limit, before a value is made of it.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        super().__init__(loader)
+        self._sizes: dict[str, int] = {}
+        self._open_starts: list[tuple[str | None, int]] = []
+        self._count = 0
+
+    def get_event(self) -> Any:
+        event = super().get_event()
         if isinstance(event, CollectionEndEvent):
-            anchor, start = open_starts.pop()
+            anchor, start = self._open_starts.pop()
         elif isinstance(event, NodeEvent):
-            anchor, start = event.anchor, count
-            count += 1
+            anchor, start = event.anchor, self._count
+            self._count += 1
         else:
-            continue
+            return event
         if isinstance(event, AliasEvent):
-            if event.anchor in (name for name, _ in open_starts):
+            if event.anchor in (name for name, _ in self._open_starts):
                 raise MarkedYAMLError(problem="an alias that contains itself", problem_mark=event.start_mark)
-            count += sizes.get(event.anchor, 1) - 1
+            self._count += self._sizes.get(event.anchor, 1) - 1
         elif isinstance(event, CollectionStartEvent):
-            open_starts.append((anchor, start))
+            self._open_starts.append((anchor, start))
         elif anchor:
-            sizes[anchor] = count - start
-        if len(open_starts) > MAX_DEPTH:
+            self._sizes[anchor] = self._count - start
+        if len(self._open_starts) > MAX_DEPTH:
             raise MarkedYAMLError(problem=f"nested more than {MAX_DEPTH} deep", problem_mark=event.start_mark)
-        if count > MAX_NODES:
+        if self._count > MAX_NODES:
             raise MarkedYAMLError(problem=f"more than {MAX_NODES:,} values", problem_mark=event.start_mark)
+        return event
 
 
 def _resolvers(*versions: tuple[int, int], without: tuple[str, ...] = ()) -> dict[str, list[tuple[str, Any]]]:
