@@ -60,8 +60,6 @@ if CHOSEN == "webshop":
     TASKS[CHOSEN] = Task(WebShop, {}, ("webshop",), ("search[red shoes]", "click[back to search]") * 25, ends=False)
 TASK = TASKS[CHOSEN]
 ENVIRONMENT, OPTIONS, WALK = TASK.environment.spec.id, TASK.options, TASK.walk
-WAITS = TASK.environment is SlowLake
-"""Whether steps wait. If they do, servers must not run them in their event loop."""
 
 
 def new_episode() -> LiveEpisode:

@@ -24,6 +24,7 @@ from starpod.trainer.configuration.config import Config
 from starpod.trainer.configuration.preflight import played_environments
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.data.episode import Episode
+from starpod.trainer.output.files import write_atomic
 from starpod.trainer.rollout.config import EnvironmentConfig
 from starpod.trainer.rollout.environment import connect, make_task
 from starpod.trainer.warm_start.config import WarmStartConfig
@@ -169,9 +170,6 @@ def write_cache(file: Path | None, explored: Explored) -> None:
     if file is None:
         return
     with suppress(OSError):  # without a cache, the episodes are played again
-        file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_name(f".{os.getpid()}-{file.name}")
-        temporary.write_text(json.dumps(explored.to_json()), encoding="utf-8")
-        temporary.replace(file)
+        write_atomic(file, json.dumps(explored.to_json()))
         for old in sorted(file.parent.glob("*.json"), key=lambda path: path.stat().st_mtime)[:-_MOST_CACHED]:
             old.unlink(missing_ok=True)
