@@ -87,7 +87,7 @@ def test_a_figure_stands_on_the_pages_too(row: list[str]) -> None:
 
 
 def test_fields_of_episode_files_are_those_of_turns() -> None:
-    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8").split("### Episode files")[1].split("\n### ")[0]
+    page = (ROOT / "docs" / "run-folder.md").read_text(encoding="utf-8").split("## Episode files")[1].split("\n## ")[0]
     told = {name for first, _ in table(page, "Field") for name in re.findall(r"`(\w+)`", first)}
     assert told == {"prompt", "fresh", "reply", "logprobs", "versions", "finish"} <= Turn(fresh=True).to_json().keys()
     marks = {name: int(value) for value, name in re.findall(r"(\d) (has a weight|clipped below|clipped above)", page)}

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     type=click.Choice(["torch", "vllm", "vllm_remote"]),
     default="torch",
     show_default=True,
-    help="Engine that samples; see docs/training.md#engines.",
+    help="Engine that samples; see docs/advanced-training.md#engines.",
 )
 @click.option("--url", "urls", multiple=True, metavar="URL", help="Server of vllm_remote. Repeatable.")
 @click.option(

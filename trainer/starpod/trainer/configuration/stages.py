@@ -77,7 +77,7 @@ class StageConfig(Section):
 
     until: UntilConfig = UntilConfig()
     set: dict[str, Any] = Field(
-        default={}, description="Dotted keys and their values in this stage; see docs/training.md#stages."
+        default={}, description="Dotted keys and their values in this stage; see docs/advanced-training.md#stages."
     )
 
 

@@ -33,7 +33,7 @@ class EngineConfig(Section):
 
     name: Literal["torch", "vllm", "vllm_remote"] = Field(
         default="torch",
-        description="See docs/training.md#engines.",
+        description="See docs/advanced-training.md#engines.",
     )
     slots: int = Field(default=128, ge=1, description="Maximum replies sampled at once.")
     cache_gib: float = Field(
