@@ -1,10 +1,15 @@
 """Rules that end a run."""
 
 import json
+import random
 import re
 from collections.abc import Sequence
+from statistics import fmean
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from starpod.trainer.diagnostics.config import EarlyStopConfig, MonitorConfig
 from starpod.trainer.diagnostics.monitor import Monitor
@@ -82,7 +87,7 @@ def test_evaluations_without_success_stop_a_run(
     """figures: success and return of each evaluation. step: number of the evaluation that stops the run, or None."""
     stop = Monitor(config).early_stop
     for number, (success, own_return) in enumerate(figures):
-        stop.evaluated(number, success, own_return)
+        stop.evaluated(number, success, own_return, {})
         assert bool(stop.reason) == (number == step)
     assert step is None or "5 evaluations in a row" in stop.reason
 
@@ -96,3 +101,50 @@ def test_counts_survive_a_restart() -> None:
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     second.update(20, {STD: 0.0})
     assert second.early_stop.reason
+
+
+def result(solved: int, churn: random.Random | None = None, bonus: float = 0.0) -> dict[str, Any]:
+    """An evaluation of 256 seeds of which so many are solved. With `churn`, up to 6 of them are others each time."""
+    wins = [seed < solved for seed in range(256)]
+    if churn and 6 <= solved <= 250:
+        swaps = churn.randint(0, 6)
+        for seed in (*churn.sample(range(solved), swaps), *churn.sample(range(solved, 256), swaps)):
+            wins[seed] = not wins[seed]
+    return {"seed": [*range(256)], "sample": [0] * 256, "success": wins, "return": [won + bonus for won in wins]}
+
+
+def plateau_of(evaluations: Sequence[dict[str, Any]]) -> int | None:
+    """Number of the evaluation that stops a run, which is resumed before each of them."""
+    state = Monitor(config := MonitorConfig(early_stop=EarlyStopConfig(plateau=3, low_success=False))).state_dict()
+    for number, evaluation in enumerate(evaluations):
+        monitor = Monitor(config)
+        monitor.load_state_dict(json.loads(json.dumps(state)))
+        stop = monitor.early_stop
+        stop.evaluated(number, fmean(evaluation["success"]), fmean(evaluation["return"]), {"": evaluation})
+        if stop.reason:
+            assert "3 evaluations in a row have not risen" in stop.reason
+            return number
+        state = monitor.state_dict()
+    return None
+
+
+@given(st.integers(17, 60), st.integers(0, 2), st.randoms(use_true_random=False))
+def test_a_run_does_not_stop_while_evaluations_rise_by_more_than_noise(
+    rise: int, waits: int, churn: random.Random
+) -> None:
+    """Success rises after `waits` evaluations without a rise, again and again, and then stays."""
+    rising = [solved for solved in reversed(range(245, 0, -rise)) for _ in range(waits + 1)]
+    evaluations = [*(result(solved, churn) for solved in rising), *[result(245)] * 4]
+    assert plateau_of(evaluations) == len(rising) - waits + 2
+
+
+def test_a_plateau_is_one_of_a_solved_task_alone() -> None:
+    flat = [0] * 20
+    # One run on the long lock: it was all but solved, between two evaluations, after seven that hardly rose.
+    late = [0, 0, 20, 36, 44, 47, 57, 234]
+    assert plateau_of([result(solved) for solved in flat + [200] * 20]) is None
+    assert plateau_of([result(solved) for solved in [*late, 235, 234]]) is None
+    assert plateau_of([result(solved) for solved in [*late, 235, 234, 235]]) == 10
+    # A slow rise counts as one, and so does a return that rises where success no longer does.
+    assert plateau_of([result(230 + 2 * number) for number in range(13)]) is None
+    assert plateau_of([result(240, bonus=number / 100) for number in range(20)]) is None

@@ -63,12 +63,13 @@ async def test_the_best_step_is_the_first_one_that_no_later_one_beats(tmp_path: 
 
 @pytest.mark.parametrize("every", [0, 2])
 async def test_only_evaluations_on_schedule_count_towards_a_stop_and_each_step_once(tmp_path: Path, every: int) -> None:
-    monitor = {"early_stop": {"low_success_times": 3}}
+    monitor = {"early_stop": {"low_success_times": 3, "plateau": 3}}
     evaluating = make_evaluating(tmp_path, [[0.0]] * 5, evaluation={"every": every}, monitor=monitor)
     # A run that is stopped and resumed in step 1, again and again.
     for step in (0, 1, 1, 1, 2):
         await evaluating.play(Progress(step))
-    assert evaluating.early_stop.state_dict()["low_success"] == (2 if every else 1)
+    state = evaluating.early_stop.state_dict()
+    assert (state["low_success"], state["level_times"]) == ((2, 1) if every else (1, 0))
     assert evaluating.early_stop.reason == ""
 
 

@@ -61,7 +61,7 @@ def compare_evaluations(first: Mapping[str, Any], second: Mapping[str, Any]) -> 
     """
     _check(first, second)
     return {
-        environment: _compare_outcomes(
+        environment: compare_outcomes(
             figures["results"], second["environments"][environment]["results"], first["samples"]
         )
         for environment, figures in first["environments"].items()
@@ -90,7 +90,7 @@ def _format_setting(name: str, value: Any) -> str:
     return f"{value[0]} to {value[1] - 1}" if name == "seeds" else str(value)
 
 
-def _compare_outcomes(first: Mapping[str, Any], second: Mapping[str, Any], samples: int) -> dict[str, Any]:
+def compare_outcomes(first: Mapping[str, Any], second: Mapping[str, Any], samples: int) -> dict[str, Any]:
     """Compare the `episode_results` of one environment."""
     left, right = _by_episode(first), _by_episode(second)
     pairs = [key for key in left if key in right]

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from starpod.trainer.configuration.config import Config
 from starpod.trainer.diagnostics.early_stop import EarlyStop
-from starpod.trainer.evaluation.figures import facts_of, held_out_figures, overall
+from starpod.trainer.evaluation.figures import episode_results, facts_of, held_out_figures, overall
 from starpod.trainer.evaluation.held_out import HeldOut
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
@@ -79,7 +79,8 @@ class Evaluating:
             self._screen.warn(f"the evaluation at step {step} has no result: {problem}")
         else:
             if self.is_scheduled(step) and not self.is_done(step):
-                self.early_stop.evaluated(step, summary["success"], summary["return_mean"])
+                results = {name: episode_results(collected.episodes) for name, collected in collections.items()}
+                self.early_stop.evaluated(step, summary["success"], summary["return_mean"], results)
             if self._best_step < 0 or summary["success"] > self._best:
                 self._best, self._best_step = summary["success"], step
             self.success, self._evaluated_step = summary["success"], step
