@@ -49,9 +49,7 @@ class EarlyStop:
         """Process the metrics of a step."""
         self.reason = self._reward_std(step, metrics) or self._empty_filter(step, metrics) or self.reason
 
-    def evaluated(
-        self, step: int, success: float, own_return: float, results: Mapping[str, Mapping[str, Any]]
-    ) -> None:
+    def evaluated(self, step: int, success: float, own_return: float, results: Mapping[str, Mapping[str, Any]]) -> None:
         """Process an evaluation.
 
         Args:
