@@ -4,80 +4,26 @@ Python blocks are run, or saved where the line above them says so. `starpod serv
 with the usual address is meant for it. What takes minutes or needs what a test has not is checked in its place below.
 """
 
-import contextlib
-import io
 import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
-from starpod.cli.main import main
 from starpod.trainer.configuration.loading import load_config
-from tests.docs.pages import ADDRESS, blocks, inline, words
+from tests.docs.pages import blocks, inline, words
+from tests.docs.reader import Reader
 from tests.e2e.test_train import SMALL
-from tests.support import ROOT, ServerProcess, start_server
+from tests.support import ROOT, start_server
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = blocks(README)
 NEEDS = {"docker compose": "needs Docker"}
 """Commands that no ordinary machine runs, and what the block says about them to the reader."""
-
-
-@dataclass
-class Reader:
-    """Someone who follows the page: a folder with what was saved, and the server that was started last."""
-
-    folder: Path
-    shared: ServerProcess
-    servers: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    address: str = ""
-
-    def serve(self, command: str) -> None:
-        arguments = [str(self.folder / word) if word.endswith(".py") else word for word in words(command)[2:]]
-        self.servers.close()
-        server = self.servers.enter_context(start_server(*arguments)) if arguments else self.shared
-        self.address = server.address
-
-    def starpod(self, command: str, *more: str) -> str:
-        """Runs a command in this process, in the reader's folder. Returns what it wrote."""
-        assert ADDRESS not in command or self.address, f"no server has been started for {command!r}"
-        arguments = words(command.replace(ADDRESS, self.address))[1:]
-        written, typed, called = io.StringIO(), sys.stdin, list(sys.argv)
-        sys.stdin = io.StringIO("hint\nquit\n")
-        try:
-            with (
-                contextlib.redirect_stdout(written),
-                contextlib.redirect_stderr(written),
-                contextlib.chdir(self.folder),
-                pytest.raises(SystemExit) as exit_,
-            ):
-                main([*arguments, *more])
-        finally:
-            sys.stdin, sys.argv[:] = typed, called
-        assert not exit_.value.code, f"{command}\n{written.getvalue()}"
-        return written.getvalue()
-
-    def python(self, text: str, before: str) -> None:
-        if saved := re.search(r"[Ss]ave this as `([\w.]+)`", before):
-            (self.folder / saved[1]).write_text(text)
-            return
-        program = text.replace(ADDRESS, self.address)
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=250)
-        assert done.returncode == 0, done.stderr
-        assert done.stdout, "an example that shows nothing"
-
-
-@pytest.fixture
-def reader(server: ServerProcess, tmp_path: Path) -> Iterator[Reader]:
-    reader = Reader(tmp_path, server)
-    with reader.servers:
-        yield reader
 
 
 def makes(command: str) -> None:
@@ -123,7 +69,7 @@ def test_the_page_from_top_to_bottom(reader: Reader) -> None:
     assert len(BLOCKS) > 5
     for block in BLOCKS:
         if block.language == "python":
-            reader.python(block.text, block.before)
+            reader.python(block)
             continue
         assert block.is_shell, f"no test runs a block of {block.language}: {block.text}"
         for command in block.commands:

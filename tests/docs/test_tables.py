@@ -15,7 +15,7 @@ from starpod.v1 import environment_pb2 as pb
 from tests.docs.pages import is_benchmark, is_there, pages, table, words
 from tests.support import ROOT
 
-ENVIRONMENTS = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
+ENVIRONMENTS = (ROOT / "docs" / "catalogue.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FIGURES = table(README.split("<!-- figures -->")[1].split("<!-- end of figures -->")[0], "What")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -198,7 +198,7 @@ def test_list_as_json_is_nothing_but_json(server: ServerProcess) -> None:
     [
         ("SERVER/bandit", "bandit-v1"),
         ("bandit", "bandit-v1"),
-        ("examples/custom_environment.py:guess", "guess-v1"),
+        ("examples/courier.py:courier", "courier-v1"),
         ("gymnasium:CliffWalking-v1", "gymnasium-cliff-walking-v1"),
     ],
 )

@@ -1,0 +1,43 @@
+"""A newcomer follows the tutorials from top to bottom: each command prints what the page shows."""
+
+import re
+import sys
+
+import pytest
+
+from tests.docs.pages import blocks
+from tests.docs.reader import Reader
+from tests.e2e.test_train import lines
+from tests.support import ROOT
+
+ENVIRONMENT, MODEL = ("docs/tutorial-environment.md", "docs/tutorial-model.md")
+NOT_HERE = re.compile(r"pip |starpod (ui|gateway)\b|vllm |wandb ")
+"""Commands that install, go on until Ctrl-C, or need a GPU or an account."""
+
+
+def follow(reader: Reader, page: str) -> None:
+    """Save, run and compare every block of a page."""
+    (reader.folder / "examples").symlink_to(ROOT / "examples")
+    for block in blocks((ROOT / page).read_text(encoding="utf-8")):
+        if block.language == "text":
+            reader.compare(block.text)
+        elif block.language == "python":
+            reader.python(block)
+        elif not block.is_shell:
+            assert reader.save(block), f"no test uses this block of {block.language}:\n{block.text}"
+        else:
+            for command in block.commands:
+                if command.startswith("starpod serve"):
+                    reader.serve(command)
+                elif command.startswith("pytest"):
+                    reader.run(sys.executable, "-m", *command.split(), "-p", "no:cacheprovider")
+                elif not NOT_HERE.match(command):
+                    reader.starpod(command)
+
+
+@pytest.mark.minutes
+def test_an_environment_from_nothing_to_a_curve(reader: Reader) -> None:
+    follow(reader, ENVIRONMENT)
+    assert (reader.folder / "courier.py").read_text() == (ROOT / "examples" / "courier.py").read_text()
+    first, *_, last = lines(reader.folder / "runs" / "courier" / "evaluations.jsonl")
+    assert last["success"] > first["success"] + 0.3
