@@ -1,6 +1,6 @@
 """Time for the live site's index and pages, with many runs, a million episodes and a long run.
 
-    python -m benchmarks.ui.scale [--runs 1000] [--episodes 1000000] [--iterations 100000] [--folder DIR]
+    python -m benchmarks.ui.scale [--runs 1000] [--episodes 1000000] [--iterations 100000] [--out DIR]
 
 A temporary folder has made-up runs: RUNS small ones, one with EPISODES episodes of three turns (in files of 256, as
 runs write them), and one with ITERATIONS iterations of sixty metrics. A `starpod ui` process indexes them. Then each
@@ -104,10 +104,10 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=1000)
     parser.add_argument("--episodes", type=int, default=1_000_000)
     parser.add_argument("--iterations", type=int, default=100_000)
-    parser.add_argument("--folder", type=Path, help="Where the runs are written, and kept: used as they are if there.")
+    parser.add_argument("--out", type=Path, help="Where the runs are written, and kept: used as they are if there.")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() if arguments.folder is None else nullcontext(arguments.folder) as directory:
+    with tempfile.TemporaryDirectory() if arguments.out is None else nullcontext(arguments.out) as directory:
         folder = Path(directory)
         if not (folder / "many").exists():
             print("writing runs ...")

@@ -57,7 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--products", type=int, nargs="*", default=[1_000, 100_000, 1_181_436], help="sizes to build")
     parser.add_argument("--store", type=Path, action="append", default=[], help="a store that is there; repeatable")
-    parser.add_argument("--folder", type=Path, help="where to build and keep the stores; default: a temporary folder")
+    parser.add_argument("--out", type=Path, help="where to build and keep the stores; default: a temporary folder")
     parser.add_argument("--sessions", type=int, default=256)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement of steps per second")
     parser.add_argument("--rounds", type=int, default=3, help="of them; medians are reported")
@@ -69,7 +69,7 @@ def main() -> None:
     jobs = [*sizes, *((size, None) for size in arguments.products if size not in built_already)]
     results: list[Result] = []
     with ExitStack() as stack:
-        folder = arguments.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="webshop-")))
+        folder = arguments.out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="webshop-")))
         columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
         progress = stack.enter_context(Progress(*columns, console=Console(stderr=True), refresh_per_second=2))
         for size, store in sorted(jobs, key=lambda job: job[0]):

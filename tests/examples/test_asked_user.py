@@ -34,8 +34,8 @@ def test_it_keeps_the_contract(tmp_path: Path) -> None:
 @pytest.mark.timeout(1200)
 def test_smollm2_is_asked_once(tmp_path: Path) -> None:
     """The episode is played again by another server, when the model is gone."""
-    program = [sys.executable, "-m", "starpod.cli.main", "gateway", "smollm2", "--folder", str(tmp_path / "gateway")]
-    model = ServerProcess([*program, "--context", "256", "--max-sessions", "1"], {"OMP_NUM_THREADS": "2"})
+    program = [sys.executable, "-m", "starpod.cli.main", "gateway", "smollm2", "--out", str(tmp_path / "gateway")]
+    model = ServerProcess([*program, "--max-model-len", "256", "--max-sessions", "1"], {"OMP_NUM_THREADS": "2"})
     variables = {"ANIMAL_MODEL_URL": f"{model.address}/v1"}
     arguments = (*EXAMPLE, "--effects", str(tmp_path / "effects"))
     try:

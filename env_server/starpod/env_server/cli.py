@@ -27,11 +27,12 @@ from starpod.env_server.registry import Registry, RegistryError
 from starpod.env_server.server import memory
 from starpod.env_server.server.listening import ServerError
 from starpod.env_server.server.logs import configure_logs
-from starpod.env_server.server.options import OPTIONS, read_options
+from starpod.env_server.server.options import HEADINGS, OPTIONS, read_options
 from starpod.env_server.server.server import EnvironmentServer
 from starpod.env_server.server.supervisor import supervise
 from starpod.env_server.sessions.seal import SealKeyError
 from starpod.env_server.transports.auth import TokenFileError
+from starpod.serving.options import Command
 from starpod.serving.sockets import claim_output, end_process_with_stdin
 from starpod.v1.environment_word import EnvironmentWord, WordError
 
@@ -43,7 +44,7 @@ _LAST_SECONDS = 1.0
 _SUPERVISED = ("host", "port", "metrics_port", "health_port", "drain_seconds")
 
 
-class ServeCommand(click.Command):
+class ServeCommand(Command):
     """The command, in which the folder of an exported model means the environments that it was trained on."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -63,13 +64,16 @@ def _expanded(argument: str) -> list[str]:
 
 @click.command(
     cls=ServeCommand,
-    short_help="Serve environments.",
+    headings=HEADINGS,
+    renamed={"--environment-module": "an argument: starpod serve FILE.py"},
+    epilog="Example: starpod serve frozen_lake mine.py --port 50051 --workers 2",
     params=[click.Argument(["environments"], nargs=-1, metavar="[ENVIRONMENT]..."), *OPTIONS],
 )
 @click.option(
     "--workers",
     type=click.IntRange(1, 256),
-    help="Processes, on consecutive ports; one that dies is restarted. Default: only this process.",
+    show_default="only this process",
+    help="Number of server processes, on consecutive ports. One that dies is restarted.",
 )
 @click.option(
     "--end-with-stdin",
@@ -79,16 +83,14 @@ def _expanded(argument: str) -> list[str]:
 @click.option(
     "--log-format",
     default="text",
-    show_default=True,
     type=click.Choice(["text", "json"]),
-    help="json: one object per line.",
+    help="Format of the log. json: one object per line.",
 )
 @click.option(
     "--log-level",
     default="warning",
-    show_default=True,
     type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
-    help="Lowest level that is logged, on standard error.",
+    help="Lowest level of log lines, which go to standard error.",
 )
 def serve(
     environments: tuple[str, ...],
@@ -100,16 +102,15 @@ def serve(
 ) -> None:
     """Serve environments over gRPC until SIGTERM or Ctrl-C.
 
-    ENVIRONMENT is NAME for an installed one, FILE.py or FILE.py:CLASS, a package's ./FOLDER, or FAMILY:NAME for one of
-    another package, such as gymnasium:CartPole-v1. Without any, every installed environment is served; * adds them to
-    others. A name may omit its version: `sokoban` is `sokoban-v1`. The folder of an exported model means the
-    environments that it was trained on. Prints one line with the address when ready.
+    ENVIRONMENT is the NAME of an installed one, FILE.py, FILE.py:CLASS, the ./FOLDER of a package, or FAMILY:NAME for
+    one of another package, such as gymnasium:CartPole-v1. Without ENVIRONMENT, all installed ones are served; * adds
+    all of them to others. A name may omit its version: `sokoban` is `sokoban-v1`. For the folder of an exported model,
+    the environments that it was trained on are served. Prints one line with the address when ready.
+
+    A time is written as 30s, 5m or 500ms, and a size as 16MiB; a number alone is in seconds or bytes.
     """
     settings = read_options(values)
-    stores, modules, http = settings.pop("stores"), settings.pop("modules"), settings["http"]
-    if modules and environments:
-        words = " ".join([*environments, *modules])
-        raise click.UsageError(f"--environment-module is the old spelling: write starpod serve {words}")
+    stores, http = settings.pop("stores"), settings["http"]
     configure_logs(log_format, log_level)
     if end_with_stdin:
         end_process_with_stdin()
@@ -118,7 +119,7 @@ def serve(
         sys.exit(supervise(sys.argv[1:], workers, http_port=http and http.port, **supervised))
     output = claim_output()
     try:
-        registry = _registry(environments or modules, stores)
+        registry = _registry(environments, stores)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(registry, ServerConfig(**settings), output))
     except (RegistryError, WordError) as error:

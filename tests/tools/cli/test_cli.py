@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -84,18 +85,45 @@ def test_what_a_command_does_not_need_is_not_imported() -> None:
     assert json.loads(done.stdout) == [[], True, [], ["grpc"], *MISTAKES.values(), []]
 
 
-def test_every_option_says_what_it_does() -> None:
-    def silent(command: click.Command, name: str) -> list[str]:
-        if isinstance(command, click.Group):
-            below = {
-                each: command.get_command(click.Context(command), each)
-                for each in command.list_commands(click.Context(command))
-            }
-            return [option for each, found in below.items() if found for option in silent(found, f"{name} {each}")]
-        options = (option for option in command.params if isinstance(option, click.Option))
-        return [f"{name} {option.opts[0]}" for option in options if not option.help and not option.hidden]
+def commands(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
+    """Yield a command and all commands below it, by the words that call them."""
+    yield name, command
+    if isinstance(command, click.Group):
+        for each in command.list_commands(click.Context(command)):
+            below = command.get_command(click.Context(command), each)
+            assert below
+            yield from commands(below, f"{name} {each}")
 
-    assert silent(group, "starpod") == []
+
+def test_help_explains_each_option_and_ends_with_an_example() -> None:
+    """The example parses, and more than 12 options are shown under headings."""
+    wrong = []
+    for name, command in commands(group, "starpod"):
+        options = [option for option in command.params if isinstance(option, click.Option) and not option.hidden]
+        headings = getattr(command, "headings", {})
+        prefix, _, example = (command.epilog or "").partition(": ")
+        if not all(option.help for option in options) or len(options) - sum(map(len, headings.values())) > 12:
+            wrong.append(name)
+        if prefix != "Example" or not example.startswith(name):
+            wrong.append(f"{name}: {command.epilog}")
+        elif not isinstance(command, click.Group):
+            parser = command.make_parser(click.Context(command, **command.context_settings))
+            parser.parse_args(shlex.split(example)[len(name.split()) :])
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("new vault --folder x", "--folder is now --out"),
+        ("gateway smollm2 --context 9", "--context is now --max-model-len"),
+        ("load bandit --processes 2", "--processes is now --workers"),
+        ("ui --endpoint x", "--endpoint is now --base-url"),
+    ],
+)
+def test_an_option_of_an_earlier_version_is_refused_with_the_new_one(words: str, said: str) -> None:
+    result = run_starpod(*words.split())
+    assert result.status == 2 and said in result.complaint
 
 
 @pytest.mark.parametrize("words", [(), ("webshop",), ("--debug",)])
@@ -121,6 +149,8 @@ def test_version() -> None:
         ("list nowhere.invalid:1", 1, "there is no host nowhere.invalid$"),
         ("describe SERVER sokobann", 2, r"did you mean sokoban-v1\?"),
         ("describe SERVER sokoban --version 9.9.9", 2, "1.0.0"),
+        ("describe SERVER sokoban --version >=2", 2, "no version '>=2' of sokoban-v1"),
+        ("describe SERVER sokoban --version ~1", 2, "not a version range"),
         ("play SERVER sokoban --option boxs=2", 2, "did you mean"),
         ("play SERVER sokoban --option boxs=2", 2, "observation: "),
         ("play SERVER frozen_lake --option size=999", 2, "size"),

@@ -83,7 +83,7 @@ def forked(folder: Path, model: Path, engine: Literal["vllm_remote", "torch"]) -
     """A gateway and two servers of environments; and what stands for a vLLM server, where it samples from one."""
     with contextlib.ExitStack() as stack:
         servers = {name: begin(stack, "serve", "frozen_lake-v1") for name in ENVIRONMENTS}
-        words = ["gateway", str(model), "--folder", str(folder / "gateway"), "--max-tokens", "12", "--engine", engine]
+        words = ["gateway", str(model), "--out", str(folder / "gateway"), "--max-tokens", "12", "--engine", engine]
         if engine == "vllm_remote":
             servers["engine"] = begin(stack, "engine", str(model))
             words += ["--url", servers["engine"].address]

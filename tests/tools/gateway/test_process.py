@@ -28,7 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def server(model: Path, tmp_path: Path) -> Iterator[ServerProcess]:
-    command = [sys.executable, "-m", "starpod.cli.main", "gateway", str(model), "--folder", str(tmp_path / "gateway")]
+    command = [sys.executable, "-m", "starpod.cli.main", "gateway", str(model), "--out", str(tmp_path / "gateway")]
     process = ServerProcess([*command, "--max-tokens", "12"], {"OMP_NUM_THREADS": "1"})
     yield process
     process.close()
@@ -116,7 +116,7 @@ def test_listens_to_others_only_with_a_token() -> None:
 
 
 def test_says_what_is_wrong_with_a_model(tmp_path: Path) -> None:
-    result = CliRunner().invoke(gateway, [str(tmp_path / "none"), "--folder", str(tmp_path), "--port", "0"])
+    result = CliRunner().invoke(gateway, [str(tmp_path / "none"), "--out", str(tmp_path), "--port", "0"])
     assert isinstance(result.exception, ModelError) and "no such folder" in str(result.exception)
 
 

@@ -35,8 +35,8 @@ def policy() -> Policy:
 @pytest.fixture
 def gateway(policy: Policy, tmp_path: Path) -> Iterator[ServerProcess]:
     policy.save(tmp_path / "model")
-    limits = ["--max-tokens", "6", "--context", "64", "--temperature", str(TEMPERATURE)]
-    words = ["gateway", str(tmp_path / "model"), "--folder", str(tmp_path), "--engine", "vllm", *limits]
+    limits = ["--max-tokens", "6", "--max-model-len", "64", "--temperature", str(TEMPERATURE)]
+    words = ["gateway", str(tmp_path / "model"), "--out", str(tmp_path), "--engine", "vllm", *limits]
     command = [sys.executable, "-m", "starpod.cli.main", *words]
     process = ServerProcess(command, {"VLLM_CPU_KVCACHE_SPACE": "1"}, seconds=START_SECONDS)
     yield process

@@ -28,7 +28,7 @@ QUICK = ("--sessions", "4", "--seconds", "0.5", "--warmup", "100ms")
         (("-e", "frozen_lake", "--policy", "recorded:README.md"), "not a recording"),
         ((), "say which environment: breaks-v1, frozen_lake-v1, "),
         (("-e", "frozen_lake", "--html", "no/such/x.html"), "no folder no/such"),
-        (("-e", "frozen_lake", "--sessions", "2", "--processes", "3"), "its own session"),
+        (("-e", "frozen_lake", "--sessions", "2", "--workers", "3"), "its own session"),
         (("--compare", "README.md", "README.md"), "README.md"),
     ],
 )
@@ -46,7 +46,7 @@ def test_nothing_answers() -> None:
 def test_the_report_and_the_page(server: ServerProcess, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     requirements = ("--require", "step.p99<1m", "--require", "errors=0", "--require", "steps_per_second>1")
-    words = (*QUICK, "--processes", "2", *requirements, "--html", str(page))
+    words = (*QUICK, "--workers", "2", *requirements, "--html", str(page))
     done = run_load(server.address, "-e", "frozen_lake", *words, folder=tmp_path)
     assert done.status == 0, done.err
     (stage,) = done.report["stages"]
@@ -73,7 +73,7 @@ def test_an_unmet_requirement_is_exit_status_1_and_json_alone_on_standard_output
 @pytest.mark.parametrize("killed", [False, True], ids=["Ctrl-C", "killed server"])
 def test_what_ends_early_leaves_a_report(tmp_path: Path, killed: bool) -> None:
     file = tmp_path / "report.json"
-    words = ("--sessions", "4", "--seconds", "60", "--warmup", "0", "--processes", "2", "--json", str(file))
+    words = ("--sessions", "4", "--seconds", "60", "--warmup", "0", "--workers", "2", "--json", str(file))
     with start_server("frozen_lake") as server:
         line = command(server.address, "-e", "frozen_lake", *words)
         process = subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)

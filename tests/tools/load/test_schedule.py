@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starpod.load.plan import Think, arrivals, parse_duration
+from starpod.load.plan import Think, arrivals
 
 RATES = st.floats(0.01, 1e5)
 STARTS = st.floats(0, 1e7)
@@ -42,20 +42,6 @@ def test_poisson_arrivals_have_the_rate_and_the_spread(places: int) -> None:
     spread = (sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) ** 0.5
     assert mean == pytest.approx(1e-3, rel=0.05)
     assert spread == pytest.approx(mean, rel=0.05)  # an exponential distribution
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("20ms", 0.02), ("1.5s", 1.5), ("50us", 5e-5), ("7ns", 7e-9), ("2m", 120), ("0", 0), (" 3 S ", 3)],
-)
-def test_durations(text: str, seconds: float) -> None:
-    assert parse_duration(text) == pytest.approx(seconds)
-
-
-@pytest.mark.parametrize("text", ["", "20", "ms", "20 lightyears", "-5ms", "nan s", "1e400s!"])
-def test_what_is_no_duration_is_told(text: str) -> None:
-    with pytest.raises(ValueError, match="number and a unit"):
-        parse_duration(text)
 
 
 @pytest.mark.parametrize(

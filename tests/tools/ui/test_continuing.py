@@ -177,7 +177,7 @@ def test_a_job_fills_turn_by_turn_and_can_be_stopped(server: ServerProcess, lost
 
     asked, over = threading.Event(), threading.Event()
     with fake_openai(answer) as endpoint:
-        words = ("--address", server.address, "--index", ":memory:", "--endpoint", endpoint.base_url)
+        words = ("--address", server.address, "--index", ":memory:", "--base-url", endpoint.base_url)
         models = ("--model", "tester", "--model", "other")
         with visiting(lost[0], *words, *models, page="/episodes?run=lake", shown='class="cards"') as visitor:
             visitor.get(EPISODE)

@@ -502,7 +502,7 @@ def test_an_endpoint_plays_on_and_is_told_the_turns_before(server: ServerProcess
         return "<think>down</think><answer>Down</answer>" if len(body["messages"]) % 4 else "I pass"
 
     with fake_openai(answer) as endpoint:
-        words = ("--address", server.address, "--endpoint", endpoint.base_url, "--model", "tester")
+        words = ("--address", server.address, "--base-url", endpoint.base_url, "--model", "tester")
         page, shown = "/episodes?run=lake", 'class="cards"'
         with visiting(lost[0], *words, "--index", ":memory:", page=page, shown=shown) as visitor:
             visitor.get(EPISODE)

@@ -414,10 +414,10 @@ def test_a_page_hears_of_a_change(tmp_path: Path, calm: Path) -> None:
         (["FOLDER/none"], "is not a folder"),
         (["FOLDER", "--serve", "frozen_leak"], "frozen_lake"),
         (["FOLDER", "--serve", "frozen_lake", "--address", "127.0.0.1:1"], "give one of the two"),
-        (["FOLDER", "--endpoint", "http://127.0.0.1:1/v1"], "--model NAME"),
+        (["FOLDER", "--base-url", "http://127.0.0.1:1/v1"], "--model NAME"),
         (["FOLDER", "--address", "127.0.0.1:1", "--model", "a"], "--model NAME"),
-        (["FOLDER", "--address", "127.0.0.1:1", "--endpoint", "http://127.0.0.1:1/v1"], "--model NAME"),
-        (["FOLDER", "--address", "127.0.0.1:1", *("--endpoint", "x", "--endpoint", "y"), "--model", "a"], "--model N"),
+        (["FOLDER", "--address", "127.0.0.1:1", "--base-url", "http://127.0.0.1:1/v1"], "--model NAME"),
+        (["FOLDER", "--address", "127.0.0.1:1", *("--base-url", "x", "--base-url", "y"), "--model", "a"], "--model N"),
     ],
 )
 def test_a_call_that_is_wrong(tmp_path: Path, words: list[str], told: str) -> None:

@@ -20,7 +20,9 @@ from starpod.check.runner import check as run_check
 from starpod.check.suite import REQUIREMENTS, REWARD
 from starpod.client.programs import start_server
 from starpod.remote.catalog import (
+    ACCESS,
     JSON,
+    OPTIONS,
     WORD,
     access_options,
     expect_address,
@@ -29,6 +31,7 @@ from starpod.remote.catalog import (
     write_report,
 )
 from starpod.report.console import safe_console
+from starpod.serving.options import Command, duration
 
 CONTRACT = [level for level in LEVELS.values() if level != "reward"]
 
@@ -45,45 +48,58 @@ def _levels(_: click.Context, __: click.Parameter, value: str) -> set[str]:
     return levels
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    headings={
+        "What to check": ["environments", "reward", "levels", "slow", "assignments", "also", "seconds"],
+        "Results": ["only_list", "json_file"],
+        "Access to the server": ACCESS,
+    },
+    epilog="Example: starpod check mine.py --reward --json report.json",
+)
 @click.argument("address", metavar="ENVIRONMENT", required=False)
-@click.option("--list", "only_list", is_flag=True, help="Print the requirements and check no server.")
 @click.option(
-    "--environment", "-e", "environments", multiple=True, help="Check only this one (repeatable). Default: all."
+    "--list", "only_list", is_flag=True, help="Print each requirement with its number and level, and check no server."
+)
+@click.option(
+    "--environment",
+    "-e",
+    "environments",
+    metavar="NAME",
+    multiple=True,
+    show_default="all",
+    help="Environment of the server to check. Repeatable.",
 )
 @click.option(
     "--reward",
     is_flag=True,
-    help="Also check, by playing well and badly, whether only the task earns rewards.",
+    help="Also play well and badly, and check that nothing except solving the task earns rewards.",
 )
 @click.option(
     "--level",
     "levels",
     default=",".join(CONTRACT),
     callback=_levels,
-    show_default=True,
-    help="Levels of requirements, comma-separated: core is for every server, the others for its declared capabilities.",
+    help="Levels of requirements to check, separated by commas: core is for all servers, the others for servers that "
+    "declare the capability.",
 )
 @click.option(
-    "--also", metavar="HOST:PORT", default="", help="Another process with the same environments, to compare with."
+    "--also",
+    metavar="HOST:PORT",
+    default="",
+    show_default=False,
+    help="Second server with the same environments. Equal seeds must give equal episodes on both.",
 )
 @JSON
 @click.option(
     "--timeout",
     "seconds",
-    type=click.FloatRange(min=0.1),
-    default=30.0,
-    show_default=True,
-    help="Seconds for one requirement.",
+    type=duration(0.1),
+    default="30s",
+    help="Time limit of one requirement, as 30s, 2m or a number of seconds.",
 )
-@click.option(
-    "--option",
-    "options",
-    multiple=True,
-    metavar="NAME=JSON",
-    help="An environment option, for every session; strings may omit their quotes. Repeatable.",
-)
-@click.option("--slow", is_flag=True, help="Also run tests that take more than a minute.")
+@OPTIONS
+@click.option("--slow", is_flag=True, help="Also check requirements that take more than a minute each.")
 @access_options
 @click.pass_context
 def check(
@@ -97,17 +113,16 @@ def check(
     also: str,
     json_file: str,
     seconds: float,
+    assignments: tuple[str, ...],
     **settings: Any,
 ) -> None:
     """Check that ENVIRONMENT keeps the contract of docs/protocol.md.
 
     ENVIRONMENT is ADDRESS or ADDRESS/NAME at a server: host:port for gRPC, http://host:port or https://host:port for
-    JSON over HTTP, and mcp+http://host:port or mcp+https://host:port for MCP. For NAME, FILE.py, FILE.py:CLASS or
-    FAMILY:NAME, two processes serve it, and are compared.
+    JSON over HTTP, and mcp+http://host:port or mcp+https://host:port for MCP. A NAME, FILE.py, FILE.py:CLASS or
+    FAMILY:NAME is served by two processes, which are compared with each other.
 
-    With --list, print each requirement with its number and level instead.
-
-    Exit status: 0 every MUST is met or could not be shown, 1 one is not met or nothing answers, 2 usage error.
+    Exit status: 0 no requirement of strength MUST is violated, 1 one is violated or no server answers, 2 usage error.
     """
     known = (*REQUIREMENTS, *REWARD) if reward else REQUIREMENTS
     selection = [requirement for requirement in known if requirement.level in (*levels, "reward")]
@@ -136,6 +151,7 @@ def check(
         environments=environments,
         also=also,
         seconds=seconds,
+        options=assignments,
         call_seconds=max(CALL_SECONDS, seconds / 3),
         **settings,
     )

@@ -35,6 +35,7 @@ from starpod.client.programs import ServiceRefused, start_server
 from starpod.client.transport import Transport
 from starpod.remote.catalog import expect_writable, service_errors
 from starpod.report.console import safe_console
+from starpod.serving.options import duration
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
 
@@ -63,20 +64,28 @@ ENVIRONMENT_SECONDS = 600.0
 """Seconds for all checks of one environment. Some environments take half a minute to start."""
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("words", nargs=-1, metavar="[WHAT TO SERVE]...", type=click.UNPROCESSED)
-@click.option("--serve", is_flag=True, help="Print the ids, check nothing, and serve them until Ctrl-C.")
+@click.command(
+    context_settings={"ignore_unknown_options": True},
+    epilog="Example: starpod hub bandit 'reasoning-gym:leg*' --out pages",
+)
+@click.argument("words", nargs=-1, metavar="[ENVIRONMENT]...", type=click.UNPROCESSED)
+@click.option("--serve", is_flag=True, help="Serve the environments until Ctrl-C, and check nothing.")
 @click.option(
-    "--port", default=50051, show_default=True, type=click.IntRange(0, 65535), help="Port of --serve; 0: any."
+    "--port", default=50051, type=click.IntRange(0, 65535), help="Port to listen on with --serve; 0: any free port."
 )
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("hub"),
-    show_default=True,
     help="Folder for the pages and hub.json.",
 )
-@click.option("--minutes", type=click.FloatRange(0, min_open=True), help="Start no new checks after this many minutes.")
+@click.option(
+    "--minutes",
+    "seconds",
+    type=duration(0.001, bare="m"),
+    show_default="no limit",
+    help="Time after which no further check starts; a number alone is in minutes.",
+)
 @click.pass_context
 def hub(
     context: click.Context,
@@ -84,16 +93,14 @@ def hub(
     serve: bool,
     port: int,
     out: Path,
-    minutes: float | None,
+    seconds: float | None,
 ) -> None:
     """Check every environment that is installed and write a page about each, or list and serve them.
 
     These are Starpod's own environments and, if they are installed, those of Gymnasium, MiniGrid, Reasoning Gym,
     TextArena, OpenEnv's packages and tasksets of verifiers, and the TextWorld games of this folder. Each is checked
-    for contract, determinism, snapshots, rewards and steps per second. To choose others, name them as for
-    `starpod serve`:
-
-    starpod hub bandit sokoban 'reasoning-gym:leg*'
+    for contract, determinism, snapshots, rewards and steps per second. To check others, name each ENVIRONMENT as for
+    `starpod serve`.
 
     Exit status: 0 all pass, 1 one does not, 2 usage error.
     """
@@ -107,7 +114,7 @@ def hub(
     entries: list[CheckedEnvironment] = []
     try:
         with service_errors():
-            _check_and_measure(all_arguments, entries, console, minutes, must_start=bool(words))
+            _check_and_measure(all_arguments, entries, console, seconds, must_start=bool(words))
     except KeyboardInterrupt:
         console.print("interrupted: results of the finished checks")
     except CannotCheck as error:
@@ -126,7 +133,7 @@ def _check_and_measure(
     all_arguments: Sequence[Sequence[str]],
     entries: list[CheckedEnvironment],
     console: Console,
-    minutes: float | None,
+    seconds: float | None,
     *,
     must_start: bool,
 ) -> None:
@@ -135,7 +142,7 @@ def _check_and_measure(
     Args:
         all_arguments: the arguments of each server.
         entries: receives each environment once it is checked.
-        minutes: no check begins after this time; None: no limit.
+        seconds: no check begins after this time; None: no limit.
         must_start: whether a server that has nothing to serve is an error.
     """
     with contextlib.ExitStack() as servers:
@@ -160,7 +167,7 @@ def _check_and_measure(
             if entry and not entry.passed:
                 console.print(f"[red]✗[/] {escape(entry.spec.id)}: {escape(entry.first_problem)}", highlight=False)
 
-        deadline = time.monotonic() + 60 * minutes if minutes else math.inf
+        deadline = time.monotonic() + seconds if seconds else math.inf
         asyncio.run(check_all(all_arguments, start, report_progress, until=deadline))
         progress.update(task, description="steps per second", completed=0)
         for entry in entries:

@@ -21,20 +21,22 @@ from starpod.v1.environment_word import EnvironmentWord
 _POLL_SECONDS = 0.2
 
 
-@click.command()
+@click.command(epilog="Example: starpod dev mine.py")
 @click.argument("word", metavar="ENVIRONMENT", type=WORD)
-@click.option("--port", default=0, show_default=True, type=click.IntRange(0, 65535), help="Server's port; 0: any free.")
+@click.option("--port", default=0, type=click.IntRange(0, 65535), help="Port of the server; 0: any free port.")
 @click.option(
     "--open/--no-open",
     "opens",
     default=DESKTOP,
-    help="Open the page in the browser. Default: if there is a desktop.",
+    show_default="open if there is a desktop",
+    help="Whether to open the page in the browser.",
 )
 def dev(word: EnvironmentWord, port: int, opens: bool) -> None:
-    """Serve the environments of FILE.py, check them each time it is saved, and show a page to play them on.
+    """Serve an environment while you write it, check it each time you save it, and show a page to play it on.
 
-    ENVIRONMENT may be FILE.py:CLASS or a package's ./FOLDER, too. NAME, FAMILY:NAME and ADDRESS/NAME are checked once.
-    Runs until Ctrl-C. A mistake in the file is reported with its line, and the command waits for the next save.
+    ENVIRONMENT is FILE.py, FILE.py:CLASS or the ./FOLDER of a package. A NAME, FAMILY:NAME or ADDRESS/NAME is checked
+    only once. Runs until Ctrl-C. A mistake in the file is reported with its line, and the command waits until you save
+    the file again.
     """
     with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as site:
         page = ""

@@ -21,13 +21,13 @@ from starpod.v1.environment_word import EnvironmentWord
 _ROOMY_COLUMNS = 120
 
 
-@click.command(name="list")
+@click.command(name="list", epilog="Example: starpod list 127.0.0.1:50051")
 @connection_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def list_environments(connection: AbstractContextManager[SyncFleet], word: EnvironmentWord, as_json: bool) -> None:
     """List the environments of a server.
 
-    ENVIRONMENT is the server's ADDRESS (host:port), or NAME, FILE.py or FAMILY:NAME, which are served meanwhile.
+    ENVIRONMENT is the ADDRESS (host:port) of the server. A NAME, FILE.py or FAMILY:NAME is served by this command.
     """
     with connection as fleet:
         response = fleet.replicas[0].description
@@ -62,11 +62,11 @@ def _format_count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s'[: number != 1]}"
 
 
-@click.command()
+@click.command(epilog="Example: starpod describe 127.0.0.1:50051/frozen_lake")
 @connection_options
 @click.argument("environment", metavar="[NAME]", default="")
 @VERSION
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def describe(
     connection: AbstractContextManager[SyncFleet],
     word: EnvironmentWord,
@@ -76,8 +76,8 @@ def describe(
 ) -> None:
     """Show the instructions, actions, options and limits of ENVIRONMENT.
 
-    ENVIRONMENT is ADDRESS NAME or ADDRESS/NAME at a server, or NAME, FILE.py, FILE.py:CLASS or FAMILY:NAME, which are
-    served meanwhile.
+    ENVIRONMENT is ADDRESS/NAME or ADDRESS NAME at a server (host:port). A NAME, FILE.py, FILE.py:CLASS or FAMILY:NAME
+    is served by this command.
     """
     with connection as fleet:
         spec = find_environment(fleet.describe(), environment or word.id, version)

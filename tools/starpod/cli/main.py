@@ -62,28 +62,34 @@ class Subcommand:
 
 SUBCOMMANDS = {
     "new": Subcommand("starpod.cli.new:new", "Write a new environment from a template."),
-    "dev": Subcommand("starpod.cli.dev:dev", "Serve, check and show an environment's file while you write it."),
+    "dev": Subcommand("starpod.cli.dev:dev", "Serve and check an environment while you write it."),
     "serve": Subcommand("starpod.env_server.cli:serve", "Serve environments.", extra="server"),
-    "webshop": Subcommand("starpod.environments.webshop.cli:webshop", "Build and inspect shops.", extra="webshop"),
+    "webshop": Subcommand(
+        "starpod.environments.webshop.cli:webshop", "Build, inspect and open shops for webshop-v1.", extra="webshop"
+    ),
     "list": Subcommand("starpod.cli.listing:list_environments", "List what a server hosts."),
     "describe": Subcommand("starpod.cli.listing:describe", "Show one environment: actions, options, limits."),
     "play": Subcommand("starpod.cli.play:play", "Play an environment in the terminal."),
     "train": Subcommand("starpod.trainer.commands.train:train", "Train a policy on environments.", extra="trainer"),
     "export": Subcommand(
-        "starpod.trainer.commands.export:export", "Write a trained model for transformers.", extra="trainer"
+        "starpod.trainer.commands.export:export", "Write a trained model for transformers and vLLM.", extra="trainer"
     ),
     "export-episodes": Subcommand(
         "starpod.trainer.commands.export_episodes:export_episodes", "Write episodes for other tools.", extra="trainer"
     ),
-    "vllm": Subcommand("starpod.trainer.commands.vllm:vllm", "Start a vLLM server to sample from.", extra="trainer"),
+    "vllm": Subcommand(
+        "starpod.trainer.commands.vllm:vllm", "Start a vLLM server from which training samples.", extra="trainer"
+    ),
     "eval": Subcommand("starpod.trainer.commands.eval:evaluate", "Measure how well a policy plays.", extra="trainer"),
     "watch": Subcommand("starpod.trainer.commands.watch:watch", "Replay recorded episodes.", extra="trainer"),
     "ui": Subcommand("starpod.ui.cli:ui", "Show runs, episodes and servers in a browser.", extra="ui"),
     "gateway": Subcommand(
         "starpod.gateway.cli:gateway", "Serve a model to unmodified agents, and keep their tokens.", extra="gateway"
     ),
-    "check": Subcommand("starpod.check.cli:check", "Check that a server keeps the contract."),
-    "hub": Subcommand("starpod.check.hub:hub", "Check all installed environments, a page for each.", extra="server"),
+    "check": Subcommand("starpod.check.cli:check", "Check that an environment keeps the contract."),
+    "hub": Subcommand(
+        "starpod.check.hub:hub", "Check all installed environments and write a page about each.", extra="server"
+    ),
     "load": Subcommand("starpod.load.cli:load", "Measure how much load a server sustains.", extra="load"),
 }
 
@@ -120,7 +126,11 @@ def _installed_version() -> str:
         return "unknown"
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+    epilog="Example: starpod train frozen_lake",
+)
 @click.version_option(_installed_version(), prog_name="starpod")
 @click.option("--debug", is_flag=True, help="Show a traceback when something fails.")
 def starpod(debug: bool) -> None:

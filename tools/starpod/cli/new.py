@@ -12,27 +12,34 @@ from pathlib import Path
 
 import click
 
+from starpod.serving.options import Command
+
 FILES = {"environment": "{file}.py", "configuration": "{file}.yaml", "test": "test_{file}.py"}
 """Pattern for the name of the file that is made from each template."""
 _CONDITION = re.compile(r"\[(no )?(options|expert)\]")
 
 
-@click.command()
+@click.command(cls=Command, renamed={"--folder": "--out"}, epilog="Example: starpod new vault --expert")
 @click.argument("name")
-@click.option("--options", "with_options", is_flag=True, help="With options, such as the size of the task.")
-@click.option("--expert", "with_expert", is_flag=True, help="With an expert, for a warm start and as a reference.")
 @click.option(
-    "--folder",
+    "--options", "with_options", is_flag=True, help="Give the environment options, such as the size of the task."
+)
+@click.option(
+    "--expert",
+    "with_expert",
+    is_flag=True,
+    help="Give the environment an expert, whose play a policy can imitate and be compared with.",
+)
+@click.option(
+    "--out",
     type=click.Path(file_okay=False, path_type=Path),
     default=".",
-    show_default=True,
     help="Folder for the files.",
 )
-def new(name: str, with_options: bool, with_expert: bool, folder: Path) -> None:
-    """Write an environment NAME in one file, a configuration to train on it and a test.
+def new(name: str, with_options: bool, with_expert: bool, out: Path) -> None:
+    """Write an environment NAME in one file, a configuration to train on it, and a test.
 
-    They can be served, checked and trained at once: the agent turns a dial until a vault opens. Change them for your
-    task.
+    The environment works as it is: the agent turns a dial until a vault opens. Replace this task by yours.
     """
     file = name.replace("-", "_")
     if not re.fullmatch(r"[a-z][a-z0-9_]*", file) or keyword.iskeyword(file):
@@ -44,12 +51,12 @@ def new(name: str, with_options: bool, with_expert: bool, folder: Path) -> None:
     title = file.replace("_", " ").capitalize()
     values = {"file": file, "id": f"{file}-v1", "title": title, "name": title.title().replace(" ", "")}
     texts = {
-        folder / pattern.format(**values): fill(template, values, options=with_options, expert=with_expert)
+        out / pattern.format(**values): fill(template, values, options=with_options, expert=with_expert)
         for template, pattern in FILES.items()
     }
     if existing_paths := [str(path) for path in texts if path.exists()]:
         raise click.UsageError(f"{existing_paths[0]} exists already: nothing is overwritten")
-    folder.mkdir(parents=True, exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
     for path, text in texts.items():
         path.write_text(text, encoding="utf-8")
     environment, configuration, test = texts

@@ -58,15 +58,15 @@ SYMBOLS = {"#": "bright_black", "_": "bright_black", ".": "bright_black", "P": "
 SYMBOLS |= {"X": "bold yellow", "G": "bold green", "√": "bold green", "O": "bold magenta"}
 
 
-@click.command()
+@click.command(epilog="Example: starpod play frozen_lake --seed 3 --option size=6")
 @connection_options
 @click.argument("environment", metavar="[NAME]", default="")
 @click.option(
-    "--seed", type=click.IntRange(0, 2**64 - 1), help="Seed of the start state. Default: drawn by the server."
+    "--seed", type=click.IntRange(0, 2**64 - 1), show_default="drawn by the server", help="Seed of the start state."
 )
 @OPTIONS
 @VERSION
-@click.option("--web", is_flag=True, help="Play in a browser: print the address of the page and run until Ctrl-C.")
+@click.option("--web", is_flag=True, help="Play in a browser. Prints the address of the page and runs until Ctrl-C.")
 def play(
     connection: AbstractContextManager[SyncFleet],
     word: EnvironmentWord,
@@ -76,7 +76,10 @@ def play(
     version: str,
     web: bool,
 ) -> None:
-    """Play ENVIRONMENT: ADDRESS NAME or ADDRESS/NAME at a server, or NAME, FILE.py, FILE.py:CLASS or FAMILY:NAME.
+    """Play ENVIRONMENT in the terminal or in a browser.
+
+    ENVIRONMENT is ADDRESS/NAME or ADDRESS NAME at a server (host:port). A NAME, FILE.py, FILE.py:CLASS or FAMILY:NAME
+    is served by this command.
 
     Type an action and Enter, or use the arrow keys if the actions are directions. Separate several actions of one turn
     by ||. Other commands: hint, undo, again, new, help, quit. If standard input is not a terminal, each of its lines is

@@ -10,52 +10,70 @@ from typing import TYPE_CHECKING, Literal, TextIO, cast
 import click
 
 from starpod.report.site import site_options
+from starpod.serving.options import Command, duration, size
 from starpod.serving.sockets import claim_output, is_loopback, link, listen
 
 if TYPE_CHECKING:
     from starpod.gateway.serving import Serving
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    headings={
+        "Address": ["host", "port", "hosts", "gateway_token_file"],
+        "Replies": ["engine", "urls", "temperature", "max_tokens", "context", "seed"],
+        "Sessions": ["out", "max_sessions", "idle_timeout", "max_body_bytes"],
+    },
+    renamed={
+        "--folder": "--out",
+        "--context": "--max-model-len",
+        "--idle-minutes": "--idle-timeout, as in --idle-timeout 60m",
+        "--max-body-mib": "--max-body-bytes, as in --max-body-bytes 8MiB",
+    },
+    epilog="Example: starpod gateway runs/lake --port 8091 --out gateway",
+)
 @click.argument("model")
 @site_options(port=8091)
 @click.option(
     "--engine",
     type=click.Choice(["torch", "vllm", "vllm_remote"]),
     default="torch",
-    show_default=True,
-    help="Engine that samples; see docs/advanced-training.md#engines.",
+    help="Program that samples. torch: on a CPU or GPU. vllm: faster, an extra. vllm_remote: servers at --url.",
 )
-@click.option("--url", "urls", multiple=True, metavar="URL", help="Server of vllm_remote. Repeatable.")
 @click.option(
-    "--folder",
+    "--url", "urls", multiple=True, metavar="URL", help="Server of `starpod vllm`, for vllm_remote. Repeatable."
+)
+@click.option(
+    "--out",
     type=click.Path(file_okay=False, path_type=Path),
     default="gateway",
-    show_default=True,
-    help="Folder for sessions and episodes.",
+    help="Folder for sessions and episodes. Sessions in it continue.",
 )
 @click.option(
     "--gateway-token-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="File with the token that begins sessions and signs API keys; required if others can reach the gateway.",
+    help="File with the token that opens sessions and signs API keys; needed if other machines can reach the gateway.",
 )
-@click.option("--temperature", type=click.FloatRange(0), help="Temperature of sampling. [default: the run's, or 1]")
-@click.option("--max-tokens", type=click.IntRange(1), help="Maximum tokens of a reply. [default: the run's, or 400]")
+@click.option("--temperature", type=click.FloatRange(0), show_default="the run's, or 1", help="Sampling temperature.")
 @click.option(
-    "--context", type=click.IntRange(2), help="Maximum tokens of prompt and reply. [default: the run's, or 3600]"
-)
-@click.option("--max-sessions", type=click.IntRange(1), default=1024, show_default=True, help="Maximum live sessions.")
-@click.option(
-    "--idle-minutes",
-    type=click.FloatRange(0, min_open=True),
-    default=60.0,
-    show_default=True,
-    help="End a session without a call for this long as failed: its agent may be dead.",
+    "--max-tokens", type=click.IntRange(1), show_default="the run's, or 400", help="Maximum tokens of a reply."
 )
 @click.option(
-    "--max-body-mib", type=click.IntRange(1), default=8, show_default=True, help="Maximum MiB of a request's body."
+    "--max-model-len",
+    "context",
+    type=click.IntRange(2),
+    show_default="the run's, or 3600",
+    help="Maximum tokens of prompt and reply.",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of all random streams.")
+@click.option("--max-sessions", type=click.IntRange(1), default=1024, help="Maximum open sessions.")
+@click.option(
+    "--idle-timeout",
+    type=duration(0.001),
+    default="1h",
+    help="Time without a call after which a session ends as failed, because its agent may be dead.",
+)
+@click.option("--max-body-bytes", type=size(), default="8MiB", help="Maximum size of a request's body.")
+@click.option("--seed", type=click.IntRange(0), default=0, help="Seed of all random streams.")
 def gateway(
     model: str,
     host: str,
@@ -63,20 +81,20 @@ def gateway(
     hosts: tuple[str, ...],
     engine: str,
     urls: tuple[str, ...],
-    folder: Path,
+    out: Path,
     gateway_token_file: Path | None,
     temperature: float | None,
     max_tokens: int | None,
     context: int | None,
     max_sessions: int,
-    idle_minutes: float,
-    max_body_mib: int,
+    idle_timeout: float,
+    max_body_bytes: int,
     seed: int,
 ) -> None:
-    """Serve MODEL to unmodified agents over OpenAI's and Anthropic's APIs, and keep the tokens of each session.
+    """Serve MODEL to unmodified agents over the APIs of OpenAI and Anthropic, and keep the tokens of each session.
 
-    MODEL is a run folder, a checkpoint, an exported or other Hugging Face model, or smollm2. Prints one line with the
-    address when ready. An agent's API key names its session.
+    MODEL is the folder of a run, of a checkpoint or of `starpod export`, a Hugging Face name or folder, or smollm2.
+    Prints one line with the address when ready. The API key of an agent names its session.
     """
     token = gateway_token_file.read_text(encoding="utf-8-sig").strip() if gateway_token_file else ""
     if gateway_token_file and not token:
@@ -89,7 +107,7 @@ def gateway(
 
     serving = Serving(
         model=model,
-        folder=folder,
+        folder=out,
         engine=cast(Literal["torch", "vllm", "vllm_remote"], engine),
         urls=urls,
         temperature=temperature,
@@ -106,8 +124,8 @@ def gateway(
             port=port,
             hosts={host, *hosts},
             most_sessions=max_sessions,
-            idle_seconds=idle_minutes * 60,
-            most_body_bytes=max_body_mib * 2**20,
+            idle_seconds=idle_timeout,
+            most_body_bytes=max_body_bytes,
         )
     )
 

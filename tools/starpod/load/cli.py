@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,33 +19,17 @@ from starpod.load.comparison import compare_loads
 from starpod.load.discovery import make_plan, make_stages
 from starpod.load.measurements import StageResult
 from starpod.load.page import write_page
-from starpod.load.plan import EXTRAS, LoadPlan, Stage, Think, parse_duration, write_recording
+from starpod.load.plan import EXTRAS, LoadPlan, Stage, Think, write_recording
 from starpod.load.processes import GeneratorProcesses, RunFailed
 from starpod.load.report import FORMAT, document, judge, stage_report
 from starpod.load.requirements import find_rate, parse_requirement
 from starpod.load.screen import LoadScreen
-from starpod.remote.catalog import JSON, OPTIONS, VERSION, WORD, access_options, write_report
+from starpod.remote.catalog import ACCESS, JSON, OPTIONS, VERSION, WORD, access_options, write_report
 from starpod.report.console import safe_console
+from starpod.serving.options import Command, Parsed, duration
 
 WRITTEN = click.Path(dir_okay=False, path_type=Path)
 INTERRUPTED = 130
-
-
-class ParsedOption(click.ParamType[Any]):
-    """A click parameter type that calls a parse function and reports its ValueError as the error message."""
-
-    name = "text"
-
-    def __init__(self, parse: Callable[[str], Any]) -> None:
-        self._parse = parse
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        if not isinstance(value, str):
-            return value
-        try:
-            return self._parse(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
 
 
 def _parse_mix(text: str) -> dict[str, float]:
@@ -95,108 +78,136 @@ def _parse_policy(text: str) -> tuple[str, Path | None]:
     raise ValueError(f"{text!r} is not random, expert or recorded:FILE")
 
 
-DURATION = ParsedOption(parse_duration)
-REQUIREMENT = ParsedOption(parse_requirement)
+REQUIREMENT = Parsed(parse_requirement)
 
 
-option = functools.partial(click.option, show_default=True)
-
-
-@click.command()
+@click.command(
+    cls=Command,
+    headings={
+        "What to play": ["environment", "version", "assignments", "policy", "mix", "episodes_per_session", "seed"],
+        "Load": ["sessions", "seconds", "warmup", "rate", "arrivals", "think", "ramp", "targets", "processes"],
+        "Calls": ["timeout", "on_overload"],
+        "Results": ["requirements", "compared", "json_file", "html_file", "record"],
+        "Access to the server": ACCESS,
+    },
+    renamed={"--processes": "--workers"},
+    epilog="Example: starpod load frozen_lake --sessions 64 --seconds 30 --require 'step.p99<50ms'",
+)
 @click.argument("word", metavar="ENVIRONMENT", type=WORD, required=False)
 @access_options
-@option("--environment", "-e", metavar="NAME", help="The environment to play.")
+@click.option(
+    "--environment", "-e", metavar="NAME", help="Environment of the server to play, if ENVIRONMENT is only an ADDRESS."
+)
 @VERSION
 @OPTIONS
-@option("--sessions", type=click.IntRange(1), default=16, help="Sessions to keep open.")
-@option("--seconds", type=click.FloatRange(0.1), default=10.0, help="Length of a stage.")
-@option("--warmup", type=DURATION, metavar="DURATION", help="Time before measuring. [default: 20% of a stage, max 5s]")
-@option("--rate", type=click.FloatRange(0, min_open=True), help="Steps due per second: an open loop.")
-@option(
+@click.option("--sessions", type=click.IntRange(1), default=16, help="Number of sessions to keep open.")
+@click.option(
+    "--seconds", type=duration(0.1), default="10s", help="Length of a stage, as 10s, 2m or a number of seconds."
+)
+@click.option(
+    "--warmup", type=duration(), show_default="20% of a stage, at most 5s", help="Time before a stage is measured."
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(0, min_open=True),
+    help="Steps that are due per second, as an open loop. Without it, the loop is closed.",
+)
+@click.option(
     "--arrivals",
     type=click.Choice(["poisson", "constant"]),
     default="poisson",
-    help="Arrival process of an open loop's steps.",
+    help="Gaps between the steps of an open loop. poisson: random and independent. constant: all equal.",
 )
-@option(
+@click.option(
     "--think",
-    type=ParsedOption(Think),
+    type=Parsed(Think),
     default="0",
     metavar="DISTRIBUTION",
-    help="Pause before each step of a closed loop: 50ms, exponential:50ms, uniform:1ms..9ms, lognormal:2s,0.8.",
+    help="Pause before each step of a closed loop: 50ms, exponential:MEAN, uniform:1ms..9ms or lognormal:MEDIAN,SIGMA.",
 )
-@option(
+@click.option(
     "--ramp",
-    type=ParsedOption(_parse_ramp),
+    type=Parsed(_parse_ramp),
     metavar="N,N,...",
-    help="Run one stage per value: numbers of sessions, or rates if --rate is given too.",
+    help="Run a stage for each value, which is a number of sessions, or with --rate a rate.",
 )
-@option(
+@click.option(
     "--find-rate",
     "targets",
     type=REQUIREMENT,
     multiple=True,
     metavar="REQUIREMENT",
-    help="Search for the highest rate that keeps this, as in 'step.p99<20ms'. Repeatable.",
+    help="Search for the highest rate at which this holds, such as 'step.p99<20ms'. Repeatable.",
 )
-@option(
+@click.option(
     "--policy",
-    type=ParsedOption(_parse_policy),
+    type=Parsed(_parse_policy),
     default="random",
     metavar="random|expert|recorded:FILE",
-    help="How the agents choose their actions.",
+    help="Source of actions: random valid ones, those of the environment's expert, or those of a file from --record.",
 )
-@option(
+@click.option(
     "--mix",
-    type=ParsedOption(_parse_mix),
+    type=Parsed(_parse_mix),
     metavar="CALL=SHARE,...",
-    help="Further calls per step: render, fork, snapshot, renew.",
+    help="Further calls per step, such as render=0.1,fork=0.02. There are render, fork, snapshot and renew.",
 )
-@option(
+@click.option(
     "--episodes-per-session",
     type=click.IntRange(0),
     default=0,
-    help="Close a session and open another after this many episodes; 0: never.",
+    help="Number of episodes after which a session is closed and another one is opened; 0: never.",
 )
-@option("--processes", type=click.IntRange(1, 256), default=1, help="Generator processes.")
-@option("--timeout", type=DURATION, default="30s", metavar="DURATION", help="Timeout of one call.")
-@option(
+@click.option(
+    "--workers",
+    "processes",
+    type=click.IntRange(1, 256),
+    default=1,
+    help="Number of processes that generate the load.",
+)
+@click.option(
+    "--timeout", type=duration(), default="30s", help="Time limit of one call, as 30s, 500ms or a number of seconds."
+)
+@click.option(
     "--on-overload",
     type=click.Choice(["retry", "count"]),
     default="retry",
-    help="retry: wait as long as the server says, and retry; count: the call failed.",
+    help="What to do if the server refuses a call because it is overloaded. retry: wait as long as it says, and call "
+    "again. count: count the call as failed.",
 )
-@option("--seed", type=click.IntRange(0, 2**62), default=0, help="Seed of all random streams.")
-@option("--record", type=WRITTEN, metavar="FILE", help="Write the played episodes, for --policy recorded:FILE.")
-@option(
+@click.option("--seed", type=click.IntRange(0, 2**62), default=0, help="Seed of all random streams.")
+@click.option(
+    "--record", type=WRITTEN, metavar="FILE", help="File for the played episodes, for a later --policy recorded:FILE."
+)
+@click.option(
     "--require",
     "requirements",
     type=REQUIREMENT,
     multiple=True,
     metavar="REQUIREMENT",
-    help="Exit with 1 unless this holds, as in 'step.p99<20ms', 'errors=0', 'steps_per_second>1000'.",
+    help="Exit with status 1 unless this holds, such as 'step.p99<20ms' or 'errors=0'. Repeatable.",
 )
-@option(
+@click.option(
     "--compare",
     "compared",
-    type=ParsedOption(_parse_report),
+    type=Parsed(_parse_report),
     nargs=2,
     metavar="A.json B.json",
-    help="Show the changes from one report to another; nothing is run.",
+    help="Show the changes from report A to report B of --json, and run nothing.",
 )
 @JSON
-@option("--html", "html_file", type=WRITTEN, metavar="FILE", help="Write the report as a page.")
+@click.option("--html", "html_file", type=WRITTEN, metavar="FILE", help="File for the report as a page.")
 @click.pass_context
 def load(context: click.Context, /, **values: Any) -> None:
     """Put load on the servers of ENVIRONMENT and report what they sustained.
 
-    ENVIRONMENT is ADDRESS/NAME, or ADDRESS with --environment (host:port, several with commas), or NAME, FILE.py,
-    FILE.py:CLASS or FAMILY:NAME, which are served meanwhile.
+    ENVIRONMENT is ADDRESS/NAME at a server (host:port, several with commas), or ADDRESS with --environment. A NAME,
+    FILE.py, FILE.py:CLASS or FAMILY:NAME is served by this command.
 
-    Closed loop: each of --sessions steps again as soon as its reply arrives. Open loop (--rate): steps are due on a
-    schedule, whatever the server does, and latencies count from when they were due.
+    In a closed loop, which is the default, each session steps again as soon as its reply arrives. In an open loop
+    (--rate), steps are due on a schedule, whatever the server does, and a latency begins when the step was due.
 
-    Exit status: 0 done and all requirements met, 1 one is not met or the run ended early, 2 usage error.
+    Exit status: 0 all requirements are met, 1 one is not met or the run ended early, 2 usage error.
     """
     console = safe_console(stderr=values["json_file"] == "-")
     if values["compared"]:

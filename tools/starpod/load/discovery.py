@@ -114,7 +114,7 @@ def make_stages(values: Mapping[str, Any]) -> list[Stage]:
     if values["ramp"]:
         loads = [(sessions, value) if rate else (max(int(value), 1), None) for value in values["ramp"]]
     if min(count for count, _ in loads) < values["processes"]:
-        raise click.UsageError("each of --processes needs its own session: use fewer, or more --sessions")
+        raise click.UsageError("each of --workers needs its own session: use fewer, or more --sessions")
     return [
         Stage(name, count, seconds, warmup, rate, values["arrivals"])
         for count, rate in loads

@@ -7,7 +7,6 @@ import itertools
 import json
 import math
 import random
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import Any, Literal
 from google.protobuf import json_format, struct_pb2
 
 from starpod.client.transport import Transport
+from starpod.serving.options import parse_duration
 from starpod.v1 import environment_pb2 as pb
 
 Arrivals = Literal["poisson", "constant"]
@@ -123,19 +123,6 @@ class Stage:
 
 
 # --- schedules --------------------------------------------------------------------------------------------------------
-
-UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0}
-_DURATION = re.compile(r"([0-9]*\.?[0-9]+(?:e-?[0-9]+)?)\s*([a-zµ]+)")
-
-
-def parse_duration(text: str) -> float:
-    """Parse a duration such as `20ms`, `1.5s`, `50us`, `2m` or 0 into seconds. Raise ValueError for other texts."""
-    if text.strip() == "0":
-        return 0.0
-    match = _DURATION.fullmatch(text.strip().lower())
-    if match is None or match[2] not in UNITS:
-        raise ValueError(f"{text!r} is not a duration: write a number and a unit, as in 20ms, 1.5s or 50us")
-    return float(match[1]) * UNITS[match[2]]
 
 
 def arrivals(kind: Arrivals, rate: float, start: float, place: int, places: int, seed: int) -> Iterator[float]:

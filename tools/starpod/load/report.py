@@ -273,7 +273,7 @@ def _collect_warnings(report: Mapping[str, Any], plan: LoadPlan) -> list[str]:
     if max_share > BUSY:
         warnings.append(
             f"a generator's event loop was {100 * max_share:.0f} % busy: the generator, not the server, is the limit;"
-            f" use more than --processes {plan.processes}, or more machines"
+            f" use more than --workers {plan.processes}, or more machines"
         )
     elif (report["late_p99_ms"] or 0.0) > LATE_MS:
         warnings.append(

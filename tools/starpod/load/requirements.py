@@ -10,8 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from starpod.client.spelling import nearest
-from starpod.load.plan import UNITS, Stage, parse_duration
+from starpod.load.plan import Stage
 from starpod.report.figures import show
+from starpod.serving.options import SECONDS, parse_duration
 
 CALLS = ("step", "open", "reset", "render", "fork", "snapshot", "renew", "close")
 LATENCIES = ("mean", "p50", "p90", "p95", "p99", "p99.9", "p99.99", "max")
@@ -118,7 +119,7 @@ def parse_requirement(text: str) -> Threshold:
     if name in _PLAIN:
         return Threshold(text, name, sign, _number(value))
     if value.replace(".", "", 1).isdigit() and float(value):
-        raise ValueError(f"{text!r} lacks a unit: write {name}{sign}{value}ms (units: {', '.join(UNITS)})")
+        raise ValueError(f"{text!r} lacks a unit: write {name}{sign}{value}ms (units: {', '.join(SECONDS)})")
     return Threshold(text, name, sign, parse_duration(value))
 
 

@@ -20,7 +20,7 @@ from starpod.client.programs import ServiceFailed, ServiceRefused, start_server
 from starpod.client.spelling import nearest
 from starpod.client.sync import SyncFleet
 from starpod.client.transport import TLS, Transport
-from starpod.client.versions import latest_name
+from starpod.client.versions import latest_name, satisfies
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_word import EnvironmentWord, WordError
 
@@ -119,17 +119,30 @@ def expect_writable(*files: str) -> None:
             raise click.UsageError(f"{file} cannot be written: there is no folder {Path(file).parent}")
 
 
-VERSION = click.option("--version", default="", metavar="VERSION", help="This version exactly, instead of the newest.")
+VERSION = click.option(
+    "--version",
+    default="",
+    show_default="the newest",
+    metavar="RANGE",
+    help="Version of the environment, such as 1.2.0, or a range such as '>=1,<2', of which the newest is used.",
+)
 OPTIONS = click.option(
     "--option",
     "assignments",
     multiple=True,
     metavar="KEY=VALUE",
-    help="An environment option, as JSON; strings may omit their quotes. Repeatable.",
+    help="Option of the environment, as JSON; a text needs no quotes. Repeatable.",
 )
 JSON = click.option(
-    "--json", "json_file", metavar="FILE", default="", help="Write the report as JSON; - for standard output."
+    "--json",
+    "json_file",
+    metavar="FILE",
+    default="",
+    show_default=False,
+    help="File for the report as JSON; -: standard output.",
 )
+ACCESS = ("token_file", "ca", "certificate", "key")
+"""Names of the options of `access_options`, for a heading."""
 
 
 def write_report(file: str, text: str) -> None:
@@ -143,10 +156,10 @@ def write_report(file: str, text: str) -> None:
 def access_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options for tokens and certificates to a command. The command receives them as `access`, a Transport."""
 
-    @click.option("--token-file", type=FILE, help="File with the server's bearer token.")
+    @click.option("--token-file", type=FILE, help="File with the bearer token that the server asks for.")
     @click.option("--ca", type=FILE, help="PEM file of the server's certificate authority; turns TLS on.")
-    @click.option("--certificate", type=FILE, help="PEM file of the client's certificate, for mTLS.")
-    @click.option("--key", type=FILE, help="PEM file of the client's key, for mTLS.")
+    @click.option("--certificate", type=FILE, help="PEM file of the client's certificate, if the server wants mTLS.")
+    @click.option("--key", type=FILE, help="PEM file of the key of --certificate.")
     @functools.wraps(command)
     def wrapper(
         token_file: Path | None, ca: Path | None, certificate: Path | None, key: Path | None, **arguments: Any
@@ -212,10 +225,10 @@ def find_environment(specs: Sequence[pb.EnvironmentSpec], name: str, version: st
     Args:
         specs: what the server hosts, the newest version of an environment first.
         name: an id; `sokoban` means the highest `sokoban-vN`, and "" the only environment.
-        version: an exact version; "" means the newest.
+        version: a version or a range such as `>=1,<2`, of which the newest is returned; "" means all versions.
 
     Raises:
-        BadParameter: the environment or version is not hosted. The message suggests similar names.
+        BadParameter: the environment or version is not hosted, or the range is malformed. The message suggests names.
     """
     ids = list(dict.fromkeys(spec.id for spec in specs))
     if not name and len(ids) > 1:
@@ -226,14 +239,15 @@ def find_environment(specs: Sequence[pb.EnvironmentSpec], name: str, version: st
     specs = [spec for spec in specs if spec.id == name]
     if not specs:
         raise click.BadParameter(f"no environment {name!r} here{nearest(name, ids)}", param_hint="ENVIRONMENT")
-    if not version:
-        return specs[0]
-    for spec in specs:
-        if spec.version == version:
-            return spec
+    try:
+        for spec in specs:
+            if spec.version == version or satisfies(spec.version, version):
+                return spec
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--version") from None
     versions = [spec.version for spec in specs]
     raise click.BadParameter(
-        f"no version {version!r} of {specs[0].id}{nearest(version, versions)}", param_hint="VERSION"
+        f"no version {version!r} of {specs[0].id}{nearest(version, versions)}", param_hint="--version"
     )
 
 

@@ -76,16 +76,18 @@ def headers(
 def site_options(*, port: int) -> Callable[[Command], Command]:
     """Add --host, --port (with this default) and --allow-host to a command, as `host`, `port` and `hosts`."""
     options = (
-        click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all."),
         click.option(
-            "--port", default=port, show_default=True, type=click.IntRange(0, 65535), help="0: any free port."
+            "--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0: all addresses of this machine."
+        ),
+        click.option(
+            "--port", default=port, type=click.IntRange(0, 65535), help="Port to listen on; 0: any free port."
         ),
         click.option(
             "--allow-host",
             "hosts",
             multiple=True,
             metavar="NAME",
-            help="A name by which browsers may call the site, besides localhost and addresses. Repeatable.",
+            help="Name by which callers may reach this, besides localhost and IP addresses. Repeatable.",
         ),
     )
 

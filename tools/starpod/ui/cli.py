@@ -13,8 +13,9 @@ import click
 
 from starpod.client.programs import start_server
 from starpod.client.transport import Transport
-from starpod.remote.catalog import access_options, expect_address, service_errors
+from starpod.remote.catalog import ACCESS, access_options, expect_address, service_errors
 from starpod.report.site import site_options
+from starpod.serving.options import Command
 from starpod.serving.sockets import end_process_with_stdin, is_loopback, link, listen
 from starpod.ui.index import NAME, RunIndex
 
@@ -22,35 +23,52 @@ if TYPE_CHECKING:
     from starpod.ui.continuing import Continuing
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    headings={
+        "Environments to play": ["address", "served", *ACCESS],
+        "Models that continue episodes": ["endpoints", "models"],
+        "Address of the site": ["host", "port", "hosts"],
+    },
+    renamed={"--endpoint": "--base-url"},
+    epilog="Example: starpod ui runs --serve frozen_lake --port 8090",
+)
 @click.argument("runs", default="runs", type=click.Path(file_okay=False, path_type=Path))
 @click.option(
-    "--address", default="", metavar="SERVER", help="An environment server (host:port) to watch and to play on."
+    "--address",
+    default="",
+    show_default=False,
+    metavar="HOST:PORT",
+    help="Environment server to watch and to play on.",
 )
 @click.option(
     "--serve",
     "served",
     multiple=True,
     metavar="ENVIRONMENT",
-    help="Start a server of this environment instead. Repeatable.",
+    help="Environment to start a server of and to play, instead of --address. Repeatable.",
 )
 @click.option(
-    "--endpoint",
+    "--base-url",
     "endpoints",
     multiple=True,
     metavar="URL",
-    help="An OpenAI-compatible endpoint that can continue episodes. Repeatable; pages can use no other endpoint.",
+    help="OpenAI-compatible endpoint with a model that can continue episodes. Repeatable. Pages use no other endpoint.",
 )
 @click.option(
     "--model",
     "models",
     multiple=True,
     metavar="NAME",
-    help="A model of an endpoint: one for each endpoint, in order, or several of a single one.",
+    help="Model of an endpoint: the first --model is of the first --base-url, and so on, or all are of the only one.",
 )
 @site_options(port=8090)
 @click.option(
-    "--index", default="", metavar="FILE", help=f"File of the index; :memory: for none. [default: RUNS/{NAME}]"
+    "--index",
+    default="",
+    metavar="FILE",
+    show_default=f"RUNS/{NAME}",
+    help="File for the index of runs, which makes the next start fast. :memory: writes none.",
 )
 @click.option("--of-run", is_flag=True, hidden=True, help="Use the servers of the run in RUNS while it trains.")
 @click.option("--end-with-stdin", is_flag=True, hidden=True, help="End when standard input closes.")
@@ -71,9 +89,9 @@ def ui(
 ) -> None:
     """Show runs, episodes and servers in a browser.
 
-    RUNS is the folder of a run, or of many (default: runs). Prints one line with the address when ready. If others
-    can reach it, the address contains a token, which the browser keeps. Whoever has it sees everything, and plays with
-    the server's token.
+    RUNS is the folder of a run, or of many; by default, it is `runs`. Prints one line with the address when ready. If
+    other machines can reach the site, the address contains a token. Anyone with this token sees everything, and plays
+    with the token of --token-file.
     """
     if not (runs.is_dir() or end_with_stdin):  # a trainer creates its folder when the run begins
         raise click.UsageError(f"{runs} is not a folder: name the folder of your runs, such as that of --run-dir")
@@ -83,7 +101,7 @@ def ui(
         raise click.UsageError("--serve starts a server, and --address names one: give one of the two")
     model_endpoints = tuple(zip(endpoints * len(models) if len(endpoints) == 1 else endpoints, models, strict=False))
     if len(model_endpoints) != max(len(endpoints), len(models)) or (model_endpoints and not (address or served)):
-        raise click.UsageError("an endpoint needs --endpoint URL, --model NAME and a server (--serve or --address)")
+        raise click.UsageError("an endpoint needs --base-url URL, --model NAME and a server (--serve or --address)")
     if end_with_stdin:  # it closes when the parent process ends
         end_process_with_stdin()
     from starpod.ui.continuing import Continuing

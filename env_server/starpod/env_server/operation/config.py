@@ -9,12 +9,13 @@ from typing import Any
 import click
 
 from starpod.env_server.sandbox.sandbox import UNTRUSTING, Sandbox
+from starpod.serving.options import BYTES, SECONDS, duration, show_quantity, size
 
 MEBIBYTE = 2**20
 
 
 _COUNT = click.IntRange(1)
-_SECONDS = click.FloatRange(0, min_open=True)
+_SECONDS = duration(0.001)
 _PORT = click.IntRange(0, 65535)
 
 
@@ -27,7 +28,9 @@ def setting(default: Any, type: click.ParamType[Any] | type, help: str, *, optio
         help: Meaning of the field, which `--help` prints.
         option: Name of the option, if it is not the name of the field.
     """
-    return field(default=default, metadata={"type": type, "help": help, "option": option})
+    units = {"duration": SECONDS, "size": BYTES}.get(getattr(type, "name", ""))
+    shown = show_quantity(default, units) if units else default
+    return field(default=default, metadata={"type": type, "help": help, "option": option, "shown": shown})
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,21 +40,20 @@ class Quota:
     sessions: int = setting(
         0,
         click.IntRange(0),
-        "Sessions of a token whose line in --token-file sets no limit; 0: no limit.",
+        "Maximum sessions of a token; 0: no limit. A line of --token-file may set another value.",
         option="token-sessions",
     )
     calls_per_second: float = setting(
         0.0,
         click.FloatRange(0),
-        "Calls per second of a token whose line in --token-file sets no limit, unary and on streams, in bursts of up "
-        "to one second's worth; 0: no limit. A row of columns counts as a call, a group as one call per session, and "
-        "each 64 KiB of a request as one more.",
+        "Maximum calls per second of a token, in bursts of up to one second's worth; 0: no limit. A group counts as "
+        "one call per session, and each 64 KiB of a request as one more. A line of --token-file may set another value.",
         option="token-calls-per-second",
     )
     streams: int = setting(
         0,
         click.IntRange(0),
-        "Connected streams of a token whose line in --token-file sets no limit; 0: no limit.",
+        "Maximum streams of a token at a time; 0: no limit. A line of --token-file may set another value.",
         option="token-streams",
     )
 
@@ -63,43 +65,48 @@ UNLIMITED = Quota()
 class ServerLimits:
     """Limits of one worker process."""
 
-    max_sessions: int = setting(
-        20_000, _COUNT, "Sessions per worker, open or being opened. The limits below are per worker, too."
+    max_sessions: int = setting(20_000, _COUNT, "Maximum open sessions. Further ones are refused.")
+    max_message_bytes: int = setting(20 * MEBIBYTE, size(1024), "Maximum size of a message, in either direction.")
+    max_calls_in_flight: int = setting(
+        20_000, _COUNT, "Maximum calls in progress, including those whose caller no longer waits."
     )
-    max_message_bytes: int = setting(20 * MEBIBYTE, click.IntRange(1024), "Bytes of a message in either direction.")
-    max_calls_in_flight: int = setting(20_000, _COUNT, "Calls in progress, including those whose caller gave up.")
     max_snapshot_bytes: int = setting(
-        16 * MEBIBYTE, _COUNT, "Bytes of a snapshot; in class process at most 64 MiB, for forks too."
+        16 * MEBIBYTE,
+        size(),
+        "Maximum size of a snapshot. An environment that runs in its own process is also limited to 64MiB, and its "
+        "forks are snapshots, too.",
     )
-    max_processes: int = setting(256, _COUNT, "Sessions of class process. Each has its own process.")
-    max_group: int = setting(4_096, _COUNT, "Sessions made by one Open, Fork or Restore.")
-    max_step_actions: int = setting(1_024, _COUNT, "Sub-actions of a turn.")
-    max_step_bytes: int = setting(4 * MEBIBYTE, click.IntRange(1024), "Bytes of a turn's sub-actions.")
-    max_options_bytes: int = setting(65_536, _COUNT, "Bytes of the options of an Open or Reset.")
-    max_values: int = setting(8_192, _COUNT, "Values in the options, and in the JSON of a turn.")
+    max_processes: int = setting(
+        256, _COUNT, "Maximum sessions of environments of class process, which run in a process per session."
+    )
+    max_group: int = setting(4_096, _COUNT, "Maximum sessions that one Open, Fork or Restore may make.")
+    max_step_actions: int = setting(1_024, _COUNT, "Maximum actions of a turn.")
+    max_step_bytes: int = setting(4 * MEBIBYTE, size(1024), "Maximum size of a turn's actions.")
+    max_options_bytes: int = setting(65_536, size(), "Maximum size of the options of an Open or Reset.")
+    max_values: int = setting(8_192, _COUNT, "Maximum values in the options of a session, or in the JSON of a turn.")
     default_lease_seconds: float = setting(
         600.0,
         _SECONDS,
-        "Seconds without a call before a session expires, unless Open sets another lease.",
+        "Time without a call after which a session expires, unless its Open asked for another lease.",
         option="lease",
     )
     max_lease_seconds: float = setting(
-        86_400.0, _SECONDS, "Longest lease, in seconds, that Open can request.", option="max-lease"
+        86_400.0, _SECONDS, "Longest lease that an Open can ask for.", option="max-lease"
     )
-    max_connections: int = setting(4_096, _COUNT, "Connections; further ones are closed.")
+    max_connections: int = setting(4_096, _COUNT, "Maximum connections. Further ones are closed.")
     max_connections_per_address: int = setting(
         1_024,
         click.IntRange(0),
-        "Connections from one IPv4 address or IPv6 /64, on Linux. Further ones are closed within a second, those "
-        "without a stream first; 0: only --max-connections holds.",
+        "Maximum connections from one IPv4 address or IPv6 /64, on Linux. Further ones are closed within a second, "
+        "those without a stream first. 0: no limit per address.",
     )
     max_health_calls: int = setting(
         1_024,
         _COUNT,
-        "Concurrent calls of health, reflection and HTTP pages; at most a quarter from one address and 16 over one "
-        "connection.",
+        "Maximum calls of health, reflection and HTTP pages at a time; at most a quarter from one address and 16 over "
+        "one connection.",
     )
-    max_streams: int = setting(1_024, _COUNT, "Streams connected.")
+    max_streams: int = setting(1_024, _COUNT, "Maximum connected streams.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,31 +142,31 @@ class ServerConfig:
     """Configuration of one worker process."""
 
     host: str = "127.0.0.1"
-    port: int = setting(50051, _PORT, "0: any free port.")
+    port: int = setting(50051, _PORT, "Port for gRPC; 0: any free port. Worker i listens on port + i.")
     limits: ServerLimits = ServerLimits()
     endpoints: tuple[str, ...] = ()
     """Addresses, host:port, of all workers including this one; empty if there is only one worker."""
-    metrics_port: int = setting(0, _PORT, "Serve Prometheus metrics here (worker i on port + i); 0: not at all.")
+    metrics_port: int = setting(0, _PORT, "Port for Prometheus metrics; 0: none. Worker i listens on port + i.")
     health_port: int = setting(
         0,
         _PORT,
-        "Answer grpc.health.v1 here too, for probes without TLS (worker i on port + i); 0: not at all.",
+        "Second port for grpc.health.v1, without TLS, for probes; 0: none. Worker i listens on port + i.",
     )
     drain_seconds: float = setting(
-        30.0, click.FloatRange(0), "Seconds that live sessions may continue after SIGTERM.", option="drain"
+        30.0, duration(), "Time that open sessions may continue after SIGTERM; 0: none.", option="drain"
     )
     keepalive_seconds: float = setting(
         60.0,
-        click.FloatRange(0.1),
-        "Seconds without traffic after which a client is pinged; without an answer for half as long, it counts as "
-        "gone.",
+        duration(0.1),
+        "Time without traffic after which the server pings a client. A client that does not answer within half of it "
+        "is disconnected.",
         option="keepalive",
     )
-    threads: int = setting(16, _COUNT, "Threads for steps of class thread.")
+    threads: int = setting(16, _COUNT, "Threads for the steps of environments of class thread.")
     thread_seconds: float = setting(
         600.0,
         _SECONDS,
-        "Seconds after which a step of class thread or a slow reset counts as hung: its session is lost.",
+        "Time after which a step on a thread, or a slow reset, counts as hung. Its session is lost.",
         option="thread-timeout",
     )
     handshake_seconds: float = 20.0
@@ -171,18 +178,20 @@ class ServerConfig:
     snapshot_key_file: Path | None = setting(  # noqa: RUF009 - it calls `field`
         None,
         click.Path(path_type=Path),
-        "Seal snapshots with the first key of this file (one per line); all keys open them. All servers of a fleet "
-        "need the same file.",
+        "File with keys, one per line. The first one signs snapshots, and a server restores those that any of its keys "
+        "signed. Give all servers of a fleet the same file. Without it, callers can forge snapshots.",
     )
     sandbox: Sandbox = UNTRUSTING
     """Confinement of processes of class `process`."""
     effects: Path | None = setting(  # noqa: RUF009
         None,
         click.Path(file_okay=False, path_type=Path),
-        "Record in this folder what judges and the like reply to environments, so that replays do not ask again. All "
-        "servers of a fleet share it. By default, the replies are lost with the process, and such environments are not "
-        "deterministic.",
+        "Folder for the replies that environments get from judges and other services, so that a replay does not ask "
+        "again. All servers of a fleet share it. Without it, the replies are lost with the process, and environments "
+        "that ask services are not deterministic.",
     )
     tls: ServerTLS | None = None
     http: HTTP | None = None
-    otlp_endpoint: str = setting("", str, "Send OpenTelemetry spans to this collector, host:port.")
+    otlp_endpoint: str = setting(
+        "", str, "Address (host:port) of an OpenTelemetry collector for spans. Without it, none are sent."
+    )

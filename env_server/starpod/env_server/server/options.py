@@ -1,8 +1,9 @@
-"""The options of `starpod serve`, grouped by purpose. Each group is converted to fields of ServerConfig."""
+"""The options of `starpod serve`. Groups of them are converted to fields of ServerConfig."""
 
 from __future__ import annotations
 
 import ipaddress
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Any, Literal
 import click
 
 from starpod.env_server.operation.config import HTTP, Quota, ServerConfig, ServerLimits, ServerTLS
-from starpod.env_server.sandbox.sandbox import MEBIBYTE, MODES, UNTRUSTING, Sandbox
+from starpod.env_server.sandbox.sandbox import MODES, UNTRUSTING, Sandbox
 from starpod.env_server.sessions.requests import OTHER_BYTES
+from starpod.serving.options import BYTES, SECONDS, duration, show_quantity, size
 
 Fields = dict[str, Any]
 
@@ -27,8 +29,8 @@ def _settings(owner: type[ServerConfig | ServerLimits | Quota]) -> tuple[click.O
         _option(
             "--" + (setting.metadata["option"] or setting.name.replace("_", "-")),
             setting.name,
-            default=setting.default,
-            show_default=setting.default not in (None, ""),
+            default=setting.metadata["shown"],
+            show_default=setting.default != "",
             type=setting.metadata["type"],
             help=setting.metadata["help"],
         )
@@ -49,7 +51,7 @@ class OptionGroup:
 
 
 def read_options(values: Fields) -> Fields:
-    """Convert the values of all options to fields of ServerConfig, `stores` and `modules`. Raises UsageError."""
+    """Convert the values of all options to fields of ServerConfig, and `stores`. Raises UsageError."""
     result = dict(values)
     for group in GROUPS:
         result |= group.build(**{str(option.name): result.pop(str(option.name)) for option in group.options})
@@ -59,12 +61,12 @@ def read_options(values: Fields) -> Fields:
 # --- what is served, and where -----------------------------------------------------------------------------------
 
 
-def _hosting(host: str, stores: tuple[str, ...], modules: tuple[str, ...]) -> Fields:
+def _hosting(host: str, stores: tuple[str, ...]) -> Fields:
     if ":" in host and not _is_ipv6(host):
         address, _, port = host.rpartition(":")
         advice = f"--host {address} --port {port}" if port.isdecimal() else f"starpod serve {host}, without --host"
         raise click.UsageError(f"--host {host!r} is not an address to listen on: write {advice}")
-    return {"host": host, "stores": stores, "modules": modules}
+    return {"host": host, "stores": stores}
 
 
 def _is_ipv6(address: str) -> bool:
@@ -75,15 +77,14 @@ def _is_ipv6(address: str) -> bool:
 
 
 _HOSTING = (
-    _option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 for all."),
-    _option("--environment-module", "modules", multiple=True, hidden=True),
+    _option("--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0: all addresses of this machine."),
     _option(
         "--store",
         "stores",
         multiple=True,
         metavar="NAME=PATH",
-        help="Data for environments that use stores, e.g. a shop that `starpod webshop build` built. Repeatable; the "
-        "first is the default.",
+        help="Folder of data that environments can open by NAME, such as a shop that `starpod webshop build` built. "
+        "Repeatable; the first one is the default.",
     ),
 )
 # --- HTTP --------------------------------------------------------------------------------------------------------
@@ -115,21 +116,22 @@ _HTTP = (
         "http_port",
         metavar="PORT",
         type=click.IntRange(0, 65535),
-        help="Serve the same as JSON over HTTP here (worker i on port + i); 0: any free port.",
+        help="Also serve JSON over HTTP at this port; 0: any free port. Worker i listens on port + i. Without it, "
+        "only gRPC is served.",
     ),
     _option(
         "--http-host",
         "http_hosts",
         multiple=True,
         metavar="NAME",
-        help="A name by which callers reach HTTP, besides localhost and addresses: other Host headers are refused. "
-        "Repeatable.",
+        help="Name by which callers reach the HTTP port. Requests for other names, except localhost and IP addresses, "
+        "are refused. Repeatable.",
     ),
-    _option("--mcp", is_flag=True, help="Serve MCP, too: at /mcp/ENVIRONMENT/NAME of HTTP's address."),
+    _option("--mcp", is_flag=True, help="Also serve MCP, at /mcp/ENVIRONMENT/NAME of the HTTP port."),
     _option(
         "--ors-server",
         is_flag=True,
-        help="Serve the Open Reward Standard, too, at HTTP's address: tasks are seeds, turns are calls of tools.",
+        help="Also serve the Open Reward Standard, at the HTTP port. A task is a seed, and a turn is a call of a tool.",
     ),
     _option("--endpoints", default="", hidden=True, help="Set by the supervisor: addresses of all workers."),
     _option("--http-endpoints", default="", hidden=True, help="Set by the supervisor: HTTP addresses of all workers."),
@@ -164,7 +166,8 @@ _TOKENS = (
     _option(
         "--token-file",
         type=click.Path(path_type=Path),
-        help="Bearer tokens, one per line, optionally with limits. The file is read again when it changes.",
+        help="File with bearer tokens, one per line, each with its own limits if you want. The file is read again when "
+        "it changes. Without it, callers need no token.",
     ),
     *_settings(Quota),
 )
@@ -177,49 +180,54 @@ def _tls(tls_certificate: Path | None, tls_key: Path | None, tls_client_ca: Path
 
 
 _TLS = (
-    _option("--tls-certificate", type=click.Path(path_type=Path), help="PEM certificate chain."),
-    _option("--tls-key", type=click.Path(path_type=Path), help="PEM private key."),
-    _option("--tls-client-ca", type=click.Path(path_type=Path), help="Clients must show a certificate of this CA."),
+    _option(
+        "--tls-certificate",
+        type=click.Path(path_type=Path),
+        help="PEM file of the server's certificate chain; turns TLS on.",
+    ),
+    _option("--tls-key", type=click.Path(path_type=Path), help="PEM file of the server's private key."),
+    _option(
+        "--tls-client-ca",
+        type=click.Path(path_type=Path),
+        help="PEM file of a certificate authority; clients must present a certificate that it signed (mTLS).",
+    ),
 )
 
 
 def _sandbox(
     sandbox: Literal["require", "best-effort", "off"],
     sandbox_memory: int,
-    sandbox_cpu: int,
+    sandbox_cpu: float,
     sandbox_read: tuple[str, ...],
 ) -> Fields:
-    return {"sandbox": Sandbox(sandbox, sandbox_memory * MEBIBYTE, sandbox_cpu, readable=sandbox_read)}
+    return {"sandbox": Sandbox(sandbox, sandbox_memory, math.ceil(sandbox_cpu), readable=sandbox_read)}
 
 
 _SANDBOX = (
     _option(
         "--sandbox",
         default=UNTRUSTING.mode,
-        show_default=True,
         type=click.Choice(MODES),
-        help="Confine processes of class process. With require, the server does not start unless the system can "
-        "confine them fully; with best-effort, they are confined as far as the system can.",
+        help="Confinement of environments of class process. require: the server starts only if the system can confine "
+        "them fully. best-effort: confines them as far as the system can.",
     ),
     _option(
         "--sandbox-memory",
-        default=UNTRUSTING.memory_bytes // MEBIBYTE,
-        show_default=True,
-        type=click.IntRange(1),
-        help="MiB that such a process may use beyond its initial size.",
+        default=show_quantity(UNTRUSTING.memory_bytes, BYTES),
+        type=size(bare="MiB"),
+        help="Memory that a confined process may use beyond its initial size; a number alone is in MiB.",
     ),
     _option(
         "--sandbox-cpu",
-        default=UNTRUSTING.cpu_seconds,
-        show_default=True,
-        type=click.IntRange(1),
-        help="CPU seconds of such a process in its lifetime.",
+        default=show_quantity(UNTRUSTING.cpu_seconds, SECONDS),
+        type=duration(1),
+        help="CPU time that a confined process may use in its lifetime.",
     ),
     _option(
         "--sandbox-read",
         multiple=True,
         type=click.Path(exists=True, resolve_path=True),
-        help="A file or folder that such a process may read besides its own and Python's. Repeatable.",
+        help="File or folder that confined processes may read, besides the environment's own and Python's. Repeatable.",
     ),
 )
 
@@ -234,3 +242,19 @@ GROUPS = (
     OptionGroup(_SANDBOX, _sandbox),
 )
 OPTIONS = [option for group in GROUPS for option in group.options]
+
+
+def _names(options: Sequence[click.Option]) -> list[str]:
+    return [str(option.name) for option in options if not option.hidden]
+
+
+HEADINGS = {
+    "Address and processes": ["host", "port", "workers", "threads", "thread_seconds", "drain_seconds"],
+    "Data of environments": ["stores", "effects", "snapshot_key_file"],
+    "HTTP": _names(_HTTP),
+    "Access": _names((*_TOKENS, *_TLS)),
+    "Sandbox": _names(_SANDBOX),
+    "Limits of each worker": [*_names(_settings(ServerLimits)), "keepalive_seconds"],
+    "Monitoring": ["metrics_port", "health_port", "otlp_endpoint", "log_format", "log_level"],
+}
+"""Names of the options below each heading of the help."""

@@ -28,7 +28,7 @@ _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 _STORE = click.Path(path_type=Path)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(epilog="Example: starpod webshop build --synthetic 1000 --out stores/small")
 def webshop() -> None:
     """Build and inspect stores for webshop-v1, and open the shop as a web site."""
 
@@ -36,27 +36,43 @@ def webshop() -> None:
 webshop.add_command(site)
 
 
-@webshop.command("build")
-@click.option("--products", type=_FILE, help="items_shuffle*.json or .json.gz, the list of products.")
-@click.option("--attributes", type=_FILE, help="items_ins_v2*.json: attributes and synthetic instructions.")
+@webshop.command("build", epilog="Example: starpod webshop build --synthetic 1000 --out stores/small")
+@click.option("--products", type=_FILE, help="The original's items_shuffle*.json or .json.gz: the list of products.")
 @click.option(
-    "--human", type=_FILE, help="items_human_ins.json: human instructions. Without it there are no human goals."
+    "--attributes", type=_FILE, help="The original's items_ins_v2*.json: attributes and synthetic instructions."
 )
-@click.option("--synthetic", type=click.IntRange(1, 1_200_000), metavar="N", help="N made-up products instead.")
-@click.option("--seed", type=click.IntRange(0), help="Of the made-up products.  [default: 0]")
-@click.option("--plain", is_flag=True, help="Made-up products with short texts, for policies that learn from scratch.")
-@click.option("--out", required=True, type=_STORE, help="The folder of the store.")
-@click.option("--num-products", type=click.IntRange(1), help="Load the first N records only; search ranks N products.")
-@click.option("--price-seed", default=0, show_default=True, help="Of prices and price caps that are drawn.")
-@click.option("--nouns", default="", metavar="TAGGER", help="Keep the nouns of all titles: textblob or a spaCy model.")
+@click.option(
+    "--human",
+    type=_FILE,
+    help="The original's items_human_ins.json: instructions by people. Without it, the shop has only synthetic goals.",
+)
+@click.option(
+    "--synthetic",
+    type=click.IntRange(1, 1_200_000),
+    metavar="N",
+    help="Number of products to make up. No files are read then.",
+)
+@click.option("--seed", type=click.IntRange(0), show_default="0", help="Seed of made-up products.")
+@click.option("--plain", is_flag=True, help="Makes up products with short texts, for policies that learn from scratch.")
+@click.option("--out", required=True, type=_STORE, help="Folder for the store.")
+@click.option(
+    "--num-products", type=click.IntRange(1), metavar="N", help="Read only the first N products of the files."
+)
+@click.option("--price-seed", default=0, help="Seed of prices that the files lack, and of the price limits of goals.")
+@click.option(
+    "--nouns",
+    default="",
+    show_default=False,
+    metavar="TAGGER",
+    help="Program that finds the nouns of all titles now, not when the shop is served: textblob or a spaCy model.",
+)
 @click.option(
     "--on-malformed",
     default="refuse",
-    show_default=True,
     type=click.Choice(["refuse", "skip"]),
-    help="Stop at the first record that cannot be read, or report and skip each.",
+    help="refuse: stop at the first record that cannot be read. skip: report it and continue.",
 )
-@click.option("--force", is_flag=True, help="Replace a complete store.")
+@click.option("--force", is_flag=True, help="Replace a complete store in the folder.")
 def build_store(
     products: Path | None,
     attributes: Path | None,
@@ -71,7 +87,7 @@ def build_store(
     on_malformed: str,
     force: bool,
 ) -> None:
-    """Build a store from the original's files, or from made-up products.
+    """Build a store from the files of the original WebShop, or from made-up products.
 
     If the command is interrupted, run it again: it continues after the last finished stage.
     """
@@ -116,9 +132,9 @@ def build_store(
     print(f"{out}: {manifest.products:,} products, {_size(manifest.bytes)}{skip_note}")
 
 
-@webshop.command()
+@webshop.command(epilog="Example: starpod webshop info stores/small")
 @click.argument("store", type=_STORE)
-@click.option("--json", "as_json", is_flag=True, help="Everything as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def info(store: Path, as_json: bool) -> None:
     """Show the contents of a store."""
     with _errors():
@@ -146,7 +162,7 @@ def info(store: Path, as_json: bool) -> None:
         print(f"{name:28}{value}")
 
 
-@webshop.command("verify")
+@webshop.command("verify", epilog="Example: starpod webshop verify stores/small")
 @click.argument("store", type=_STORE)
 def verify_store(store: Path) -> None:
     """Read a whole store and compare all checksums. The exit status is 1 if it is damaged."""
@@ -157,10 +173,10 @@ def verify_store(store: Path) -> None:
     print(f"{store}: {len(manifest.sections)} sections, {_size(manifest.bytes)}, all as they were built")
 
 
-@webshop.command()
+@webshop.command(epilog="Example: starpod webshop search stores/small 'red shoes' --count 5")
 @click.argument("store", type=_STORE)
 @click.argument("query")
-@click.option("-k", "--count", default=10, show_default=True, type=click.IntRange(1, 50), help="Products to show.")
+@click.option("-k", "--count", default=10, type=click.IntRange(1, 50), help="Number of products to show.")
 def search(store: Path, query: str, count: int) -> None:
     """Search a store and show the results with their scores, best first."""
     with _errors():

@@ -18,7 +18,9 @@ from starpod.client import BadArgument, Fleet, Limits, StarpodError, UnknownVers
 from starpod.client.programs import ServiceFailed
 from starpod.client.transport import Transport
 from starpod.remote.catalog import (
+    ACCESS,
     JSON,
+    VERSION,
     WORD,
     access_options,
     expect_writable,
@@ -27,6 +29,7 @@ from starpod.remote.catalog import (
     serving,
 )
 from starpod.report.console import safe_console
+from starpod.serving.options import Command
 from starpod.trainer.agents.base import AgentRefused, Sampling, Task
 from starpod.trainer.commands.eval_tables import show_comparison, show_report
 from starpod.trainer.commands.evaluated_policy import EvaluatedPolicy, find_policy, incomplete_call
@@ -43,58 +46,106 @@ from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_word import EnvironmentWord
 
 
-@click.command(name="eval")
+@click.command(
+    name="eval",
+    cls=Command,
+    headings={
+        "Episodes": ["environments", "episodes", "samples", "seed", "assignments", "version"],
+        "Limits": ["turns", "actions_per_turn", "actions"],
+        "Replies": ["temperature", "max_tokens", "thinking", "engine", "base_url", "concurrency"],
+        "Results": ["compared", "json_file", "episodes_file"],
+        "Access to the server": ACCESS,
+    },
+    epilog="Example: starpod eval runs/lake frozen_lake --episodes 64 --json lake.json",
+)
 @click.argument("model", metavar="MODEL_OR_CHECKPOINT", required=False)
 @click.argument("word", metavar="[ENVIRONMENT]", type=WORD, required=False)
 @click.option(
-    "--environment", "-e", "environments", multiple=True, help="Environment to play. Repeatable. Default: the run's."
+    "--environment",
+    "-e",
+    "environments",
+    metavar="NAME",
+    multiple=True,
+    show_default="those of the run",
+    help="Environment to play. Repeatable.",
 )
-@click.option("--episodes", type=click.IntRange(1), default=256, show_default=True, help="Start states, one seed each.")
+@click.option("--episodes", type=click.IntRange(1), default=256, help="Number of start states, one seed each.")
+@click.option("--samples", type=click.IntRange(1), default=1, help="Episodes per start state, for pass@k.")
 @click.option(
-    "--samples", type=click.IntRange(1), default=1, show_default=True, help="Episodes per start state, for pass@k."
+    "--seed",
+    type=click.IntRange(0, 2**64 - 1),
+    show_default="a seed that training never uses",
+    help="Seed of the first start state. The next ones have the seeds that follow.",
 )
-@click.option("--seed", type=click.IntRange(0, 2**64 - 1), help="First seed; the others follow. Default: held out.")
 @click.option(
     "--option",
     "assignments",
     multiple=True,
     metavar="[ENV:]KEY=VALUE",
-    help="An option of one environment or of all, as JSON; strings may omit their quotes. Repeatable.",
+    help="Option of the environments, or of ENV alone, as JSON; a text needs no quotes. Repeatable.",
 )
-@click.option("--version", default="", metavar="RANGE", help="Environment version, such as '>=1,<2'.")
-@click.option("--turns", type=click.IntRange(1), help="Maximum turns of an episode. Default: the environment's.")
-@click.option("--actions-per-turn", type=click.IntRange(1), help="Maximum actions of a turn.")
-@click.option("--actions", type=click.IntRange(1), help="Maximum actions of an episode.")
+@VERSION
+@click.option(
+    "--turns", type=click.IntRange(1), show_default="the environment's limit", help="Maximum turns of an episode."
+)
+@click.option(
+    "--actions-per-turn",
+    type=click.IntRange(1),
+    show_default="the environment's limit",
+    help="Maximum actions of a turn.",
+)
+@click.option(
+    "--actions", type=click.IntRange(1), show_default="the environment's limit", help="Maximum actions of an episode."
+)
 @click.option(
     "--temperature",
     type=click.FloatRange(0),
-    help="Sampling temperature; 0 is greedy. Default: as in training, else the model's.",
+    show_default="as in training, else the model's",
+    help="Sampling temperature; 0 is greedy.",
 )
 @click.option(
-    "--max-tokens", type=click.IntRange(1), help="Maximum tokens of a reply. Default: as in training, else 400."
+    "--max-tokens",
+    type=click.IntRange(1),
+    show_default="as in training, else 400",
+    help="Maximum tokens of a reply.",
 )
-@click.option("--thinking/--no-thinking", default=None, help="Whether replies begin with reasoning.")
+@click.option(
+    "--thinking/--no-thinking",
+    default=None,
+    show_default="as in training, else thinking",
+    help="Whether replies begin with reasoning.",
+)
 @click.option(
     "--engine",
     type=click.Choice(["torch", "vllm"]),
     default="torch",
-    show_default=True,
-    help="Engine that samples replies.",
+    help="Program that samples. torch: on a CPU or GPU. vllm: faster, needs the extra vllm.",
 )
-@click.option("--base-url", help="OpenAI-compatible endpoint, for openai:MODEL. Its key is read from OPENAI_API_KEY.")
 @click.option(
-    "--concurrency", type=click.IntRange(1), default=16, show_default=True, help="Requests to the endpoint at a time."
+    "--base-url",
+    metavar="URL",
+    show_default="OpenAI's",
+    help="OpenAI-compatible endpoint of openai:MODEL. OPENAI_API_KEY contains its key.",
 )
+@click.option("--concurrency", type=click.IntRange(1), default=16, help="Maximum requests to the endpoint at a time.")
 @click.option(
     "--compare",
     "compared",
     type=click.Path(path_type=Path),
     nargs=2,
     metavar="A B",
-    help="Compare two evaluations, episode by episode: reports of --json, or folders of runs. Nothing is played.",
+    help="Compare two evaluations, episode by episode, and play nothing. A and B are reports of --json, or folders of "
+    "runs.",
 )
 @JSON
-@click.option("--jsonl", "episodes_file", metavar="FILE", default="", help="Write the episodes (.jsonl or .jsonl.gz).")
+@click.option(
+    "--jsonl",
+    "episodes_file",
+    metavar="FILE",
+    default="",
+    show_default=False,
+    help="File for the episodes (.jsonl or .jsonl.gz).",
+)
 @access_options
 @click.pass_context
 def evaluate(
@@ -107,14 +158,14 @@ def evaluate(
 ) -> None:
     """Play MODEL_OR_CHECKPOINT in ENVIRONMENT and report its success.
 
-    ENVIRONMENT is ADDRESS/NAME, or ADDRESS with --environment (host:port, several with commas), or NAME, FILE.py,
-    FILE.py:CLASS or FAMILY:NAME, which are served meanwhile. Without it, the environments of a run are served
-    meanwhile, if the run served them itself.
+    ENVIRONMENT is ADDRESS/NAME at a server (host:port, several with commas), or ADDRESS with --environment. A NAME,
+    FILE.py, FILE.py:CLASS or FAMILY:NAME is served during the evaluation, and so are the environments of a run without
+    ENVIRONMENT, if the run served them itself.
 
-    MODEL_OR_CHECKPOINT is the folder of a run, of a checkpoint or of `starpod export`, which are played as in training,
-    another Hugging Face model (a folder or a name), an OpenAI-compatible endpoint's model (openai:MODEL), or a policy
-    without a model: random, expert, walk or careful (frozen_lake with the local observation), or rule (webshop). These
-    play one action per turn.
+    MODEL_OR_CHECKPOINT is the folder of a run, of a checkpoint or of `starpod export`, which plays as in training; the
+    name or folder of another Hugging Face model; openai:MODEL for an OpenAI-compatible endpoint; or a policy without a
+    model, which plays one action per turn: random, expert, walk or careful (frozen_lake with local observations), or
+    rule (webshop).
 
     Exit status: 0 done, 1 something failed, such as an episode, 2 usage error.
     """
@@ -226,7 +277,7 @@ class EvaluationCall:
         """
         task_specs: dict[str, pb.EnvironmentSpec] = {}
         for name in names:
-            spec = find_environment(specs, run_tasks.get(name, name))
+            spec = find_environment(specs, run_tasks.get(name, name), self.version)
             task_specs[name if name in run_tasks else spec.id] = spec
         options = self._options(specs, task_specs)
         limits = Limits(self.turns, self.actions_per_turn, self.actions)

@@ -7,24 +7,27 @@ from pathlib import Path
 import click
 
 
-@click.command()
+@click.command(epilog="Example: starpod export runs/lake lake-model")
 @click.argument("source", metavar="RUN_OR_CHECKPOINT", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option(
     "--which",
     type=click.Choice(["best", "latest"]),
     default="best",
-    show_default=True,
-    help="Checkpoint of a run: the best evaluated one, or the newest.",
+    help="Checkpoint of a run: the one with the best evaluation, or the newest.",
 )
 @click.option("--adapter", is_flag=True, help="Write only the LoRA adapter, instead of merging it into the weights.")
 @click.option(
-    "--agent", default="", metavar="NAME", help="Agent whose policy to write, if script.policies gives each agent one."
+    "--agent",
+    default="",
+    show_default=False,
+    metavar="NAME",
+    help="Agent whose policy to write, if the run trained several policies (script.policies).",
 )
 def export(source: Path, out: Path, which: str, adapter: bool, agent: str) -> None:
-    """Write the model of RUN_OR_CHECKPOINT to the new folder OUT, for transformers, vLLM and others to load.
+    """Write the model of a run or checkpoint to the new folder OUT, for transformers, vLLM and other programs.
 
-    OUT also has the settings of prompts, limits and sampling, which `starpod eval OUT`, `gateway` and `serve` use.
+    OUT also contains the settings of prompts, limits and sampling, which `starpod eval OUT`, `gateway` and `serve` use.
     """
     import transformers
 

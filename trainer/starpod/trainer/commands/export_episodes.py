@@ -11,20 +11,22 @@ from starpod.trainer.data.atif import to_atif
 from starpod.trainer.data.files import SUFFIXES, BadEpisodes, episode_files, read_episodes
 
 
-@click.command()
+@click.command(epilog="Example: starpod export-episodes runs/lake trajectories --solved")
 @click.argument("path", metavar="EPISODES.jsonl|RUN_DIR", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(file_okay=False, path_type=Path))
 @click.option(
-    "--format", "style", type=click.Choice(["atif"]), default="atif", show_default=True, help="Harbor's trajectories."
+    "--format", "style", type=click.Choice(["atif"]), default="atif", help="Format. atif: trajectories of Harbor."
 )
 @click.option("--tokens", is_flag=True, help="Include token ids and log-probabilities of all prompts and replies.")
-@click.option("--model", default="", metavar="NAME", help="Name of the policy.")
-@click.option("--solved", is_flag=True, help="Only episodes with success.")
+@click.option(
+    "--model", default="", show_default=False, metavar="NAME", help="Name of the model, to be written to the files."
+)
+@click.option("--solved", is_flag=True, help="Write only episodes with success.")
 def export_episodes(path: Path, out: Path, style: str, tokens: bool, model: str, solved: bool) -> None:
     """Write each recorded episode to a separate file in the folder OUT.
 
-    The path is a file of episodes (.jsonl or .jsonl.gz), or the folder of a run, with all its episodes.
-    Episodes without a turn are left out.
+    The episodes are those of a file (.jsonl or .jsonl.gz), or all of the folder of a run. Episodes without a turn are
+    omitted.
     """
     written_count = skipped_count = 0
     try:

@@ -28,27 +28,39 @@ _START = Path.cwd()
 """Working folder of the command. A user's function may change that of the process."""
 
 
-@click.command()
+@click.command(epilog="Example: starpod train frozen_lake collect.groups=16 --run-dir runs/lake --ui")
 @click.argument("config", required=False)
 @click.argument("words", metavar="[KEY=VALUE]...", nargs=-1)
 @click.option(
-    "--run-dir", type=click.Path(file_okay=False, path_type=Path), help="Folder of the run. [default: runs/...]"
+    "--run-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    show_default="runs/CONFIG-TIME",
+    help="Folder of the run. A new one is created.",
 )
-@click.option("--resume", is_flag=True, help="Continue the run in that folder from its last checkpoint.")
-@click.option("--resume-or-start", is_flag=True, help="Resume if the folder has a run, else start one. For schedulers.")
+@click.option("--resume", is_flag=True, help="Continue the run in the folder of --run-dir from its last checkpoint.")
+@click.option(
+    "--resume-or-start",
+    is_flag=True,
+    help="Continue the run in the folder of --run-dir, or start it if the folder is empty. For schedulers.",
+)
 @click.option(
     "--change",
     "changes",
     metavar="KEY",
     multiple=True,
-    help="Resume although KEY (such as environment.id) differs from the run's. Repeatable.",
+    help="Key, such as environment.id, that may differ from the run's when it is continued. Repeatable.",
 )
-@click.option("--ui", "with_site", is_flag=True, help="Show the run in a browser; on a terminal, until Ctrl-C.")
+@click.option(
+    "--ui",
+    "with_site",
+    is_flag=True,
+    help="Also serve a page that shows the run in a browser. On a terminal, it stays after the run until Ctrl-C.",
+)
 @click.option(
     "--dry-run",
     is_flag=True,
-    help="Check the configuration, print it in full with the origin of each value that was set and a memory estimate, "
-    "and stop. No server is started, so options of the environment are not checked.",
+    help="Check the configuration, print all its values, where each comes from and the memory it needs, and stop. "
+    "Options of the environment are not checked, because no server is started.",
 )
 @click.option("--list", "list_configurations", is_flag=True, help="List the configurations that come with the package.")
 @click.option(
@@ -56,7 +68,7 @@ _START = Path.cwd()
     metavar="[SECTION]",
     is_flag=False,
     flag_value="",
-    help="Explain the keys of a configuration: all, or those of a section such as algorithm.filter.",
+    help="Explain all keys of a configuration, or those of a section, such as algorithm.filter.",
 )
 def train(
     config: str | None,
@@ -70,13 +82,15 @@ def train(
     list_configurations: bool,
     keys: str | None,
 ) -> int:
-    """Train a policy on environments over the wire.
+    """Train a language model to act in an environment.
 
-    CONFIG is a YAML file, the name of a configuration that comes with the package (see --list), or an environment, for
-    which a job is chosen: FILE.py, FILE.py:CLASS, the NAME of an installed one, FAMILY:NAME of another package, or
-    HOST:PORT/NAME where it is served, in any language. KEY=VALUE changes a key, e.g. algorithm=starpo-grpo
-    collect.groups=16 (see --keys). The default of CONFIG is frozen_lake, or the run's own configuration with --resume.
-    On Ctrl-C or SIGTERM, the run saves and exits.
+    CONFIG is a YAML file, or the name of a configuration that comes with the package (--list prints them). It may also
+    be an environment, for which settings are chosen: FILE.py, FILE.py:CLASS, the NAME of an installed one, FAMILY:NAME
+    of another package, or HOST:PORT/NAME at a server in any language. By default, CONFIG is frozen_lake, and with
+    --resume the run's own configuration.
+
+    KEY=VALUE sets a key, such as algorithm=starpo-grpo or collect.groups=16 (--keys explains all). On Ctrl-C or
+    SIGTERM, the run saves its state and exits.
     """
     from starpod.trainer.configuration.section import ConfigError
 

@@ -20,7 +20,10 @@ LEAST_BATCH = 4096
 chunked."""
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
+@click.command(
+    context_settings={"ignore_unknown_options": True},
+    epilog="Example: starpod vllm smollm2 --max-model-len 1024 --port 8001",
+)
 @click.argument("model")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option(
@@ -28,14 +31,13 @@ chunked."""
     "context",
     type=click.IntRange(1),
     default=SamplingConfig().max_episode_tokens,
-    show_default=True,
-    help="Maximum tokens of a context: sampling.max_episode_tokens of the runs.",
+    help="Maximum tokens of prompt and reply: at least sampling.max_episode_tokens of the runs.",
 )
 def vllm(model: str, arguments: tuple[str, ...], context: int) -> None:
-    """Start a vLLM server of MODEL for runs with engine=vllm_remote: smollm2, a Hugging Face name or a folder.
+    """Start a vLLM server from which runs with engine=vllm_remote sample.
 
-    ARGUMENTS are further options of `vllm serve`, such as --host and --port. Anyone who reaches the
-    server can replace its weights, so by default it listens on 127.0.0.1.
+    MODEL is smollm2, a Hugging Face name or a folder. ARGUMENTS are options of `vllm serve`, such as --host and --port.
+    Anyone who reaches the server can replace its weights. It therefore listens on 127.0.0.1, unless you give --host.
     """
     if importlib.util.find_spec("vllm") is None:
         raise click.ClickException("this command needs the package vllm; see docs/training.md")

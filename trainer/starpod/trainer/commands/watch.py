@@ -32,27 +32,38 @@ ENDS = {
 }
 
 
-@click.command()
+@click.command(epilog="Example: starpod watch runs/lake --failed --speed 2")
 @click.argument("path", metavar="EPISODES.jsonl|RUN_DIR", type=click.Path(path_type=Path))
-@click.option("--episode", "number", type=click.IntRange(1), help="Only this episode, counted from 1. Default: all.")
-@click.option("--environment", "-e", help="Only episodes of this environment: its name in `environments`, or its id.")
-@click.option("--failed", "outcome", flag_value="failed", help="Only episodes without success.")
-@click.option("--solved", "outcome", flag_value="solved", help="Only episodes with success.")
-@click.option("--trees", is_flag=True, help="Show where episodes of a group branch, and which succeeded; no turns.")
+@click.option(
+    "--episode", "number", type=click.IntRange(1), show_default="all", help="Number of the episode to show, from 1."
+)
+@click.option(
+    "--environment",
+    "-e",
+    metavar="NAME",
+    show_default="all",
+    help="Environment to show: its id, or its name in `environments` of the run.",
+)
+@click.option("--failed", "outcome", flag_value="failed", help="Show only episodes without success.")
+@click.option("--solved", "outcome", flag_value="solved", help="Show only episodes with success.")
+@click.option(
+    "--trees",
+    is_flag=True,
+    help="Show where the episodes of a group branch and which of them succeeded, instead of turns.",
+)
 @click.option(
     "--speed",
     type=click.FloatRange(0),
     default=1.0,
-    show_default=True,
-    help="Turns per second on a terminal; 0: at once.",
+    help="Turns per second on a terminal; 0: all at once.",
 )
 def watch(
     path: Path, number: int | None, environment: str | None, outcome: str | None, *, trees: bool, speed: float
 ) -> None:
     """Replay episodes: state, reasoning, action and reward of each turn.
 
-    The path is a file of episodes (.jsonl or .jsonl.gz), as `starpod eval --jsonl` writes it, or the folder of a run.
-    Of a run, the episodes of the final or latest evaluation are shown, or with --trees the latest collected ones.
+    The episodes are those of a file (.jsonl or .jsonl.gz), such as `starpod eval --jsonl` writes, or of a run. Of a
+    run, those of the final or latest evaluation are shown, or with --trees the latest collected ones.
     Ctrl-C ends the replay.
     """
     try:

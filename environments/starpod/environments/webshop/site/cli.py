@@ -20,15 +20,21 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _ENVIRONMENT = "webshop-v1"
 
 
-@click.command(short_help="The shop as a web site.")
-@click.argument("address", default="")
+@click.command(epilog="Example: starpod webshop site --store small=stores/small --port 8080")
+@click.argument("address", metavar="[ADDRESS]", default="")
 @site_options(port=8080)
-@click.option("--store", "stores", multiple=True, metavar="NAME=PATH", help="A store to sell from. Repeatable.")
+@click.option(
+    "--store",
+    "stores",
+    multiple=True,
+    metavar="NAME=PATH",
+    help="Folder of a store to sell from, if this process starts the server. Repeatable.",
+)
 @click.option("--pictures", is_flag=True, help="Let browsers load the products' own pictures over the network.")
-@click.option("--token-file", type=_FILE, help="File with the bearer token that the server wants.")
-@click.option("--ca", type=_FILE, help="PEM file of the authority behind the server's certificate; turns TLS on.")
-@click.option("--certificate", type=_FILE, help="PEM file of the client's certificate, for mTLS.")
-@click.option("--key", type=_FILE, help="PEM file of the client's key, for mTLS.")
+@click.option("--token-file", type=_FILE, help="File with the bearer token that the server asks for.")
+@click.option("--ca", type=_FILE, help="PEM file of the server's certificate authority; turns TLS on.")
+@click.option("--certificate", type=_FILE, help="PEM file of the client's certificate, if the server wants mTLS.")
+@click.option("--key", type=_FILE, help="PEM file of the key of --certificate.")
 def site(
     address: str,
     host: str,
@@ -41,10 +47,10 @@ def site(
     certificate: Path | None,
     key: Path | None,
 ) -> None:
-    """Shop as a person, or watch an agent's session, in a web browser.
+    """Open the shop as a web site, to shop or to watch an agent's session.
 
-    ADDRESS (host:port) is an environment server that hosts webshop-v1; without it, one is started in this process.
-    Prints one line with the site's address when ready. Everybody who reaches the site uses the server with its token.
+    ADDRESS (host:port) is a server of webshop-v1. Without ADDRESS, this process starts one. Prints one line with the
+    site's address when ready. All visitors of the site use the server with the token of --token-file.
     """
     if address and not re.fullmatch(r"\S*:\d+", address):
         raise click.BadParameter(f"{address!r} is not host:port, e.g. 127.0.0.1:50051", param_hint="ADDRESS")
