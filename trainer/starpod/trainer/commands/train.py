@@ -62,7 +62,12 @@ _START = Path.cwd()
     help="Check the configuration, print all its values, where each comes from and the memory it needs, and stop. "
     "Options of the environment are not checked, because no server is started.",
 )
-@click.option("--list", "list_configurations", is_flag=True, help="List the configurations that come with the package.")
+@click.option(
+    "--list",
+    "list_configurations",
+    is_flag=True,
+    help="List the jobs that come with the package, with the minutes that each takes on two cores.",
+)
 @click.option(
     "--keys",
     metavar="[SECTION]",
@@ -92,10 +97,11 @@ def train(
     KEY=VALUE sets a key, such as algorithm=starpo-grpo or collect.groups=16 (--keys explains all). On Ctrl-C or
     SIGTERM, the run saves its state and exits.
     """
+    from starpod.trainer.commands.jobs import list_jobs
     from starpod.trainer.configuration.section import ConfigError
 
     if list_configurations or keys is not None:
-        click.echo(_list_configurations() if keys is None else _explain_keys(keys), nl=False)
+        click.echo(list_jobs() if keys is None else _explain_keys(keys), nl=False)
         return 0
     config, words = _separate_words(config, words)
     from starpod.trainer.configuration.environment_file import Job, choose_job
@@ -145,13 +151,6 @@ def annotate(values: Mapping[str, Any], origins: Mapping[str, str], above: str =
             yield from [comment] if comment and others else []
             yield f"{first}  {comment}" if comment and not others else first
             yield from others
-
-
-def _list_configurations() -> str:
-    from starpod.trainer.configuration.section import packaged_configs
-
-    titles = {name: path.read_text(encoding="utf-8").splitlines()[0] for name, path in packaged_configs().items()}
-    return "".join(f"{name:16} {title.removeprefix('# ')}\n" for name, title in titles.items())
 
 
 def _explain_keys(section: str) -> str:

@@ -66,13 +66,13 @@ def read_config(
         if key in texts:
             raise ConfigError(f"{key} is given twice: {key}={texts[key]} and {word}")
         texts[key] = text
-    environment, files = _read(source)
+    environment, files = read_files(source)
 
     def merge(first: Mapping[str, Any]) -> Layers:
         base, own = first.get("base"), {key: value for key, value in first.items() if key != "base"}
         layers = Layers(Config)
         layers.add("default", {"algorithm": DEFAULT_PRESET})
-        chosen = [*(_read(str(base))[1] if base else ()), (f"chosen for {environment}", own)]
+        chosen = [*(read_files(str(base))[1] if base else ()), (f"chosen for {environment}", own)]
         for number, (name, values) in enumerate([*chosen, *files], start=1):
             layers.add(name if number == len(chosen) + len(files) or values is own else f"base {name}", values)
         layers.add_words("command line", {key: _value(key, text) for key, text in texts.items()})
@@ -147,7 +147,7 @@ def _stage(config: Config, values: Mapping[str, Any], number: int) -> Config:
     return stage
 
 
-def _read(source: str, visited: tuple[str, ...] = ()) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
+def read_files(source: str, visited: tuple[str, ...] = ()) -> tuple[str, list[tuple[str, dict[str, Any]]]]:
     """Return the environment that a source is based on, or "", and its files with their values, bases first."""
     if names_environment(source):
         return source, []
@@ -168,5 +168,5 @@ def _read(source: str, visited: tuple[str, ...] = ()) -> tuple[str, list[tuple[s
         base = str(path.parent / base)
     if base in (*visited, source):
         raise ConfigError(f"{path}: base {base!r} leads back to this file")
-    environment, files = _read(base, (*visited, source))
+    environment, files = read_files(base, (*visited, source))
     return environment, [*files, (name, values)]
