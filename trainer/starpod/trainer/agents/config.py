@@ -32,11 +32,11 @@ class ScriptConfig(Section):
     )
     solver: str = Field(
         default="You propose actions. Another agent judges each proposal before anything is done.",
-        description="Beginning of the solver's system message; not in style compact.",
+        description="Beginning of the solver's system message; not used with style compact.",
     )
     verifier: str = Field(
         default="You judge the actions that another agent proposes: would they help to solve the task?",
-        description="Beginning of the verifier's system message; not in style compact.",
+        description="Beginning of the verifier's system message; not used with style compact.",
     )
     policies: tuple[str, ...] = Field(
         default=(),
@@ -44,7 +44,7 @@ class ScriptConfig(Section):
     )
     again: str = Field(
         default="There may be mistakes in what you did. Look for them, and try once more from the start.",
-        description="Message before each further attempt; `Again.` in style compact.",
+        description="attempts: message before each further attempt. With style compact it is `Again.`.",
     )
 
     @model_validator(mode="after")
@@ -84,21 +84,21 @@ class ScriptConfig(Section):
 class SamplingConfig(Section):
     """Sampling of replies, and limits on their length and their context."""
 
-    temperature: float = Field(default=1.0, gt=0, description="Divides the logits, in sampling and in training.")
+    temperature: float = Field(default=1.0, gt=0, description="Sampling temperature; also applied in training.")
     top_p: float = Field(
         default=1.0,
         gt=0,
         le=1,
-        description="Nucleus sampling; training accepts only 1.",
+        description="Share of the probability from which tokens are sampled. Training accepts only 1.",
     )
     max_reply_tokens: int = Field(default=400, ge=1, description="Maximum tokens of a reply, including its end token.")
     min_reply_tokens: int | None = Field(
         default=None,
         ge=1,
-        description="Minimum tokens left for a reply: a window drops turns for it, otherwise the episode ends; "
-        "null: half of max_reply_tokens.",
+        description="Tokens that must be left for a reply. If fewer are left, a window drops turns, and without a "
+        "window the episode ends; null: half of sampling.max_reply_tokens.",
     )
-    max_episode_tokens: int = Field(default=3600, ge=2, description="Maximum tokens of a context, prompt and reply.")
+    max_episode_tokens: int = Field(default=3600, ge=2, description="Maximum tokens of prompt and reply together.")
 
     @model_validator(mode="after")
     def _whole_distribution(self) -> SamplingConfig:
@@ -133,7 +133,8 @@ class ProgramConfig(Section):
 
     command: CommandWords = Field(
         default=(),
-        description="Program and its arguments. It runs once per episode, with the policy at OPENAI_BASE_URL; see "
-        "docs/gateway.md#training. Empty: the trainer's own prompts.",
+        description="Program of yours that plays an episode, and its arguments. It is started once per episode, "
+        "and finds the policy at OPENAI_BASE_URL as an OpenAI-compatible model. Empty: the trainer "
+        "plays.",
     )
     at_once: int = Field(default=16, ge=1, description="Maximum programs at a time; other episodes wait.")

@@ -12,7 +12,7 @@ from starpod.trainer.algorithms.objectives import PPO, Loss, LossInputs
 from starpod.trainer.algorithms.sections import KL, Correction, DynamicSamplingConfig, Filter, KeepAll, NoKL
 from starpod.trainer.algorithms.terms import CreditTerm
 from starpod.trainer.configuration.layers import Layers
-from starpod.trainer.configuration.section import ConfigError, Contradiction, Section, find_broken
+from starpod.trainer.configuration.section import ConfigError, Contradiction, Section, find_broken, packaged_configs
 from starpod.trainer.configuration.user_file import names_file
 from starpod.trainer.prompts.grammar import Block
 
@@ -25,39 +25,45 @@ DEFAULT_PRESET = "starpo-s"
 
 
 class AlgorithmConfig(Section):
-    """Section `algorithm`: how gradients are computed from episodes. Keys that are set override those of the preset."""
+    """How gradients are computed from episodes."""
 
     SHORTHAND: ClassVar[str] = "preset"
     BASES: ClassVar[str] = "algorithm"
 
     preset: str = Field(
-        default=DEFAULT_PRESET, description="Values of keys that are not set; see docs/algorithms.md#presets."
+        default=DEFAULT_PRESET,
+        description="Method whose file gives the keys of this section their values, unless you set them.",
+        examples=[*packaged_configs(BASES)],
     )
 
     advantage: Advantage = Field(
         default=GAE(),
-        description="Estimator; see docs/algorithms.md#advantages. gae, bilevel_gae and hae have a critic.",
+        description="Estimator of advantages. gae, bilevel_gae and hae train a critic. The others compare the "
+        "episodes of a group, or their turns. terms: comparisons that you choose; FILE.py:NAME: a "
+        "function of yours.",
     )
     whiten: bool = Field(
         default_factory=lambda data: data["advantage"].whitening[0],
-        description="Normalises advantages over all tokens; default: on with a critic and in reinforce_plus_plus.",
+        description="Normalises the advantages of all tokens to mean 0 and deviation 1. Unless you set it, it is "
+        "on with a critic and in reinforce_plus_plus.",
     )
 
     loss: Loss = Field(
         default=PPO(),
-        description="Policy loss; its ratios are per token, or per episode in gspo; see "
-        "docs/algorithms.md#policy-loss.",
+        description="Loss of the policy. ppo: clips a ratio per token; gspo: clips a ratio per episode; cispo: "
+        "bounds the weight of a token; dppo: bounds the divergence at a token; FILE.py:NAME: a "
+        "function of yours.",
     )
     mask_truncated: bool = Field(
-        default=False, description="Excludes replies that a token limit cut from the policy's loss."
+        default=False, description="Leaves replies that a token limit cut off out of the policy's loss."
     )
-    kl: KL = Field(default=NoKL(), description="KL term relative to a frozen reference.")
+    kl: KL = Field(default=NoKL(), description="Penalty for leaving the first policy (KL), in the reward or the loss.")
     entropy_coefficient: float = Field(default=0.001, ge=0, description="Weight of the entropy bonus.")
 
     filter: Filter = Field(
         default=KeepAll(),
-        description="Groups to train on, by the standard deviation of their returns; see "
-        "docs/algorithms.md#which-groups-are-trained-on.",
+        description="Groups to train on. none: all; top_fraction, top_p: those in which the returns differ most "
+        "(standard deviation).",
     )
     filter_loss_scaling: Literal["none", "linear", "sqrt"] = Field(
         default="none", description="linear: scales the loss by the share of groups kept; sqrt: by its square root."
@@ -65,19 +71,21 @@ class AlgorithmConfig(Section):
     dynamic_sampling: DynamicSamplingConfig = DynamicSamplingConfig()
     correction: Correction = Field(
         default_factory=lambda data: data["loss"].usual_correction,
-        description="Importance weights; default: bypass in dppo, else tis; see "
-        "docs/algorithms.md#data-of-another-policy.",
+        description="Importance weights of tokens, because an older policy or another program sampled them. tis: "
+        "up to a cap; mis, icepop: 0 outside bounds; geometric: 0 for whole episodes; bypass: none, "
+        "and ratios refer to the sampler; off: none. Unless you set it, bypass in dppo, else tis.",
     )
 
-    epochs: int = Field(default=1, ge=1, description="Passes over a collection.")
+    epochs: int = Field(default=1, ge=1, description="Number of times that an update passes over the episodes.")
     order: Literal["together", "reverse_turns", "forward_turns"] = Field(
         default="together",
-        description="together: updates on whole episodes; others: a step on each turn; see docs/methods.md#seeupo.",
+        description="together: each step trains on whole episodes; reverse_turns, forward_turns: a step for each "
+        "turn, from the last or from the first one on (SeeUPO).",
     )
     mini_batch_size: int = Field(
         default=32,
         ge=1,
-        description="Episodes per optimiser step; a pass is split into equal steps of about this size.",
+        description="Number of episodes per optimiser step. A pass is split into equal steps of about this size.",
     )
 
     # --- requirements ------------------------------------------------------------------------------------------------

@@ -138,7 +138,7 @@ class Terms(Estimator):
 
 
 class UserEstimator(Estimator):
-    """An estimator from a user's file. user_methods.py describes its arguments and result."""
+    """An estimator in a file of yours, whose arguments docs/algorithms.md#methods-of-your-own describes."""
 
     whitening: ClassVar[tuple[bool, ...]] = (False, True)
 

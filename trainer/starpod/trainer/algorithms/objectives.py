@@ -33,6 +33,10 @@ class LossInputs(NamedTuple):
 
 
 Average = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
+_AVERAGES = (
+    "Mean of the loss. token-mean: over all tokens; seq-mean-token-mean: over each episode, then over episodes; "
+    "seq-mean-token-sum: of the episodes' sums; seq-mean-token-sum-norm: of these sums, divided by a constant length."
+)
 
 Low = Annotated[float, Field(ge=0, lt=1)]
 High = Annotated[float, Field(ge=0)]
@@ -47,7 +51,7 @@ class Objective(Section):
     """Default of `algorithm.correction` with this loss."""
 
     kind: str
-    average: Average = Field(default="token-mean", description="Average over tokens; see docs/algorithms.md#averages.")
+    average: Average = Field(default="token-mean", description=_AVERAGES)
 
     def per_token(self, inputs: LossInputs) -> PolicyLoss:
         """Return the loss of each token.
@@ -115,9 +119,7 @@ class GSPO(Objective):
     """
 
     kind: Literal["gspo"] = "gspo"
-    average: Average = Field(
-        default="seq-mean-token-mean", description="Average over tokens; see docs/algorithms.md#averages."
-    )
+    average: Average = Field(default="seq-mean-token-mean", description=_AVERAGES)
     clip_low: Low = Field(default=3e-4, description="Lower bound of ratios: 1 - clip_low.")
     clip_high: High = Field(default=4e-4, description="Upper bound of ratios: 1 + clip_high.")
     dual_clip: float | None = Field(
@@ -168,9 +170,7 @@ class DPPO(Objective):
     usual_correction: ClassVar[Correction] = NoWeights(mode="bypass")
 
     kind: Literal["dppo"] = "dppo"
-    average: Average = Field(
-        default="seq-mean-token-sum-norm", description="Average over tokens; see docs/algorithms.md#averages."
-    )
+    average: Average = Field(default="seq-mean-token-sum-norm", description=_AVERAGES)
     divergence: Literal["tv", "kl"] = Field(
         default="tv", description="Total variation or KL divergence, with two outcomes: this token or any other."
     )
@@ -201,7 +201,7 @@ class DPPO(Objective):
 
 
 class UserObjective(Objective):
-    """A loss from a user's file. user_methods.py describes its arguments and result."""
+    """A loss in a file of yours, whose arguments docs/algorithms.md#methods-of-your-own describes."""
 
     kind: Annotated[str, AfterValidator(located)]
     parameters: dict[str, Any] = Field(default={}, description="Keyword arguments of FILE.py:NAME.")

@@ -65,17 +65,17 @@ class KeepAll(GroupFilter):
 
 
 class TopFraction(GroupFilter):
-    """The share of the groups with the highest standard deviations of returns."""
+    """Trains on the groups with the highest standard deviations of returns."""
 
     strategy: Literal["top_fraction"] = "top_fraction"
-    value: float = Field(default=0.25, gt=0, le=1, description="Share of the groups.")
+    value: float = Field(default=0.25, gt=0, le=1, description="Share of the groups to train on.")
 
 
 class TopP(GroupFilter):
-    """The fewest groups that have a share of all standard deviations of returns."""
+    """Trains on the fewest groups whose standard deviations of returns add up to a share of the sum over all groups."""
 
     strategy: Literal["top_p"] = "top_p"
-    value: float = Field(default=0.9, gt=0, le=1, description="Share of the deviations.")
+    value: float = Field(default=0.9, gt=0, le=1, description="Share of the sum of all standard deviations.")
 
 
 Filter = Annotated[KeepAll | TopFraction | TopP, KindBy("strategy")]
@@ -84,7 +84,7 @@ Filter = Annotated[KeepAll | TopFraction | TopP, KindBy("strategy")]
 class DynamicSamplingConfig(Section):
     """Replacement of groups whose members all did equally well (DAPO, arXiv 2503.14476)."""
 
-    enabled: bool = Field(default=False, description="Turns replacement on.")
+    enabled: bool = Field(default=False, description="Replaces such groups by new ones.")
     max_rounds: int = Field(default=3, ge=1, description="Maximum rounds in one collection.")
 
     @model_validator(mode="after")
@@ -119,7 +119,7 @@ class NoWeights(Section):
 
 
 class MaskedWeights(Section):
-    """Importance weights, or 0 outside bounds (mis)."""
+    """Importance weights, or 0 outside bounds (masked importance sampling)."""
 
     mode: Literal["mis"] = "mis"
     level: Literal["token", "sequence"] = Field(

@@ -45,6 +45,8 @@ from starpod.trainer.rollout.environment import local_services, serve_words
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_word import EnvironmentWord
 
+_LIMIT = "the environment's limit"
+
 
 @click.command(
     name="eval",
@@ -66,8 +68,7 @@ from starpod.v1.environment_word import EnvironmentWord
     "environments",
     metavar="NAME",
     multiple=True,
-    show_default="those of the run",
-    help="Environment to play. Repeatable.",
+    help="Environment to play, by default those of the run. Repeatable.",
 )
 @click.option("--episodes", type=click.IntRange(1), default=256, help="Number of start states, one seed each.")
 @click.option("--samples", type=click.IntRange(1), default=1, help="Episodes per start state, for pass@k.")
@@ -85,18 +86,9 @@ from starpod.v1.environment_word import EnvironmentWord
     help="Option of the environments, or of ENV alone, as JSON; a text needs no quotes. Repeatable.",
 )
 @VERSION
-@click.option(
-    "--turns", type=click.IntRange(1), show_default="the environment's limit", help="Maximum turns of an episode."
-)
-@click.option(
-    "--actions-per-turn",
-    type=click.IntRange(1),
-    show_default="the environment's limit",
-    help="Maximum actions of a turn.",
-)
-@click.option(
-    "--actions", type=click.IntRange(1), show_default="the environment's limit", help="Maximum actions of an episode."
-)
+@click.option("--turns", type=click.IntRange(1), show_default=_LIMIT, help="Maximum turns of an episode.")
+@click.option("--actions-per-turn", type=click.IntRange(1), show_default=_LIMIT, help="Maximum actions of a turn.")
+@click.option("--actions", type=click.IntRange(1), show_default=_LIMIT, help="Maximum actions of an episode.")
 @click.option(
     "--temperature",
     type=click.FloatRange(0),
@@ -104,15 +96,12 @@ from starpod.v1.environment_word import EnvironmentWord
     help="Sampling temperature; 0 is greedy.",
 )
 @click.option(
-    "--max-tokens",
-    type=click.IntRange(1),
-    show_default="as in training, else 400",
-    help="Maximum tokens of a reply.",
+    "--max-tokens", type=click.IntRange(1), show_default="as in training, else 400", help="Maximum tokens of a reply."
 )
 @click.option(
     "--thinking/--no-thinking",
     default=None,
-    show_default="as in training, else thinking",
+    show_default="as in training",
     help="Whether replies begin with reasoning.",
 )
 @click.option(

@@ -27,23 +27,33 @@ def explain(dotted_name: str = "") -> str:
         for name in packaged_configs(AlgorithmConfig.BASES)
     ]
     known_keys: list[str] = []
+    introductions: dict[tuple[str, type[Section]], str] = {}
     for prefix, section in sections(Config()):
         rows = []
         for name in own_keys(section):
             field, value = type(section).model_fields[name], own_value(section, name)
             key = f"{prefix}.{name}".lstrip(".")
             known_keys += [key, prefix] if prefix else [key]
+            classes = kinds.classes if (kinds := kinds_of(field)) else {}
+            for kind in classes.values():
+                kind_names = " or ".join(each for each in classes if classes[each] is kind)
+                introductions[key, kind] = f"{key}={kind_names}: "
+            if isinstance(value, Section) and field.description:
+                introductions[key, type(value)] = f"{key}: {field.description} "
             if isinstance(value, Section) or not f"{key}.".startswith(f"{dotted_name}.".lstrip(".")):
                 continue
             differs = name != "preset" and any(
                 own_value(preset.get((prefix, type(section)), section), name) != value for preset in presets
             )
-            names = [*kinds.classes] if (kinds := kinds_of(field)) else field.examples
-            default = "required" if field.is_required() else choices(field.annotation, value, differs, names)
+            is_required = field.is_required() and value == ""
+            default = (
+                "required" if is_required else choices(field.annotation, value, differs, [*classes] or field.examples)
+            )
             rows.append((key, f"{field.description} [{default}]"))
         if rows:
-            description = " ".join((type(section).__doc__ or "").partition("\n\n")[0].split())
-            formatter.write_text(f"{prefix}: {description}" if prefix else description)
+            introduction = introductions.get((prefix, type(section)), f"{prefix}: " if prefix else "")
+            description = introduction + " ".join((type(section).__doc__ or "").partition("\n\n")[0].split())
+            formatter.write_text(description)
             with formatter.indentation():
                 formatter.write_dl(rows, col_max=42)
             formatter.write_paragraph()
@@ -74,7 +84,7 @@ def sections(section: Section, prefix: str = "") -> Iterator[tuple[str, Section]
             yield from sections(value, key)
         for kind in get_args(field.annotation):
             if isinstance(value, dict | tuple) and isinstance(kind, type) and issubclass(kind, Section):
-                yield f"{key}.NAME" if isinstance(value, dict) else f"{key}[]", default_of(kind)
+                yield from sections(default_of(kind), f"{key}.NAME" if isinstance(value, dict) else f"{key}[]")
 
 
 def default_of(kind: type[Section]) -> Section:

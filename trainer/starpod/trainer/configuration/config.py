@@ -32,7 +32,7 @@ from starpod.trainer.warm_start.config import WarmStartConfig
 class StopConfig(Section):
     """Conditions that end a run; the first one that is met counts."""
 
-    iterations: int = Field(default=200, ge=0, description="Iterations: collection and updates.")
+    iterations: int = Field(default=200, ge=0, description="Iterations, each of one collection and its updates.")
     minutes: float | None = Field(
         default=None, gt=0, description="Minutes of training, counted from the first iteration; null: no limit."
     )
@@ -47,8 +47,8 @@ class StopConfig(Section):
 class Config(Section):
     """The configuration of a run."""
 
-    title: str = Field(default="", description="Title of the report.")
-    seed: int = Field(default=1, ge=0, description="Seed of every random stream.")
+    title: str = Field(default="", description="Title of the run in its report and on the live site.")
+    seed: int = Field(default=1, ge=0, description="Seed of all random numbers, and of the start states of training.")
     threads: int = Field(default=1, ge=1, description="CPU threads of torch; services share the cores.")
     device: str = Field(default="auto", description="cpu, cuda, cuda:1, ...; auto: the GPU if there is one.")
     seeds: SeedsConfig = SeedsConfig()
@@ -67,8 +67,9 @@ class Config(Section):
     rewards: RewardConfig = RewardConfig()
     scorer: ScorerConfig = Field(
         default=NoScorer(),
-        description="Model that scores turns. implicit: a second policy that learns to prefer success (iStar); q: a "
-        "value of turns.",
+        description="Model that is trained to score each turn, as the reward part `process`. implicit: a second "
+        "policy that learns to prefer successful episodes (iStar); q: a prediction of the outcome "
+        "after a turn; off: none.",
     )
     replay: ReplayConfig = ReplayConfig()
     warm_start: WarmStartConfig = WarmStartConfig()

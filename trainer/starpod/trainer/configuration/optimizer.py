@@ -13,7 +13,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class OptimizerConfig(Section):
-    """AdamW with its schedule, the size of micro-batches, and bounds on log-probability gaps of engine and trainer."""
+    """AdamW with its schedule, and bounds on the difference between engine and trainer."""
 
     lr: float = Field(default=1e-6, gt=0, description="Learning rate of the policy.")
     critic_lr: float | None = Field(
@@ -21,7 +21,7 @@ class OptimizerConfig(Section):
         gt=0,
         description="Learning rate of the critic; null: 1e-3 for a value head on the policy, 1e-5 for a second model.",
     )
-    betas: tuple[Beta, Beta] = Field(default=(0.9, 0.999), description="Decay rates.")
+    betas: tuple[Beta, Beta] = Field(default=(0.9, 0.999), description="Decay rates of AdamW's moving averages.")
     eps: float = Field(default=1e-8, gt=0, description="Epsilon.")
     weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay.")
     max_grad_norm: float = Field(
@@ -32,7 +32,7 @@ class OptimizerConfig(Section):
     )
     warmup_iterations: int = Field(default=0, ge=0, description="Iterations over which the rates rise from 0.")
     schedule_iterations: int | None = Field(
-        default=None, ge=1, description="Iterations until the rates are 0; null: stop.iterations."
+        default=None, ge=1, description="Iterations until the learning rates are 0; null: stop.iterations."
     )
     micro_batch_tokens: int = Field(
         default=8192,
@@ -45,7 +45,7 @@ class OptimizerConfig(Section):
         description="Maximum mean log-probability gap of engine and trainer, in nats; above it, the run fails.",
     )
     max_logprob_gap_q99: float = Field(
-        default=0.5, gt=0, description="Maximum 0.99 quantile of this gap over fresh tokens, in nats."
+        default=0.5, gt=0, description="Maximum 0.99 quantile of the log-probability gap over fresh tokens, in nats."
     )
 
     @model_validator(mode="after")

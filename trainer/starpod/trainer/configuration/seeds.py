@@ -54,16 +54,20 @@ class SeedRange(Section):
 
 
 class SeedsConfig(Section):
-    """Ranges of start states. Overlapping ranges are refused.
+    """Ranges of start states. Overlapping ranges are refused."""
 
-    final: for the final evaluation of a run and `starpod eval`. selection: for evaluations during training, which
-    choose the best checkpoint.
-    """
-
-    final: SeedRange = SeedRange(start=0, stop=5_000)
-    selection: SeedRange = SeedRange(start=5_000, stop=10_000)
-    train: SeedRange = SeedRange(start=10_000, stop=2**40)
-    warmstart: SeedRange = SeedRange(start=2**40, stop=2**41)
+    final: SeedRange = Field(
+        default=SeedRange(start=0, stop=5_000),
+        description="Start states of the final evaluation and of `starpod eval`.",
+    )
+    selection: SeedRange = Field(
+        default=SeedRange(start=5_000, stop=10_000),
+        description="Start states of evaluations during training, which choose the best checkpoint.",
+    )
+    train: SeedRange = Field(default=SeedRange(start=10_000, stop=2**40), description="Start states of training.")
+    warmstart: SeedRange = Field(
+        default=SeedRange(start=2**40, stop=2**41), description="Start states of demonstrations for the warm start."
+    )
 
     @model_validator(mode="after")
     def _disjoint(self) -> SeedsConfig:

@@ -43,7 +43,7 @@ class UntilConfig(Section):
     metric: str = Field(default="", description="Metric of an iteration, such as collect/success; empty: none.")
     at_least: float | None = Field(default=None, description="Minimum of the metric.")
     at_most: float | None = Field(default=None, description="Maximum of the metric.")
-    patience: int = Field(default=1, ge=1, description="Consecutive iterations within these bounds.")
+    patience: int = Field(default=1, ge=1, description="Consecutive iterations in which the metric is within bounds.")
 
     def problem(self) -> str:
         """Return the mistake in this end of a stage, in words; "" if there is none."""
@@ -77,7 +77,7 @@ class StageConfig(Section):
 
     until: UntilConfig = UntilConfig()
     set: dict[str, Any] = Field(
-        default={}, description="Dotted keys and their values in this stage; see docs/advanced-training.md#stages."
+        default={}, description="Keys and their values in this stage, such as {collect.groups: 4}."
     )
 
 

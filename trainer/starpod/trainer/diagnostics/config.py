@@ -11,30 +11,31 @@ from starpod.trainer.output.config import SinkConfig
 
 
 class EchoTrapConfig(Section):
-    """Bounds of the four collapse signals, relative to their initial values."""
+    """Warnings of the Echo Trap. Its signals are four metrics, which are compared with their initial values."""
 
     start_steps: int = Field(default=10, ge=1, description="Steps whose mean is a signal's initial value.")
     window: int = Field(default=5, ge=1, description="Steps whose median is compared with the initial value.")
     reward_std: float = Field(
-        default=0.33, gt=0, lt=1, description="Warns when in-group reward deviation falls below this share."
+        default=0.33, gt=0, lt=1, description="Signal: reward deviation in groups is below this share of its start."
     )
     entropy: float = Field(
-        default=0.2, gt=0, lt=1, description="Warns when the policy's entropy falls below this share."
+        default=0.2, gt=0, lt=1, description="Signal: the policy's entropy is below this share of its start."
     )
     diversity: float = Field(
-        default=0.5, gt=0, lt=1, description="Warns when response diversity falls below this share."
+        default=0.5, gt=0, lt=1, description="Signal: the diversity of replies is below this share of its start."
     )
     identical: float = Field(
         default=0.5,
         gt=0,
         lt=1,
-        description="Warns when more than this share of the groups with reward deviation have identical replies.",
+        description="Warns when, in more than this share of the groups whose rewards differ, all replies are "
+        "identical. This is not one of the signals.",
     )
-    grad_norm: float = Field(default=4.0, gt=1, description="Warns when the gradient norm rises above this multiple.")
+    grad_norm: float = Field(default=4.0, gt=1, description="Signal: gradient norm above this multiple of its start.")
     release: float = Field(
         default=1.25,
         ge=1,
-        description="A signal warns again only after it recovered beyond its bound by this factor.",
+        description="Factor by which a signal must recover beyond its bound before it can warn again.",
     )
     verdict: int = Field(default=2, ge=2, le=4, description="Number of warning signals that count as an Echo Trap.")
     solved: float = Field(
@@ -57,7 +58,7 @@ class InformationConfig(Section):
 
 
 class GradientConfig(Section):
-    """Gradient norms by reward deviation of the groups, and by agent, without an optimiser step."""
+    """Measurement of gradient norms by the groups' reward deviation, and by agent."""
 
     every: int = Field(default=0, ge=0, description="Steps between reports; 0: never.")
     buckets: int = Field(

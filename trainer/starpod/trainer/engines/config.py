@@ -33,7 +33,8 @@ class EngineConfig(Section):
 
     name: Literal["torch", "vllm", "vllm_remote"] = Field(
         default="torch",
-        description="See docs/advanced-training.md#engines.",
+        description="Program that samples replies. torch: in the trainer, on a CPU or GPU; vllm: vLLM in the "
+        "trainer, faster, on a GPU; vllm_remote: the vLLM servers at engine.urls.",
     )
     slots: int = Field(default=128, ge=1, description="Maximum replies sampled at once.")
     cache_gib: float = Field(
@@ -56,8 +57,8 @@ class EngineConfig(Section):
     timeout: float = Field(
         default=600.0,
         gt=0,
-        description="vllm, vllm_remote: maximum seconds of a control call; vllm_remote: also without any reply "
-        "of a server.",
+        description="vllm, vllm_remote: maximum seconds of a control call, such as the loading of weights; "
+        "vllm_remote: also maximum seconds without any reply of a server.",
     )
     health_timeout: float = Field(
         default=60.0,
@@ -73,15 +74,15 @@ class EngineConfig(Section):
     )
     handover: Handover = Field(
         default="auto",
-        description="Transport of weights: GPU memory (ipc, vllm on one GPU), a folder (disk), or GPU to GPU (nccl, "
-        "vllm_remote); auto: ipc if possible, else disk.",
+        description="Way of new weights to vLLM. ipc: GPU memory (vllm on one GPU); disk: a folder; nccl: from "
+        "GPU to GPU (vllm_remote); auto: ipc if possible, else disk.",
     )
     handover_folder: FilePath = Field(
         default="",
-        description="disk: folder that trainer and servers share; empty: a temporary one.",
+        description="Folder for engine.handover disk, which trainer and servers share; empty: a temporary one.",
     )
     nccl_address: str = Field(
-        default="", description="nccl: host:port of the trainer's machine; the port must be free."
+        default="", description="For engine.handover nccl: host:port of the trainer's machine, with a free port."
     )
 
     def computes_in(self, model: str) -> str:

@@ -16,16 +16,17 @@ class EvaluationConfig(Section):
     episodes: int = Field(
         default=256,
         ge=1,
-        description="Number of start states: the same of `seeds.selection` each time; of `seeds.final` once.",
+        description="Number of start states. Each evaluation during training plays the same ones of "
+        "seeds.selection, and the final one those of seeds.final.",
     )
     temperature: float = Field(default=1.0, ge=0, description="Sampling temperature; 0 is greedy.")
-    greedy: bool = Field(default=False, description="Plays the final evaluation a second time, greedily.")
+    greedy: bool = Field(default=False, description="Also plays the final evaluation with temperature 0.")
     best_of: int = Field(
         default=1,
         ge=1,
         description="Plays the final evaluation once more with the best of this many replies by the scorer q; 1: off.",
     )
-    options: dict[str, Any] = Field(default={}, description="Environment options for evaluations only.")
+    options: dict[str, Any] = Field(default={}, description="Options of the environment that differ in evaluations.")
     reference: tuple[str, ...] = Field(
         default=("random", "expert"),
         description="Reference policies, played once at the start: random, expert, or those that packages register "

@@ -59,23 +59,26 @@ class PromptConfig(Section):
 
     style: Literal["full", "compact"] = Field(
         default="full",
-        description="compact: only the observation, for tiny models.",
+        description="full: with instructions and rules for replies. compact: only the observation, for tiny models.",
     )
     observation: Literal["text", "image", "both"] = Field(
         default="text",
         description="Form of observations in the prompt. An image needs a model with image input.",
     )
-    thinking: bool = Field(default=True, description="Asks for reasoning between think tags.")
+    thinking: bool = Field(default=True, description="Asks for reasoning between think tags before the answer.")
     blocks: tuple[Further, ...] = Field(
         default=(), description="Further blocks of a reply, between reasoning and answer: [switch, subgoal]."
     )
     grammar: str = Field(
         default="tags",
-        description="Form of replies; your own class derives from Grammar.",
+        description="Form of replies. tags: reasoning and answer between tags; FILE.py:NAME: a class of yours "
+        "that derives from Grammar.",
         examples=["tags", "FILE.py:NAME"],
     )
     context: ContextConfig = Field(
-        default=FullContext(), description="What a reply sees; see docs/prompts.md#what-a-reply-sees."
+        default=FullContext(),
+        description="Past that a reply sees. full: all turns; window: the latest turns; single_turn: the latest "
+        "turns in one message; split: a conversation that begins again when it has become long.",
     )
     prefill: bool = Field(
         default=True, description="Ends the prompt with the reply's first tag, without training on it."
@@ -83,9 +86,9 @@ class PromptConfig(Section):
     system: str | None = Field(
         default=None, description="Beginning of the system message; null: one sentence, or nothing in compact."
     )
-    show_reward: bool | None = Field(default=None, description="Shows the last reward; null: only in full.")
+    show_reward: bool | None = Field(default=None, description="Shows the last reward; null: only with style full.")
     show_actions_left: bool | None = Field(
-        default=None, description="Shows the number of actions left; null: only in full."
+        default=None, description="Shows how many actions are left; null: only with style full."
     )
     words: int | None = Field(default=100, ge=1, description="Requested maximum words of a reply; null: none.")
     max_observation: int | None = Field(

@@ -18,7 +18,8 @@ class SubgoalsConfig(Section):
         default=0.0,
         le=0,
         allow_inf_nan=False,
-        description="Divided by the speaker's turns in the attempt, and added to each turn that keeps its subgoal.",
+        description="Penalty of an attempt that never changes its subgoal. Each turn that keeps the subgoal gets "
+        "this value divided by the number of the agent's turns; 0: off.",
     )
     consistency_penalty: float = Field(
         default=0.0, le=0, allow_inf_nan=False, description="Added to a turn that says KEEP but names another subgoal."

@@ -32,8 +32,8 @@ class EnvironmentConfig(Section):
     SHORTHAND: ClassVar[str] = "id"
 
     id: str = Field(default="frozen_lake-v1", description="Name, as `starpod list` shows it.")
-    version: str = Field(default="", description="Range such as '>=1,<2'; the newest that fits is used.")
-    options: dict[str, Any] = Field(default={}, description="The environment's own options.")
+    version: str = Field(default="", description="Version, or range ('>=1,<2') of which the newest is used.")
+    options: dict[str, Any] = Field(default={}, description="The environment's options; `starpod describe` lists them.")
     max_turns: int | None = Field(
         default=None, ge=1, description="Maximum turns of an episode; null: the environment's limit."
     )
@@ -55,10 +55,10 @@ class EnvironmentConfig(Section):
         default=0.5, gt=0, le=1, description="Share of groups that begin in a saved start state."
     )
     addresses: tuple[str, ...] = Field(
-        default=(), description="Servers (host:port, dns:///name:port); empty: start some here."
+        default=(), description="Running servers (host:port, dns:///name:port); empty: the run starts its own."
     )
-    workers: int = Field(default=1, ge=1, description="Server processes to start.")
-    serve: CommandWords = Field(default=(), description="More arguments for `starpod serve`.")
+    workers: int = Field(default=1, ge=1, description="Number of server processes that the run starts.")
+    serve: CommandWords = Field(default=(), description="Further words of `starpod serve` for servers of the run.")
     token_file: FilePath = Field(default="", description="File with the servers' bearer token.")
     ca: FilePath = Field(default="", description="PEM file of the servers' certificate authority; turns TLS on.")
     certificate: FilePath = Field(default="", description="PEM file of the client's certificate (mTLS).")
@@ -127,7 +127,7 @@ class NoSearch(SearchConfig):
 
 
 class BestOfConfig(SearchConfig):
-    """Options of the strategy `best_of`."""
+    """Play more episodes than needed, and keep those with the highest returns."""
 
     strategy: Literal["best_of"] = "best_of"
     width: int = Field(default=2, ge=1, description="Episodes played for each one kept.")
@@ -137,7 +137,7 @@ class BestOfConfig(SearchConfig):
 
 
 class BeamConfig(SearchConfig):
-    """Options of the strategies `beam` and `lookahead`."""
+    """Try several replies in each state, and continue with those of the highest score."""
 
     strategy: Literal["beam"] = "beam"
     width: int = Field(default=4, ge=1, description="Replies to try in each state.")
@@ -174,18 +174,18 @@ class BeamConfig(SearchConfig):
 
 
 class LookaheadConfig(BeamConfig):
-    """Options of the strategy `lookahead`."""
+    """Try several replies in each state, and score each by the best score that later turns reach."""
 
     strategy: Literal["lookahead"] = "lookahead"  # type: ignore[assignment]
     depth: int = Field(default=1, ge=0, description="Turns to play after a reply to score it.")
 
 
 class PivotsConfig(SearchConfig):
-    """Options of the strategy `pivots`."""
+    """Continue failed episodes from one of their states, the pivot (DEEP-GRPO)."""
 
     strategy: Literal["pivots"] = "pivots"
     width: int = Field(default=8, ge=1, description="Continuations of a state.")
-    gamma: float = Field(default=2.0, ge=0, description="Exponent of a pivot's relative depth.")
+    gamma: float = Field(default=2.0, ge=0, description="Exponent of a state's relative depth when pivots are drawn.")
     scale: Literal["none", "std"] = Field(
         default="none", description="std: advantages of branches are divided by their siblings' standard deviation."
     )
@@ -203,14 +203,14 @@ class PivotsConfig(SearchConfig):
 
 
 class ValuesConfig(SearchConfig):
-    """Options of the strategy `values`."""
+    """Continue from each state several times, to estimate its value."""
 
     strategy: Literal["values"] = "values"
     width: int = Field(default=4, ge=1, description="Continuations of each state.")
 
 
 class TreeConfig(SearchConfig):
-    """Options of the strategy `tree`."""
+    """Grow the episodes of a group as trees."""
 
     strategy: Literal["tree"] = "tree"
     width: int = Field(default=4, ge=1, description="Trees per group.")
@@ -235,21 +235,23 @@ class CollectConfig(Section):
     keep_mib: float = Field(
         default=64.0,
         ge=0,
-        description="Maximum MiB of collected episodes in the run folder; the newest stay; 0: none.",
+        description="Maximum MiB of collected episodes in the run's folder. The oldest are deleted; 0: none are kept.",
     )
     max_rounds: int = Field(default=4, ge=1, description="Maximum rounds of replacement in a collection.")
     max_staleness: int = Field(
         default=0,
         ge=0,
-        description="Maximum age of a token in training, in policy versions. 0: collection and update alternate; "
-        "above 0: episodes continue during updates.",
+        description="Maximum number of updates between the sampling of a token and training on it. 0: collection "
+        "and update alternate; above 0: sampling continues during updates, so that the run is faster.",
     )
     deadline: float = Field(
-        default=3600.0, gt=0, description="Seconds after which an unfinished episode counts as failed."
+        default=3600.0, gt=0, description="Maximum seconds of an episode. A longer one counts as failed."
     )
     search: AnySearch = Field(
         default=NoSearch(),
-        description="Search that finds the episodes of a group; none: plain play; see docs/methods.md#branches.",
+        description="Search for the episodes of a group. none: plain play; best_of: keeps the best of several "
+        "episodes; beam, lookahead: try several replies in a state; pivots, values, tree: continue "
+        "several times from a state.",
     )
     agent: ProgramConfig = ProgramConfig()
 

@@ -21,8 +21,8 @@ class ImplicitConfig(Section):
 
     kind: Literal["implicit"] = "implicit"
     lr: float | None = Field(default=None, gt=0, description="Learning rate; null: that of the policy.")
-    beta: float = Field(default=0.05, gt=0, description="Scale of log-ratios.")
-    normalise: bool = Field(default=True, description="Divides scores by the batch's largest.")
+    beta: float = Field(default=0.05, gt=0, description="Factor of the log-ratios from which scores are made.")
+    normalise: bool = Field(default=True, description="Divides the scores of a batch by their largest absolute value.")
 
 
 class QConfig(Section):

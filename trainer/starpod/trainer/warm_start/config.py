@@ -14,7 +14,7 @@ from starpod.trainer.prompts.grammar import Further
 class WarmStartConfig(Section):
     """Imitation before reinforcement learning. 0 steps turn it off."""
 
-    steps: int = Field(default=0, ge=0, description="Optimiser steps.")
+    steps: int = Field(default=0, ge=0, description="Number of optimiser steps; 0: no warm start.")
     episodes: int = Field(
         default=1000, ge=0, description="Demonstrations to play; a fresh tokenizer is trained on them."
     )
@@ -36,11 +36,11 @@ class WarmStartConfig(Section):
         default=0.2,
         ge=0,
         lt=1,
-        description="Share of moves that are random.",
+        description="Share of the moves of a demonstration that are replaced by random ones.",
     )
     imitate_noise: bool = Field(
         default=False,
-        description="Imitates random moves too.",
+        description="Whether the random moves of a demonstration are imitated, too.",
     )
     best: float = Field(
         default=1.0,
