@@ -88,12 +88,7 @@ ENVIRONMENT_SECONDS = 600.0
 )
 @click.pass_context
 def hub(
-    context: click.Context,
-    words: tuple[str, ...],
-    serve: bool,
-    port: int,
-    out: Path,
-    seconds: float | None,
+    context: click.Context, words: tuple[str, ...], serve: bool, port: int, out: Path, seconds: float | None
 ) -> None:
     """Check every environment that is installed and write a page about each, or list and serve them.
 

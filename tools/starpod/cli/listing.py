@@ -68,11 +68,7 @@ def _format_count(number: int, noun: str) -> str:
 @VERSION
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def describe(
-    connection: AbstractContextManager[SyncFleet],
-    word: EnvironmentWord,
-    environment: str,
-    version: str,
-    as_json: bool,
+    connection: AbstractContextManager[SyncFleet], word: EnvironmentWord, environment: str, version: str, as_json: bool
 ) -> None:
     """Show the instructions, actions, options and limits of ENVIRONMENT.
 

@@ -30,12 +30,7 @@ _CONDITION = re.compile(r"\[(no )?(options|expert)\]")
     is_flag=True,
     help="Give the environment an expert, whose play a policy can imitate and be compared with.",
 )
-@click.option(
-    "--out",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=".",
-    help="Folder for the files.",
-)
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=".", help="Folder for the files.")
 def new(name: str, with_options: bool, with_expert: bool, out: Path) -> None:
     """Write an environment NAME in one file, a configuration to train on it, and a test.
 

@@ -23,13 +23,7 @@ from rich.text import Text
 from starpod.cli.web import DESKTOP, live_site, show
 from starpod.client import Action, BadArgument, EndReason, Image, Part, SyncFleet, Transition
 from starpod.client.programs import ServiceFailed
-from starpod.remote.catalog import (
-    OPTIONS,
-    VERSION,
-    connection_options,
-    find_environment,
-    parse_options,
-)
+from starpod.remote.catalog import OPTIONS, VERSION, connection_options, find_environment, parse_options
 from starpod.remote.game import SEPARATOR, Impossible, PlayedGame, parse_turn
 from starpod.report.console import safe_console
 from starpod.report.form import fields

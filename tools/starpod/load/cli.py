@@ -159,11 +159,7 @@ REQUIREMENT = Parsed(parse_requirement)
     help="Number of episodes after which a session is closed and another one is opened; 0: never.",
 )
 @click.option(
-    "--workers",
-    "processes",
-    type=click.IntRange(1, 256),
-    default=1,
-    help="Number of processes that generate the load.",
+    "--workers", "processes", type=click.IntRange(1, 256), default=1, help="Number of processes that generate the load."
 )
 @click.option(
     "--timeout", type=duration(), default="30s", help="Time limit of one call, as 30s, 500ms or a number of seconds."

@@ -13,7 +13,7 @@ import click
 
 from starpod.client.programs import start_server
 from starpod.client.transport import Transport
-from starpod.remote.catalog import ACCESS, access_options, expect_address, service_errors
+from starpod.remote.catalog import access_options, expect_address, service_errors
 from starpod.report.site import site_options
 from starpod.serving.options import Command
 from starpod.serving.sockets import end_process_with_stdin, is_loopback, link, listen
@@ -24,22 +24,11 @@ if TYPE_CHECKING:
 
 
 @click.command(
-    cls=Command,
-    headings={
-        "Environments to play": ["address", "served", *ACCESS],
-        "Models that continue episodes": ["endpoints", "models"],
-        "Address of the site": ["host", "port", "hosts"],
-    },
-    renamed={"--endpoint": "--base-url"},
-    epilog="Example: starpod ui runs --serve frozen_lake --port 8090",
+    cls=Command, renamed={"--endpoint": "--base-url"}, epilog="Example: starpod ui runs --serve frozen_lake --port 8090"
 )
 @click.argument("runs", default="runs", type=click.Path(file_okay=False, path_type=Path))
 @click.option(
-    "--address",
-    default="",
-    show_default=False,
-    metavar="HOST:PORT",
-    help="Environment server to watch and to play on.",
+    "--address", default="", show_default=False, metavar="HOST:PORT", help="Environment server to watch and to play on."
 )
 @click.option(
     "--serve",
@@ -120,14 +109,7 @@ def ui(
 
 
 async def _serve(
-    runs: Path,
-    index: str,
-    continuing: Continuing | None,
-    *,
-    host: str,
-    port: int,
-    hosts: Collection[str],
-    token: str,
+    runs: Path, index: str, continuing: Continuing | None, *, host: str, port: int, hosts: Collection[str], token: str
 ) -> None:
     from starpod.serving.http import serve
     from starpod.ui.app import create_app

@@ -67,18 +67,14 @@ class ServerLimits:
 
     max_sessions: int = setting(20_000, _COUNT, "Maximum open sessions. Further ones are refused.")
     max_message_bytes: int = setting(20 * MEBIBYTE, size(1024), "Maximum size of a message, in either direction.")
-    max_calls_in_flight: int = setting(
-        20_000, _COUNT, "Maximum calls in progress, including those whose caller no longer waits."
-    )
+    max_calls_in_flight: int = setting(20_000, _COUNT, "Maximum calls in progress, also without a caller who waits.")
     max_snapshot_bytes: int = setting(
         16 * MEBIBYTE,
         size(),
         "Maximum size of a snapshot. An environment that runs in its own process is also limited to 64MiB, and its "
         "forks are snapshots, too.",
     )
-    max_processes: int = setting(
-        256, _COUNT, "Maximum sessions of environments of class process, which run in a process per session."
-    )
+    max_processes: int = setting(256, _COUNT, "Maximum sessions of class process, each in its own process.")
     max_group: int = setting(4_096, _COUNT, "Maximum sessions that one Open, Fork or Restore may make.")
     max_step_actions: int = setting(1_024, _COUNT, "Maximum actions of a turn.")
     max_step_bytes: int = setting(4 * MEBIBYTE, size(1024), "Maximum size of a turn's actions.")
@@ -148,9 +144,7 @@ class ServerConfig:
     """Addresses, host:port, of all workers including this one; empty if there is only one worker."""
     metrics_port: int = setting(0, _PORT, "Port for Prometheus metrics; 0: none. Worker i listens on port + i.")
     health_port: int = setting(
-        0,
-        _PORT,
-        "Second port for grpc.health.v1, without TLS, for probes; 0: none. Worker i listens on port + i.",
+        0, _PORT, "Second port for grpc.health.v1, without TLS, for probes; 0: none. Worker i listens on port + i."
     )
     drain_seconds: float = setting(
         30.0, duration(), "Time that open sessions may continue after SIGTERM; 0: none.", option="drain"
@@ -192,6 +186,4 @@ class ServerConfig:
     )
     tls: ServerTLS | None = None
     http: HTTP | None = None
-    otlp_endpoint: str = setting(
-        "", str, "Address (host:port) of an OpenTelemetry collector for spans. Without it, none are sent."
-    )
+    otlp_endpoint: str = setting("", str, "Address (host:port) of a collector of OpenTelemetry spans.")

@@ -91,12 +91,7 @@ _HOSTING = (
 
 
 def _http(
-    http_port: int | None,
-    http_hosts: tuple[str, ...],
-    mcp: bool,
-    ors_server: bool,
-    endpoints: str,
-    http_endpoints: str,
+    http_port: int | None, http_hosts: tuple[str, ...], mcp: bool, ors_server: bool, endpoints: str, http_endpoints: str
 ) -> Fields:
     if (http_hosts or mcp or ors_server) and http_port is None:
         raise click.UsageError("--http-host, --mcp and --ors-server need --http PORT")

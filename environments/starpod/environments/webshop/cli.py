@@ -38,33 +38,27 @@ webshop.add_command(site)
 
 @webshop.command("build", epilog="Example: starpod webshop build --synthetic 1000 --out stores/small")
 @click.option("--products", type=_FILE, help="The original's items_shuffle*.json or .json.gz: the list of products.")
+@click.option("--attributes", type=_FILE, help="The original's items_ins_v2*.json: attributes and instructions.")
 @click.option(
-    "--attributes", type=_FILE, help="The original's items_ins_v2*.json: attributes and synthetic instructions."
-)
-@click.option(
-    "--human",
-    type=_FILE,
-    help="The original's items_human_ins.json: instructions by people. Without it, the shop has only synthetic goals.",
+    "--human", type=_FILE, help="The original's items_human_ins.json: instructions by people, for human goals."
 )
 @click.option(
     "--synthetic",
     type=click.IntRange(1, 1_200_000),
     metavar="N",
-    help="Number of products to make up. No files are read then.",
+    help="Number of products to make up, instead of files.",
 )
 @click.option("--seed", type=click.IntRange(0), show_default="0", help="Seed of made-up products.")
 @click.option("--plain", is_flag=True, help="Makes up products with short texts, for policies that learn from scratch.")
 @click.option("--out", required=True, type=_STORE, help="Folder for the store.")
-@click.option(
-    "--num-products", type=click.IntRange(1), metavar="N", help="Read only the first N products of the files."
-)
+@click.option("--num-products", type=click.IntRange(1), metavar="N", help="Read only the first N products.")
 @click.option("--price-seed", default=0, help="Seed of prices that the files lack, and of the price limits of goals.")
 @click.option(
     "--nouns",
     default="",
     show_default=False,
     metavar="TAGGER",
-    help="Program that finds the nouns of all titles now, not when the shop is served: textblob or a spaCy model.",
+    help="Program that finds the nouns of titles already now: textblob or a spaCy model.",
 )
 @click.option(
     "--on-malformed",

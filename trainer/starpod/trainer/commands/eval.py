@@ -138,12 +138,7 @@ _LIMIT = "the environment's limit"
 @access_options
 @click.pass_context
 def evaluate(
-    context: click.Context,
-    /,
-    compared: tuple[Path, Path] | None,
-    json_file: str,
-    episodes_file: str,
-    **arguments: Any,
+    context: click.Context, /, compared: tuple[Path, Path] | None, json_file: str, episodes_file: str, **arguments: Any
 ) -> None:
     """Play MODEL_OR_CHECKPOINT in ENVIRONMENT and report its success.
 

@@ -51,12 +51,7 @@ ENDS = {
     is_flag=True,
     help="Show where the episodes of a group branch and which of them succeeded, instead of turns.",
 )
-@click.option(
-    "--speed",
-    type=click.FloatRange(0),
-    default=1.0,
-    help="Turns per second on a terminal; 0: all at once.",
-)
+@click.option("--speed", type=click.FloatRange(0), default=1.0, help="Turns per second on a terminal; 0: all at once.")
 def watch(
     path: Path, number: int | None, environment: str | None, outcome: str | None, *, trees: bool, speed: float
 ) -> None:
