@@ -82,7 +82,7 @@ ENVIRONMENT_SECONDS = 600.0
 @click.option(
     "--minutes",
     "seconds",
-    type=duration(0.001, bare="m"),
+    type=duration(1e-9, bare="m"),
     show_default="no limit",
     help="Time after which no further check starts; a number alone is in minutes.",
 )

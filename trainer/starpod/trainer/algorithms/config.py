@@ -55,7 +55,7 @@ class AlgorithmConfig(Section):
         "function of yours.",
     )
     mask_truncated: bool = Field(
-        default=False, description="Leaves replies that a token limit cut off out of the policy's loss."
+        default=False, description="Excludes replies that a token limit cut from the policy's loss."
     )
     kl: KL = Field(default=NoKL(), description="Penalty for leaving the first policy (KL), in the reward or the loss.")
     entropy_coefficient: float = Field(default=0.001, ge=0, description="Weight of the entropy bonus.")
