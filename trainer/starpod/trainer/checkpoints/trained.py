@@ -55,8 +55,7 @@ def load_trained(path: Path, which: Which = "best") -> Trained:
         CheckpointError: No checkpoint can be used.
         ModelError: The model that training began from cannot be loaded.
     """
-    path = Path(path).resolve()
-    checkpoint = _find(path, which)
+    checkpoint = find_checkpoint(path, which)
     checkpoint.check_finite()
     run = checkpoint.path.parent.parent
     config: Mapping[str, Any] = checkpoint.state["config"]
@@ -79,7 +78,12 @@ def load_trained(path: Path, which: Which = "best") -> Trained:
     return Trained(policies, config, checkpoint.step, checkpoint.score, checkpoint.path, run)
 
 
-def _find(path: Path, which: Which) -> Loaded:
+def find_checkpoint(path: Path, which: Which = "best") -> Loaded:
+    """Read the state and the policy's tensors of the checkpoint that `load_trained` would load.
+
+    Raises CheckpointError if there is none that can be used.
+    """
+    path = Path(path).resolve()
     file_names = ["policy"]
     if (path / MANIFEST).is_file():
         return load_checkpoint(path, file_names)

@@ -123,7 +123,7 @@ def train(
         run = resolve_run(
             config, words, run_dir, resume=resume, resume_or_start=resume_or_start, changes=changes, explore=explore
         )
-        check(run.config, world=world, local_world=local_world)
+        check(run.config, world=world, local_world=local_world, resume=run.resume)
     except ConfigError as error:
         raise click.UsageError(str(error)) from None
     for job in jobs:

@@ -57,10 +57,13 @@ class Job:
         max_turns = config.environment.max_turns
         examples = f"the best {warm_start.best:.0%} of " * (warm_start.best < 1) + f"{warm_start.episodes} "
         examples += (
-            "demonstrations of its expert" + f", {warm_start.noise:.0%} of the moves random" * (warm_start.noise > 0)
+            f"episodes of {warm_start.scout}"
+            if warm_start.scout
+            else "demonstrations of its expert"
             if warm_start.actions == "expert"
             else "episodes played at random"
         )
+        examples += f", {warm_start.noise:.0%} of the moves random" * (warm_start.noise > 0)
         times = f"{collect.groups} groups of {collect.group_size} episodes, {stop.iterations} times"
         ends, forecast = [f"until {stop.success:.0%} are solved"] if stop.success is not None else [], []
         if stop.minutes is not None:

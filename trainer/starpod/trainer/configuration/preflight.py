@@ -26,12 +26,13 @@ from starpod.trainer.rollout.play import play
 from starpod.trainer.rollout.saved_starts import open_saved, read_starts
 
 
-def check(config: Config, *, world: int, local_world: int = 1) -> None:
+def check(config: Config, *, world: int, local_world: int = 1, resume: bool = False) -> None:
     """Refuse a configuration that is certain to fail. This check needs neither servers nor weights.
 
     Args:
         world: Number of processes that train together.
         local_world: Number of them on each machine.
+        resume: Whether an earlier run continues, which needs no scout.
 
     Raises:
         ConfigError: The message names the key.
@@ -47,6 +48,10 @@ def check(config: Config, *, world: int, local_world: int = 1) -> None:
         if path := task.environment.starts:
             starts = read_starts(path, task.environment.id)
             refuse_held_out(config, "environment.starts", path, (start.seed for start in starts))
+        if task.warm_start.scout and not resume:
+            from starpod.trainer.warm_start.scout import read_scout  # which loads torch
+
+            read_scout(config, task)
     for stage in config.in_stages:
         if names_file(stage.algorithm.advantage.kind) or names_file(stage.algorithm.loss.kind):
             from starpod.trainer.algorithms.user_methods import check_user_methods  # which loads torch

@@ -22,7 +22,10 @@ Any_Section = TypeVar("Any_Section", bound=Section)
 OWN_KEYS = {
     "prompt": tuple(PromptConfig.model_fields),
     "rewards": tuple(RewardConfig.model_fields),
-    "warm_start": ("episodes", "demonstrations", "actions", "noise", "imitate_noise", "best", "thought"),
+    "warm_start": (
+        *("episodes", "demonstrations", "from", "failures"),
+        *("actions", "noise", "imitate_noise", "best", "thought"),
+    ),
     "evaluation": ("episodes", "temperature", "options", "reference"),
 }
 """Keys that each of several environments may override, by section of the run."""

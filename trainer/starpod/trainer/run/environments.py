@@ -25,8 +25,10 @@ from starpod.trainer.warm_start.demonstrations import (
     Demonstration,
     choose_best,
     collect_demonstrations,
+    drop_failures,
     read_demonstrations,
 )
+from starpod.trainer.warm_start.scout import RULES_EPISODES, Scouting, open_scout, read_scout
 from starpod.trainer.warm_start.teacher import DemonstrationWriter
 
 
@@ -45,20 +47,37 @@ class Served:
 
     async def demonstrate(self, config: Config, cursor: SeedCursor, screen: Screen) -> None:
         """Read demonstrations from the configured file, and collect more from the next seeds. Raises ConfigError."""
-        seeds = cursor.take(self.config.warm_start.episodes)
+        warm_start = self.config.warm_start
+        seeds = cursor.take(warm_start.episodes)
 
         # Read the file first, so that an unusable one is reported before minutes of play.
         file_demonstrations = await self._read(config)
-        demonstrations = await collect_demonstrations(
-            self.fleet,
-            self.config.warm_start,
-            self.task,
-            seeds,
-            self.writer.attempts,
-            images=self.config.prompt.shows_images,
-            watch=screen.counter("demonstrations", len(seeds)),
-        )
-        self.demonstrations = [*choose_best(demonstrations, self.config.warm_start.best), *file_demonstrations]
+        async with open_scout(self._scouting(config)) as explore:
+            demonstrations = await collect_demonstrations(
+                self.fleet,
+                warm_start,
+                self.task,
+                seeds,
+                self.writer.attempts,
+                images=self.config.prompt.shows_images,
+                explore=explore,
+                watch=screen.counter("demonstrations", len(seeds)),
+            )
+        kept = float(explore is None) if warm_start.failures is None else warm_start.failures
+        demonstrations = drop_failures(demonstrations, kept)
+        self.demonstrations = [*choose_best(demonstrations, warm_start.best), *file_demonstrations]
+
+    async def check_scout(self, config: Config) -> None:
+        """Raise ConfigError if the scout plays by other rules. It is not loaded for that."""
+        if (scouting := self._scouting(config)) is not None:
+            await scouting.check_rules(SeedCursor(config.seeds.warmstart, config.seed).take(RULES_EPISODES))
+
+    def _scouting(self, config: Config) -> Scouting | None:
+        if not self.config.warm_start.scout:
+            return None
+        scout = read_scout(config, self.config)
+        task = make_task(scout.environment, self.task.actions, scout.name)
+        return Scouting(self.config.warm_start, self.fleet, self.task, task, images=self.config.prompt.shows_images)
 
     async def _read(self, config: Config) -> list[Demonstration]:
         path = self.config.warm_start.demonstrations

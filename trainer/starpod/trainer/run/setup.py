@@ -81,6 +81,9 @@ async def open_run(
         loaded = _load(config, output.checkpoints, resume=resume)
         offline = read_offline(config.replay.offline, config.seeds)
         served = await _serve_all(config, stack, screen)
+        if loaded is None:
+            for environment in served:
+                await environment.check_scout(config)
         begin()
         if parallel.is_main:
             if not resume:  # at once, so that pages show the run during its warm start

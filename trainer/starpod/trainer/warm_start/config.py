@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -20,6 +20,20 @@ class WarmStartConfig(Section):
     )
     demonstrations: FilePath = Field(
         default="", description="File or folder of further episodes to imitate, as the live site saves them."
+    )
+    # `from` is a keyword of Python, so the field exists by its annotation alone; `scout` reads it.
+    __annotations__["from"] = Annotated[
+        FilePath,
+        Field(
+            default="",
+            description="Run or checkpoint of a trained policy of the environment, which plays instead of the expert.",
+        ),
+    ]
+    failures: float | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Share of failed episodes that are imitated; null: all, but none of those played by `from`.",
     )
     batch_size: int = Field(default=64, ge=1, description="Episodes per step.")
     lr: float | None = Field(
@@ -70,9 +84,15 @@ class WarmStartConfig(Section):
             raise ValueError(
                 "warm_start.episodes 0 leaves nothing to imitate: name a file in warm_start.demonstrations"
             )
-        if self.demonstrations and not self.steps:
-            raise ValueError("warm_start.demonstrations need warm_start.steps, which is 0: raise it")
+        for key in ("demonstrations", "from"):
+            if getattr(self, key) and not self.steps:
+                raise ValueError(f"warm_start.{key} needs warm_start.steps, which is 0: raise it")
         return self
+
+    @property
+    def scout(self) -> str:
+        """Path of the trained policy that plays the demonstrations; "" if there is none."""
+        return str(getattr(self, "from"))
 
     def rate(self, model: ModelConfig) -> float:
         """Return the learning rate for a model. A pretrained model gets a lower one, so that it keeps what it knows."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
-from starpod.client import Fleet, Limits, Observation, StarpodError
+from starpod.client import Fleet, Limits, Observation, Session, StarpodError, Want
 from starpod.trainer.agents.base import Agent, Move, Stop, Task
 from starpod.trainer.agents.scripted import REFERENCES, choose_randomly
 from starpod.trainer.configuration.section import ConfigError
@@ -28,6 +28,10 @@ class Demonstration:
     """For each turn, whether it is imitated."""
     earlier_attempts: tuple[Demonstration, ...] = ()
     """Earlier attempts at the same start state, if a script has them."""
+
+
+Explore = Callable[[int, str], Awaitable[Demonstration]]
+"""Function that plays a demonstration from a seed. The text names one of several attempts at its start state."""
 
 
 class Demonstrator(Agent):
@@ -63,6 +67,23 @@ class Demonstrator(Agent):
         return observation.image.data if self._images and observation.image else b""
 
 
+async def play_start(
+    fleet: Fleet, task: Task, seed: int, want: Want, make_agent: Callable[[Session], Agent], *, group: int = 0
+) -> tuple[Episode, Limits]:
+    """Play one episode from the start state of a seed. Return it with its session's limits.
+
+    Raises StarpodError if the episode fails.
+    """
+    (session,) = await task.open(fleet, seed, 1, want)
+    try:
+        episode = await play(make_agent(session), session, group=group)
+    finally:
+        await session.close()
+    if episode.failed:
+        raise StarpodError(f"a demonstration from seed {seed} failed: {episode.error}")
+    return episode, session.limits
+
+
 async def collect_demonstrations(
     fleet: Fleet,
     config: WarmStartConfig,
@@ -71,6 +92,7 @@ async def collect_demonstrations(
     attempts: int = 1,
     *,
     images: bool = False,
+    explore: Explore | None = None,
     watch: Callable[[Demonstration], None] = lambda _: None,
 ) -> list[Demonstration]:
     """Play one episode per seed, preceded by other attempts at its start state if `attempts` is above 1.
@@ -82,6 +104,7 @@ async def collect_demonstrations(
         seeds: Seeds of the start states.
         attempts: Number of episodes per seed.
         images: Whether turns keep images.
+        explore: Plays instead of the configured reference policy.
         watch: Called with the demonstration of each finished seed.
 
     Raises:
@@ -93,22 +116,19 @@ async def collect_demonstrations(
         want = replace(want, valid_actions=True)
     want = replace(want, image=images)
 
-    async def demonstrate(seed: int, attempt: str) -> Demonstration:
-        (session,) = await task.open(fleet, seed, 1, want)
+    async def play_reference(seed: int, attempt: str) -> Demonstration:
         demonstrator = Demonstrator(config, task, f"{seed}{attempt}", images=images)
-        try:
-            episode = await play(demonstrator, session)
-        finally:
-            await session.close()
-        if episode.failed:
-            raise StarpodError(f"a demonstration from seed {seed} failed: {episode.error}")
-        count, limit = config.actions_per_turn, session.limits.max_actions_per_turn
+        episode, limits = await play_start(fleet, task, seed, want, lambda _: demonstrator)
+        return Demonstration(episode, limits, demonstrator.imitate)
+
+    async def demonstrate(seed: int, attempt: str) -> Demonstration:
+        demonstration = await (explore or play_reference)(seed, attempt)
+        count, limit = config.actions_per_turn, demonstration.limits.max_actions_per_turn
         if limit and count > limit:
             raise ConfigError(
                 f"warm_start.actions_per_turn is {count}, but a turn of {task.environment} may have {limit}: lower "
                 "it, or raise environment.max_actions_per_turn"
             )
-        demonstration = Demonstration(episode, session.limits, demonstrator.imitate)
         return join_turns(demonstration, count, random.Random(f"joined/{seed}{attempt}"))
 
     async def with_earlier(seed: int) -> Demonstration:
@@ -121,12 +141,12 @@ async def collect_demonstrations(
 
 
 def join_turns(demonstration: Demonstration, max_moves: int, rng: random.Random) -> Demonstration:
-    """Join moves into turns of 1 to `max_moves` moves. A turn is imitated if all of its moves are."""
+    """Join turns into turns of 1 to `max_moves` moves. A turn is imitated if all of its moves are."""
     turns: list[Turn] = []
     imitate: list[bool] = []
-    moves_left = 0
+    moves_left = -1
     for turn, imitated in zip(demonstration.episode.turns, demonstration.imitate, strict=True):
-        if moves_left:
+        if moves_left >= len(turn.outcomes):
             joined = turns[-1]
             turns[-1] = replace(
                 joined,
@@ -139,8 +159,24 @@ def join_turns(demonstration: Demonstration, max_moves: int, rng: random.Random)
             turns.append(turn)
             imitate.append(imitated)
             moves_left = rng.randint(1, max_moves)
-        moves_left -= 1
+        moves_left -= len(turn.outcomes)
     return replace(demonstration, episode=replace(demonstration.episode, turns=turns), imitate=imitate)
+
+
+def drop_failures(demonstrations: Sequence[Demonstration], kept: float) -> list[Demonstration]:
+    """Return the demonstrations that did not fail, and a share of those that did.
+
+    kept: share of the failed ones to return. Raises ConfigError if nothing is left.
+    """
+    failed = [number for number, each in enumerate(demonstrations) if each.episode.success is False]
+    dropped = set(failed[math.ceil(kept * len(failed)) :])
+    if dropped and len(dropped) == len(demonstrations):
+        raise ConfigError(
+            f"none of {len(demonstrations)} played episodes succeeded, so there is nothing to imitate: raise "
+            "warm_start.episodes or warm_start.failures, lower warm_start.noise, or name a better policy in "
+            "warm_start.from"
+        )
+    return [each for number, each in enumerate(demonstrations) if number not in dropped]
 
 
 def choose_best(demonstrations: Sequence[Demonstration], share: float) -> Sequence[Demonstration]:
