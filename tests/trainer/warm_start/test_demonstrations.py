@@ -20,6 +20,7 @@ from starpod.trainer.warm_start.demonstrations import (
     Demonstration,
     choose_best,
     collect_demonstrations,
+    drop_failures,
     join_turns,
 )
 from starpod.trainer.warm_start.imitation import Imitation
@@ -90,6 +91,18 @@ def test_the_best_are_imitated_and_of_them_only_moves_with_an_effect() -> None:
     assert [each.imitate for each in choose_best(given, 0.5)] == [[True, False], [True, False, True]]
     joined = [join_turns(each, 2, random.Random(0)) for each in given]
     assert [each.imitate for each in choose_best(joined, 0.5)] == [[False], [False, True]]
+
+
+def test_failures_are_left_out_but_for_a_share() -> None:
+    given = [
+        Demonstration(Episode(number, 0, "lake-v1", success=success), Limits(), [])
+        for number, success in enumerate([True, False, None, False, False])
+    ]
+    assert drop_failures(given, 1.0) == given
+    assert [each.episode.group for each in drop_failures(given, 0.5)] == [0, 1, 2, 3]
+    assert [each.episode.group for each in drop_failures(given, 0.0)] == [0, 2]
+    with pytest.raises(ConfigError, match="none of 2 played episodes succeeded"):
+        drop_failures(given[3:], 0.0)
 
 
 async def test_a_demonstration_reads_as_what_is_played_does() -> None:
