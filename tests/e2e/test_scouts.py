@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from starpod.trainer.data.episode import Episode
-from tests.e2e.test_train import SMALL, Screen, interrupt, saved, train
+from tests.e2e.test_train import Screen, interrupt, saved, train
 from tests.support import ServerProcess
 
 RULES = ("environment.options.success_rate=1", "environment.options.frozen_probability=0.8")
@@ -24,7 +24,7 @@ def scout(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 def test_a_policy_imitates_what_a_scout_solved(scout: Path, server: ServerProcess, tmp_path: Path) -> None:
-    """It goes on in the middle of the imitation without the scout."""
+    """A run that stopped in the middle of the imitation goes on without the scout."""
     folder, copy = tmp_path / "run", tmp_path / "scout"
     shutil.copytree(scout, copy)
     words = (*RULES, f"environment.addresses=[{server.address}]", "environment.options.observation=grid")

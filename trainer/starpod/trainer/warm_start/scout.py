@@ -137,8 +137,8 @@ class Scouting:
         ]
         return ConfigError(
             f"warm_start.from {self.config.scout} plays {self.task.environment} by other rules: {reason}. Options that "
-            f"differ: {', '.join(different) or 'none, so it is not deterministic'}; give both runs the same rules. Only "
-            "what a policy sees may differ"
+            f"differ: {', '.join(different) or 'none, so it is not deterministic'}; give both runs the same rules, as "
+            "only what a policy sees may differ"
         )
 
 
