@@ -39,9 +39,10 @@ def test_a_policy_imitates_what_a_scout_solved(scout: Path, server: ServerProces
     assert {turn.weight for turn in turns} == {0.0, 1.0}, "random moves are not imitated"
     shutil.rmtree(copy)
     told = train(run_dir=folder, resume=True, base=())
-    assert f"imitating {len(played)} demonstrations for 10 steps" in told
+    assert f"imitating {len(played)} demonstrations for " in told
     # Mistakes are imitated by the share that is asked for.
-    told = train(*words[:-3], f"warm_start.from={scout}", "warm_start.failures=1", run_dir=tmp_path / "all")
+    words = (*words[:4], f"warm_start.from={scout}", "warm_start.failures=1", "stop.iterations=0")
+    told = train(*words, run_dir=tmp_path / "all")
     assert "imitating 40 demonstrations" in told
 
 
@@ -51,7 +52,7 @@ def test_a_policy_imitates_what_a_scout_solved(scout: Path, server: ServerProces
         (["environment.id=bandit-v1", "environment.options={}"], "plays frozen_lake-v1, and not bandit-v1: name a run"),
         (
             ["seeds.final={start: 20000, stop: 20010}", "seeds.train={start: 30000, stop: 90000}"],
-            r"was trained on its seeds.train \(10000 to \d+\), of which seeds.final \(20000 to 20009\) holds out some",
+            r"was trained on seeds 10000 to \d+, of which seeds.final holds out 20000: choose other seeds.final",
         ),
         (["warm_start.steps=0"], "warm_start.from needs warm_start.steps, which is 0"),
     ],

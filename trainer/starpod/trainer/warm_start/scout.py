@@ -10,11 +10,12 @@ import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import torch
 
-from starpod.client import Fleet, Limits, Observation, Session, Want
+from starpod.client import Fleet, Observation, Session, Want
 from starpod.trainer.agents.base import Agent, AgentRefused, Move, Sampling, Stop, Task
 from starpod.trainer.agents.pretrained import PretrainedAgents
 from starpod.trainer.agents.scripted import GivenTurn, ReferenceAgent, choose_randomly
@@ -37,9 +38,7 @@ RULES_EPISODES = 16
 def read_scout(config: Config, task: TaskConfig) -> TaskConfig:
     """Return the environment that a task's scout was trained on, with the settings of its run.
 
-    Raises:
-        ConfigError: There is no such policy, it does not play the environment alone, or it was trained on start states
-            that this run holds out.
+    Raises ConfigError if there is no such policy, or if it cannot serve this run.
     """
     path, wanted = task.warm_start.scout, task.environment.id
     try:
@@ -52,16 +51,13 @@ def read_scout(config: Config, task: TaskConfig) -> TaskConfig:
         raise ConfigError(f"warm_start.from {path} plays {played}, and not {wanted}: name a run of {wanted}")
     if run.script.name != "solo":
         raise ConfigError(f"warm_start.from {path} has the script {run.script.name}: name a run whose script is solo")
-    for name in ("train", "warmstart"):
-        trained: SeedRange = getattr(run.seeds, name)
-        for purpose in PURPOSES:
-            held_out: SeedRange = getattr(config.seeds, purpose)
-            if max(trained.start, held_out.start) < min(trained.stop, held_out.stop):
-                raise ConfigError(
-                    f"warm_start.from {path} was trained on its seeds.{name} ({trained.start} to {trained.stop - 1}), "
-                    f"of which seeds.{purpose} ({held_out.start} to {held_out.stop - 1}) holds out some: choose other "
-                    f"seeds.{purpose}, or name a run with other seeds.{name}"
-                )
+    for trained, purpose in product((run.seeds.train, run.seeds.warmstart), PURPOSES):
+        held_out: SeedRange = getattr(config.seeds, purpose)
+        if trained.start < held_out.stop and held_out.start < trained.stop:
+            raise ConfigError(
+                f"warm_start.from {path} was trained on seeds {trained.start} to {trained.stop - 1}, of which seeds."
+                f"{purpose} holds out {max(trained.start, held_out.start)}: choose other seeds.{purpose}, or another run"
+            )
     return next((each for each in tasks if each.name == task.name), tasks[0])
 
 
@@ -89,22 +85,22 @@ class Scouting:
     async def play(
         self, seed: int, make_agent: Callable[[Session], Agent], want: Want, *, group: int = 0
     ) -> Demonstration:
-        """Play an episode of the scout's task, and the same actions in the other task.
+        """Play an episode of the scout's task, and return the same moves in the other task.
 
-        Args:
-            seed: Seed of the start state.
-            make_agent: Makes the agent of the scout's task.
-            want: Parts of observations that it needs.
-            group: Group number of its episode.
-
-        Returns:
-            The episode of the other task. Invalid moves are not imitated, and random ones only if that is configured.
+        Invalid moves are not imitated, and random ones only if that is configured. `make_agent`, `want` and `group` are
+        of the scout's episode.
         """
         played, limits = await play_start(self.fleet, self.scout_task, seed, want, make_agent, group=group)
         turns = [turn for turn in played.turns if turn.actions]
 
+        longest = max((len(turn.actions) for turn in turns), default=0)
+
         def play_again(session: Session) -> Agent:
-            self._compare_limits(limits, session.limits, max((len(turn.actions) for turn in turns), default=0))
+            is_short = 0 < (session.limits.max_actions_per_turn or 0) < longest
+            for name in ("max_turns", "max_actions", *["max_actions_per_turn"] * is_short):
+                there, here = getattr(limits, name), getattr(session.limits, name)
+                if there != here:
+                    raise self._refusal(f"its environment.{name} is {there}, and here it is {here}")
             return Repeater(turns, images=self.images)
 
         again, own_limits = await play_start(self.fleet, self.task, seed, Want(image=self.images), play_again)
@@ -115,18 +111,6 @@ class Scouting:
         noise = self.config.imitate_noise
         imitate = [turn.valid == len(turn.actions) and (noise or bool(turn.reply)) for turn in turns]
         return Demonstration(replace(again, end=played.end, success=played.success), own_limits, imitate)
-
-    def _compare_limits(self, there: Limits, here: Limits, longest_turn: int) -> None:
-        """Raise ConfigError if the limits differ, or if a turn of the scout is too long for this run."""
-        for name in ("max_turns", "max_actions"):
-            limits = getattr(there, name), getattr(here, name)
-            if limits[0] != limits[1]:
-                raise self._refusal(f"its environment.{name} is {limits[0]}, and here it is {limits[1]}")
-        if 0 < (here.max_actions_per_turn or 0) < longest_turn:
-            raise self._refusal(
-                f"it makes {longest_turn} moves in a turn, and environment.max_actions_per_turn is "
-                f"{here.max_actions_per_turn} here"
-            )
 
     def _refusal(self, reason: str) -> ConfigError:
         there, here = ({**task.options, "version": task.version or "any"} for task in (self.scout_task, self.task))
@@ -185,9 +169,6 @@ class Distracted(Agent):
         if episode.turns and not episode.turns[-1].reply:
             self._agent.recall(episode)
         return await self._agent.act(observation, episode)
-
-    def unanswered(self, observation: Observation, episode: Episode) -> tuple[list[int], bool]:
-        return self._agent.unanswered(observation, episode)
 
     def image_of(self, observation: Observation) -> bytes:
         return self._agent.image_of(observation)
