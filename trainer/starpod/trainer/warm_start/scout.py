@@ -56,7 +56,7 @@ def read_scout(config: Config, task: TaskConfig) -> TaskConfig:
         if trained.start < held_out.stop and held_out.start < trained.stop:
             raise ConfigError(
                 f"warm_start.from {path} was trained on seeds {trained.start} to {trained.stop - 1}, of which seeds."
-                f"{purpose} holds out {max(trained.start, held_out.start)}: choose other seeds.{purpose}, or another run"
+                f"{purpose} holds out {max(trained.start, held_out.start)}: choose other seeds.{purpose} or another run"
             )
     return next((each for each in tasks if each.name == task.name), tasks[0])
 
