@@ -79,10 +79,7 @@ def load_trained(path: Path, which: Which = "best") -> Trained:
 
 
 def find_checkpoint(path: Path, which: Which = "best") -> Loaded:
-    """Read the state and the policy's tensors of the checkpoint that `load_trained` would load.
-
-    Raises CheckpointError if there is none that can be used.
-    """
+    """Read the checkpoint that `load_trained` loads. Raises CheckpointError."""
     path = Path(path).resolve()
     file_names = ["policy"]
     if (path / MANIFEST).is_file():

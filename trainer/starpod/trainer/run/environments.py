@@ -68,7 +68,7 @@ class Served:
         self.demonstrations = [*choose_best(demonstrations, warm_start.best), *file_demonstrations]
 
     async def check_scout(self, config: Config) -> None:
-        """Raise ConfigError if the scout plays by other rules. It is not loaded for that."""
+        """Raise ConfigError if the scout plays by other rules. It is not loaded."""
         if (scouting := self._scouting(config)) is not None:
             await scouting.check_rules(SeedCursor(config.seeds.warmstart, config.seed).take(RULES_EPISODES))
 

@@ -23,11 +23,7 @@ class WarmStartConfig(Section):
     )
     # `from` is a keyword of Python, so the field exists by its annotation alone; `scout` reads it.
     __annotations__["from"] = Annotated[
-        FilePath,
-        Field(
-            default="",
-            description="Run or checkpoint of a trained policy of the environment, which plays instead of the expert.",
-        ),
+        FilePath, Field(default="", description="Run or checkpoint of a policy that plays instead of the expert.")
     ]
     failures: float | None = Field(
         default=None,

@@ -70,10 +70,7 @@ class Demonstrator(Agent):
 async def play_start(
     fleet: Fleet, task: Task, seed: int, want: Want, make_agent: Callable[[Session], Agent], *, group: int = 0
 ) -> tuple[Episode, Limits]:
-    """Play one episode from the start state of a seed. Return it with its session's limits.
-
-    Raises StarpodError if the episode fails.
-    """
+    """Play an episode from the start state of a seed. Return it and its session's limits. Raises StarpodError."""
     (session,) = await task.open(fleet, seed, 1, want)
     try:
         episode = await play(make_agent(session), session, group=group)
@@ -172,9 +169,8 @@ def drop_failures(demonstrations: Sequence[Demonstration], kept: float) -> list[
     dropped = set(failed[math.ceil(kept * len(failed)) :])
     if dropped and len(dropped) == len(demonstrations):
         raise ConfigError(
-            f"none of {len(demonstrations)} played episodes succeeded, so there is nothing to imitate: raise "
-            "warm_start.episodes or warm_start.failures, lower warm_start.noise, or name a better policy in "
-            "warm_start.from"
+            f"none of {len(demonstrations)} played episodes succeeded: raise warm_start.episodes or failures, lower "
+            "warm_start.noise, or name a better policy in warm_start.from"
         )
     return [each for number, each in enumerate(demonstrations) if number not in dropped]
 

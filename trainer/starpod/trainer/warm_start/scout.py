@@ -70,7 +70,7 @@ class Scouting:
     task: Task
     scout_task: Task
     """Options and limits of the scout's run."""
-    images: bool = False
+    images: bool
     """Whether turns keep images."""
 
     async def check_rules(self, seeds: Sequence[int]) -> None:
@@ -92,7 +92,6 @@ class Scouting:
         """
         played, limits = await play_start(self.fleet, self.scout_task, seed, want, make_agent, group=group)
         turns = [turn for turn in played.turns if turn.actions]
-
         longest = max((len(turn.actions) for turn in turns), default=0)
 
         def play_again(session: Session) -> Agent:
