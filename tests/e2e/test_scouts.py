@@ -41,7 +41,7 @@ def test_a_policy_imitates_what_a_scout_solved(scout: Path, server: ServerProces
     told = train(run_dir=folder, resume=True, base=())
     assert f"imitating {len(played)} demonstrations for " in told
     # Mistakes are imitated by the share that is asked for.
-    words = (*words[:4], f"warm_start.from={scout}", "warm_start.failures=1", "stop.iterations=0")
+    words = (*words[:4], words[5], f"warm_start.from={scout}", "warm_start.failures=1", "stop.iterations=0")
     told = train(*words, run_dir=tmp_path / "all")
     assert "imitating 40 demonstrations" in told
 
