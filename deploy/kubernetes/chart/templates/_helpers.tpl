@@ -7,7 +7,7 @@
 {{- $name -}}
 {{- end -}}
 
-{{/* A fleet with the defaults for what it does not say, as JSON. Arguments: root, name, fleet. */}}
+{{/* A fleet, completed by the defaults, as JSON. Arguments: root, name, fleet. */}}
 {{- define "starpod.fleet" -}}
 {{- $fleet := mergeOverwrite (deepCopy .root.Values.fleet) (.fleet | default dict) -}}
 {{- $_ := set $fleet "name" .name -}}
@@ -16,32 +16,33 @@
 {{- $fleet | toJson -}}
 {{- end -}}
 
-{{/* Labels that do not change, by which pods are found. Arguments: root, component. */}}
+{{/* Labels that never change, by which pods are selected. Arguments: root, component. */}}
 {{- define "starpod.selector" -}}
 app.kubernetes.io/name: starpod
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .component }}
 {{- end -}}
 
-{{/* A pod's labels. Not the chart's version: a newer chart leaves the pods of a fleet with a tag of its own as they are.
-Arguments: root, component, and tag where it is not the chart's. */}}
+{{/* A pod's labels, without the chart's version: a newer chart must not restart the pods of a fleet that pins its tag.
+Arguments: root, component, tag (default: the chart's appVersion). */}}
 {{- define "starpod.podLabels" -}}
 {{ include "starpod.selector" . }}
 app.kubernetes.io/version: {{ .tag | default .root.Chart.AppVersion | quote }}
 {{- end -}}
 
-{{/* The labels of all else. Arguments: the same. */}}
+{{/* Labels of objects other than pods. Arguments: root, component, tag (default: the chart's appVersion). */}}
 {{- define "starpod.labels" -}}
 {{ include "starpod.podLabels" . }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end -}}
 
-{{/* What every pod is: nobody in particular, without an API token. Arguments: root, node (where it may run). */}}
+{{/* The pod's spec that all pods share: user 1000, no API token. Arguments: root, node (values with nodeSelector, tolerations,
+affinity and priorityClassName). */}}
 {{- define "starpod.pod" -}}
 automountServiceAccountToken: false
 enableServiceLinks: false
-shareProcessNamespace: true # Kubernetes' pause is process 1 then: it reaps, and a SIGTERM at the start is not lost
+shareProcessNamespace: true # as process 1, the server would miss an early SIGTERM and would have to reap orphans
 securityContext:
   runAsNonRoot: true
   runAsUser: 1000
@@ -68,8 +69,9 @@ priorityClassName: {{ . }}
 {{- end }}
 {{- end -}}
 
-{{/* What every container is: its image, and no right at all, or, for a user of its own to each process of class
-process, those of root that give and end it. Arguments: root, image, tag, processUsers (or none). */}}
+{{/* The container's spec that all containers share: the image and no capabilities. With processUsers, the server runs as root
+with the capabilities to give each environment of class `process` a user of its own, and to end its processes. Arguments: root,
+image, tag, processUsers (default: false). */}}
 {{- define "starpod.container" -}}
 image: {{ printf "%s%s:%s" .root.Values.image.registry .image .tag }}
 imagePullPolicy: {{ .root.Values.image.pullPolicy }}
@@ -85,7 +87,7 @@ securityContext:
   {{- end }}
 {{- end -}}
 
-{{/* Whether there is TLS: "true" or nothing. */}}
+{{/* "true" if TLS is on, else empty. */}}
 {{- define "starpod.tls" -}}
 {{- if ne .Values.tls.mode "none" }}true{{ end -}}
 {{- end -}}
@@ -118,7 +120,7 @@ securityContext:
 {{- $services | uniq | sortAlpha | toJson -}}
 {{- end -}}
 
-{{/* Requests and limits, with GPUs where there are any. Arguments: resources, name, count. */}}
+{{/* Requests and limits, with GPUs if count is not 0. Arguments: resources, name (of the GPU resource), count. */}}
 {{- define "starpod.gpus" -}}
 {{- $resources := deepCopy .resources -}}
 {{- if gt (int .count) 0 -}}
