@@ -67,7 +67,7 @@ class Parity:
 
 
 class Draws(random.Random):
-    """Stands in for a random stream: gives recorded uniform draws in order, and nothing else."""
+    """A random stream that returns recorded uniform draws in order, and nothing else."""
 
     def __init__(self, recorded: list[float]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a report of `starpod check` leaves out."""
+"""Skipped requirements in a report of `starpod check`."""
 
 from collections.abc import Iterable
 
@@ -7,5 +7,5 @@ BY_TIME = ("too busy", "past its deadline", "the shortest timeout")
 
 
 def not_by_time(skipped: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Reason by requirement, without those that may differ from run to run."""
+    """Return the reason by requirement, without requirements whose skipping depends on time."""
     return {number: reason for number, reason in skipped if not any(words in reason for words in BY_TIME)}

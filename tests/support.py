@@ -67,7 +67,7 @@ class ServerProcess:
 
     @property
     def log(self) -> str:
-        """What the server has written on standard error so far."""
+        """Return the server's standard error so far."""
         # Not by seek and read: the server writes where this file stands.
         return os.pread(self._log.fileno(), os.fstat(self._log.fileno()).st_size, 0).decode(errors="replace")
 

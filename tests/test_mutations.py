@@ -236,7 +236,7 @@ MUTATIONS: dict[str, tuple[str, Callable[..., Any], str]] = {
         lambda right, *items: (right(*items)[0], True),
         "tests/tools/gateway/test_lineage.py::test_dropped_thoughts_begin_a_sample_where_the_template_drops_them",
     ),
-    "gateway: a reply goes on after its stop text": (
+    "gateway: a reply continues after its stop text": (
         f"{GATEWAY}.session:_cut_at_stop",
         lambda right, template, tokens, stops: (right(template, tokens, stops)[0], len(tokens), stops[0]),
         "tests/tools/gateway/test_lineage.py::test_a_stop_text_cuts_the_reply_where_it_ends",

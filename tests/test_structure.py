@@ -78,7 +78,7 @@ def test_no_circle_of_files() -> None:
 
 
 def _names_from_starpod() -> list[tuple[str, str, str]]:
-    """What benchmarks and examples import from the product: file, module and name."""
+    """Return the names that benchmarks and examples import from the product, as (file, module, name)."""
     files = [path for folder in ("benchmarks", "examples") for path in (ROOT / folder).rglob("*.py")]
     return [
         (str(path.relative_to(ROOT)), node.module, alias.name)

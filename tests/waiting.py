@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 
 async def eventually(condition: Callable[[], object], seconds: float = 120.0) -> None:
-    """Returns once the condition holds. Raises TimeoutError if it does not within so many seconds."""
+    """Wait until the condition holds. Raise TimeoutError if it does not within `seconds`."""
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.001)

@@ -24,9 +24,9 @@ pytestmark = [
 
 @dataclass(frozen=True)
 class Small:
-    """A call with sizes as small as can be. OUT stands for a temporary folder.
+    """One call of a program, with the smallest sizes that it accepts. OUT is replaced by a temporary folder.
 
-    needs: packages that tests do not have by themselves; mark: of those that take long or need a model.
+    needs: packages that are not installed for tests; mark: marker of calls that are slow or need a model.
     """
 
     words: str
@@ -88,7 +88,7 @@ def programs() -> set[str]:
 
 
 def documents() -> dict[Path, int]:
-    """When each file of docs/ was last written."""
+    """Return the modification time of each file of docs/."""
     return {path: path.stat().st_mtime_ns for path in (ROOT / "docs").rglob("*") if path.is_file()}
 
 
@@ -102,7 +102,7 @@ def cases() -> list[ParameterSet]:
 
 @pytest.mark.parametrize("name", cases())
 def test_a_program_runs_and_leaves_docs_alone(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In this process: each one of its own would import torch and gRPC again."""
+    """Call the program in this process, because each new process would import torch and gRPC again."""
     small = PROGRAMS[name]
     if missing := [each for each in small.needs if importlib.util.find_spec(each) is None]:
         pytest.skip(f"needs {', '.join(missing)}: make test-bench has them")

@@ -1,4 +1,4 @@
-"""What callers get wrong is told with what to write instead, and what they print can be read."""
+"""Errors for wrong arguments say what to write instead, and the repr of each public object can be read."""
 
 import asyncio
 from typing import Any

@@ -60,7 +60,7 @@ async def undisturbed(seed: int, turns: Sequence[Any] = TURNS, **options: Any) -
 
 
 def give_patience(fleet: Fleet, seconds: float) -> None:
-    """From now on: what came before, as the opening of its sessions, may have taken longer on a machine held up."""
+    """Shorten the fleet's timeout only now, because opening its sessions may have taken longer on a busy machine."""
     fleet.recovery.patience = seconds
     for replica in fleet.replicas:
         replica.patience = seconds
@@ -379,7 +379,7 @@ async def test_a_call_asked_again_may_be_answered_in_a_row() -> None:
 
 @every_way
 async def test_a_server_that_never_answers_runs_into_the_patience(fake: FakeServer) -> None:
-    """It is there, and says so when it is asked how it is; the turn alone has no reply."""
+    """A server that answers health checks but not the turn."""
     async with Fleet(fake.address, timeout=0.05, grace=60.0) as fleet:
         (session,) = await fleet.open("walk-v1", seed=3)
         give_patience(fleet, 0.3)

@@ -239,5 +239,5 @@ if __name__ == "__main__":
 
 
 def test_gymnasiums_processes_play_the_same(server: ServerProcess) -> None:
-    """In a program of its own: a forked process may use no gRPC where its parent has a fleet open."""
+    """Run a new program, since a forked process may not use gRPC if its parent has an open fleet."""
     subprocess.run([sys.executable, "-c", ASYNC, server.address], timeout=250, check=True)

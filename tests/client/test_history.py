@@ -32,7 +32,7 @@ DEEDS = st.lists(
 
 
 async def live(deeds: list[tuple[str, int, Any]], deaths: set[int]) -> list[Any]:
-    """What a program sees that does these deeds while its server dies just before some of them."""
+    """Return what a program sees that performs these deeds while its server dies before each deed of `deaths`."""
     seen: list[Any] = []
     async with FakeServer() as server, Fleet(server.address) as fleet:
         sessions: list[Session] = await fleet.open("walk-v1", seed=5, count=2, limits=Limits(max_turns=40))

@@ -1,4 +1,4 @@
-"""Calls to this machine and programs on it: whatever lies in the working folder, and whatever proxies are set."""
+"""Calls to this machine and programs on it do not depend on files in the working folder or on proxy settings."""
 
 import os
 from pathlib import Path

@@ -144,7 +144,7 @@ async def test_other_instructions_are_another_episode(fake: FakeServer, session:
 
 
 async def test_an_episode_that_ends_early_in_the_replay_has_diverged(fake: FakeServer, session: Session) -> None:
-    """Also where the reply that ends it does not say so, and the next step is refused."""
+    """This includes a reply that does not report the end, after which the next step is refused."""
 
     def before(kind: str, request: Any) -> None:
         if kind == "step" and request is not None and request.step_index == 1:

@@ -1,4 +1,4 @@
-"""One call at a time on a session, in the order in which they were made, whatever becomes of those that wait."""
+"""A session runs one call at a time, in the order in which they were made, even if waiting calls are cancelled."""
 
 import asyncio
 from typing import Any
@@ -78,7 +78,7 @@ async def test_calls_that_wait_when_a_session_is_closed_are_told_so() -> None:
 
 
 async def test_closing_does_not_wait_for_a_call_that_nobody_waits_for() -> None:
-    """It is closed when the server is through with it."""
+    """The session is closed on the server as soon as the abandoned call is finished."""
     async with FakeServer() as server, Fleet(server.address) as fleet:
         session, other = await fleet.open("walk-v1", seed=3, count=2)
         server.delay = lambda kind: 3600 if kind == "step" else 0

@@ -18,7 +18,7 @@ _fetch = build_opener(ProxyHandler({})).open
 
 @functools.cache
 def missing() -> str:
-    """Why nothing can be run in containers here; empty if it can."""
+    """Return why no containers can run here, or an empty text if they can."""
     if not shutil.which("docker"):
         return "there is no docker here"
     if _compose_command() is None:
@@ -65,7 +65,7 @@ class Compose:
         return docker("ps", "--all", "--quiet", *filters).split()
 
     def wait(self, service: str, seconds: float = 300, watch: Callable[[], None] = lambda: None) -> None:
-        """Until the service's container has ended, which it must do well. `watch` is called all the while."""
+        """Wait until the service's container has exited with status 0. `watch` is called repeatedly while waiting."""
         (container,) = self.containers(service)
         limit = time.monotonic() + seconds
         while (state := inspect(container)["State"])["Running"]:
@@ -76,7 +76,7 @@ class Compose:
         assert state["ExitCode"] == 0, logs.stdout + logs.stderr
 
     def wait_until_healthy(self, service: str, seconds: float = 300) -> None:
-        """Until the service's container says that it is healthy."""
+        """Wait until the service's container reports that it is healthy."""
         (container,) = self.containers(service)
         limit = time.monotonic() + seconds
         while (state := inspect(container)["State"])["Health"]["Status"] != "healthy":
@@ -85,7 +85,7 @@ class Compose:
 
 
 def inspect(thing: str) -> dict[str, Any]:
-    """What the engine knows of a container or an image."""
+    """Return the container engine's description of a container or an image."""
     (found,) = json.loads(docker("inspect", thing))
     return dict(found)
 

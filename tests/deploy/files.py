@@ -1,4 +1,4 @@
-"""What the tests of deploy/ read."""
+"""Files of deploy/ that several tests read."""
 
 import tomllib
 from typing import Any

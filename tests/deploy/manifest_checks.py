@@ -1,4 +1,4 @@
-"""What is wrong with Kubernetes manifests: each check yields sentences, none where all is well."""
+"""Checks of Kubernetes manifests. Each one yields a sentence per problem."""
 
 import functools
 import re
@@ -38,7 +38,7 @@ def schemas(manifests: list[Manifest]) -> Iterator[str]:
 
 
 def custom(manifest: Manifest) -> Iterator[str]:
-    """The same for cert-manager's resources and those of the Prometheus operator."""
+    """Check resources of cert-manager and of the Prometheus operator against their schemas."""
     from cloudcoil.models.cert_manager import v1 as cert_manager
     from cloudcoil.models.prometheus_operator import v1 as operator
 
@@ -307,5 +307,5 @@ CHECKS = (
 
 
 def problems(manifests: list[Manifest]) -> list[str]:
-    """What all checks find."""
+    """Return the problems that all checks find."""
     return [problem for check in CHECKS for problem in check(manifests)]

@@ -70,7 +70,7 @@ def compose(built: Compose) -> Iterator[Compose]:
 
 @pytest.fixture(scope="module")
 def undisturbed(built: Compose, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same run without containers."""
+    """The folder of an equal run without containers."""
     folder = tmp_path_factory.mktemp("without") / "run"
     subprocess.run([*COMMAND, "train", *JOB, "--run-dir", str(folder)], check=True, capture_output=True, timeout=300)
     return folder
@@ -141,7 +141,7 @@ def test_sessions_spread_over_four_and_a_killed_one_changes_nothing(compose: Com
     process, killed = inspect(victim)["State"]["Pid"], False
 
     def kill_one() -> None:
-        """In the middle of its episodes, after two iterations."""
+        """Kill a server during its episodes, after two iterations."""
         nonlocal killed
         if killed:
             return
@@ -173,7 +173,7 @@ def test_a_server_cannot_change_its_image(compose: Compose) -> None:
 
 @pytest.mark.parametrize("service", ["webshop", pytest.param("webshop-browser", marks=pytest.mark.browser)])
 def test_the_shop_is_open(compose: Compose, service: str) -> None:
-    """From the volume, which is empty at first; and once more from what the first start has left there."""
+    """The first start fills an empty volume, and the second one uses the volume's content."""
     environment = f"{service}-v1"
     compose("--profile", "browser", "build", service, timeout=1500)
     for _ in range(2):

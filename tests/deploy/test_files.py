@@ -138,7 +138,7 @@ def test_the_override_gives_trainers_and_vllm_a_gpu() -> None:
 
 
 def test_vllm_is_reached_by_its_trainer_alone() -> None:
-    """Its development endpoints ask for no key."""
+    """vLLM's development endpoints need no key, so nobody else may reach it."""
     services_ = services()
     vllm, trainer = services_["vllm"], services_["trainer-vllm"]
     assert "ports" not in vllm

@@ -65,7 +65,7 @@ def test_the_schema_refuses(wrong: Manifest) -> None:
 
 
 def test_each_value_is_explained() -> None:
-    """By a comment above it or behind it, or above a section that it is in: `helm show values` is the reference."""
+    """`helm show values` is the reference: each value or its section has a comment."""
     text = (CHART / "values.yaml").read_text()
     explained: dict[int, bool] = {}
     silent, above = [], ""

@@ -26,7 +26,7 @@ KEY = "of the servers alone, 32 characters"
 
 @pytest.fixture
 def files(tmp_path: Path) -> Path:
-    """What Secrets bring into the pods of secure.yaml and of trainer-vllm.yaml, beneath one folder."""
+    """A folder with the files that Secrets mount into the pods of secure.yaml and of trainer-vllm.yaml."""
     manifests = read("secure")
     names = next(c["spec"]["dnsNames"] for c in of_kind(manifests, "Certificate") if "dnsNames" in c["spec"])
     authority = trustme.CA()
@@ -91,7 +91,7 @@ async def test_a_rendered_pod_serves_is_probed_and_drains(
         async with asyncio.timeout(30):
             while (await probe.Check(health_pb2.HealthCheckRequest())).status == 1:
                 await asyncio.sleep(0.02)
-        # Not ready any more, and yet the episode goes on; the end of the last one is the end of the pod.
+        # A draining pod is not ready, but its episode continues. The pod stops after the last episode.
         await session.step("neither arm")
         await session.close()
         status = await asyncio.to_thread(server.process.wait, 30)

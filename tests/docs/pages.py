@@ -1,4 +1,4 @@
-"""What the project's pages hold: fenced blocks, commands, tables, links and anchors."""
+"""Parts of the project's Markdown pages: fenced blocks, commands, tables, links and anchors."""
 
 import importlib
 import re
@@ -39,7 +39,7 @@ class Block:
 
     @property
     def commands(self) -> list[str]:
-        """Its lines without comments, continued lines joined."""
+        """Return the block's lines without comments, with continued lines joined."""
         lines = re.sub(r"\s*\\\n\s*", " ", self.text).splitlines()
         return [bare for line in lines if (bare := COMMENT.sub("", line).strip())]
 
@@ -86,7 +86,7 @@ def table(text: str, first_cell: str) -> list[list[str]]:
 
 
 def links(text: str) -> list[str]:
-    """Where a page's links and pictures point to."""
+    """Return the targets of a page's links and pictures."""
     return LINK.findall(re.sub(r"`[^`]*`", "", prose(text)))
 
 

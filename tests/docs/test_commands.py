@@ -79,7 +79,7 @@ def test_targets_and_benchmarks_exist(page: Path) -> None:
 
 
 def test_what_is_to_be_installed_can_be() -> None:
-    """No package index has starpod: pages and errors install a clone, with extras that there are."""
+    """Starpod is on no package index: pages and errors install a clone with existing extras."""
     sources = [
         file
         for folder in ("client", "env_server", "environments", "tools", "trainer")

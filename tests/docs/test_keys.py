@@ -35,7 +35,7 @@ def test_pages_name_keys() -> None:
 
 
 def test_pages_that_the_code_names_exist() -> None:
-    """In descriptions of keys and options, and in messages: `docs/PAGE.md#HEADING`."""
+    """Descriptions of keys and options, and messages, name pages as `docs/PAGE.md#HEADING`."""
     wrong, count = [], 0
     for folder in ("client", "env_server", "environments", "tools", "trainer"):
         for file in (ROOT / folder).rglob("*.py"):

@@ -39,7 +39,7 @@ def installs(command: str) -> None:
 def composes(command: str) -> None:
     """`docker compose up [--scale SERVICE=N]`, over files that have these services."""
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
-    assert re.fullmatch(r"docker compose up( --scale \w+=\d+)*", command), "teach this test what else compose is told"
+    assert re.fullmatch(r"docker compose up( --scale \w+=\d+)*", command), "unknown arguments of compose"
     for service in re.findall(r"--scale (\w+)=", command):
         assert "profiles" not in services[service]
     assert "trainer" in services
@@ -92,7 +92,7 @@ def test_what_cannot_be_run_everywhere_says_so(command: str) -> None:
 
 
 def test_commands_in_the_prose() -> None:
-    """What is between backticks in a sentence: jobs are known, targets are there, servers start."""
+    """Commands between backticks name existing jobs and targets, and servers start."""
     commands = [code for code in inline(README) if code.startswith(("starpod train ", "make "))]
     assert len(commands) > 2
     for command in commands:

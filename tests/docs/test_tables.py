@@ -80,7 +80,7 @@ def test_a_figure_names_the_command_that_measures_it(row: list[str]) -> None:
 
 @pytest.mark.parametrize("row", FIGURES, ids=lambda row: row[0])
 def test_a_figure_stands_on_the_pages_too(row: list[str]) -> None:
-    """What is measured again is replaced in both places: README.md, and docs/benchmarks.md or its results."""
+    """A new measurement has to replace figures in README.md and in docs/benchmarks.md or its results."""
     sources: list[Path] = [page for page in pages() if page.name != "README.md"]
     numbers = {number for page in sources for number in NUMBER.findall(page.read_text(encoding="utf-8"))}
     assert [number for number in NUMBER.findall(row[1]) if number not in numbers] == []

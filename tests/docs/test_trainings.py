@@ -24,7 +24,7 @@ def trainings(page: Path) -> list[list[str]]:
 
 
 def read(call: list[str], folder: Path) -> Config | None:
-    """None where the configuration is the reader's own, and the page does not show it."""
+    """Return the configuration of a call, or None if it is a file of the reader that the page does not show."""
     name, *changes = call
     found = [path for path in (folder / name, ROOT / name) if path.exists()]
     if not found and name not in COMES_WITH_IT:

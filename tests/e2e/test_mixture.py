@@ -44,7 +44,7 @@ CONFIG = {
 
 
 def said(file: Path) -> dict[tuple[str, int], list[tuple[str, str]]]:
-    """What was seen and replied in each episode, by environment and seed."""
+    """Return the observations and replies of each episode, by environment and seed."""
     return {
         (episode["environment"], episode["seed"]): [(turn["observation"], turn["reply"]) for turn in episode["turns"]]
         for episode in lines(file)

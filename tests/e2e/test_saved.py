@@ -1,4 +1,4 @@
-"""What a person found in the live site is used by the run after it: to imitate, and to begin in."""
+"""A run uses what a person saved in the live site: it imitates demonstrations, and begins in start states."""
 
 import re
 from pathlib import Path

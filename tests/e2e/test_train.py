@@ -244,8 +244,11 @@ def restart_in_use(server: ServerProcess) -> Callable[[], bool]:
 def test_nothing_that_happens_to_a_run_changes_a_digit(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A signal comes in the warm start; a lost server, another signal, a dead engine and SIGKILL in the middle of a
-    collection. Each time the run goes on with its own configuration, at last in lock step."""
+    """An interrupted run ends with the same weights as an undisturbed one.
+
+    There is a signal in the warm start. A lost server, another signal, a dead engine and SIGKILL follow during
+    collections. The run is resumed with its own configuration each time, the last time synchronously.
+    """
     folder, killed = tmp_path / "run", tmp_path / "killed"
     again = f"starpod train --resume --run-dir {folder}"
 

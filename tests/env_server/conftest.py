@@ -101,7 +101,7 @@ class Client:
         await self.ask("Close", session_ids=[session.session_id for session in sessions])
 
     async def live(self) -> int:
-        """How many sessions there are."""
+        """Return the number of live sessions."""
         return (await self.ask("Describe")).live_sessions  # type: ignore[no-any-return]
 
     @property
@@ -111,7 +111,7 @@ class Client:
         return table
 
     async def pending(self, session: pb.Session, count: int) -> None:
-        """Until so many calls wait for or work on a session."""
+        """Wait until `count` calls wait for a session or work on it."""
         await eventually(lambda: self.table[session.session_id].pending == count)
 
     async def fails(self, call: Awaitable[Any]) -> Failure:
@@ -132,7 +132,7 @@ def text_of(holder: pb.Session | pb.Transition) -> str:
 
 
 async def entered() -> None:
-    """Until a step of waiting-v1 is at its gate."""
+    """Wait until a step of waiting-v1 is at its gate."""
     assert await asyncio.to_thread(Waiting.entered.wait, 30)
 
 
@@ -160,7 +160,7 @@ class Stream:
         await self.call.write(message)
 
     async def until(self, count: int) -> None:
-        """Until so many calls are answered."""
+        """Wait until `count` calls are answered."""
         while len(self.replies) < count:
             response = await asyncio.wait_for(self.call.read(), 60)
             assert response is not grpc.aio.EOF, await self.call.details()

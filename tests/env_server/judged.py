@@ -16,7 +16,7 @@ from starpod.env_server import ChatModel, Concurrency, Environment, EnvironmentS
 
 
 class Judged(Environment):
-    """What the agent says is shown to a user, whose answer is seen, and to a judge, whose mark is the reward."""
+    """An environment that shows the agent's words to a user, who answers, and to a judge, whose mark is the reward."""
 
     spec = EnvironmentSpec(
         id="judged-v1",
@@ -73,7 +73,7 @@ class Model(ThreadingHTTPServer):
         self.released = threading.Event()
 
     def asked_once(self, count: int) -> None:
-        """It gave so many replies, no two of them to the same."""
+        """Check that the model has given `count` replies, and never two to the same request."""
         assert sum(self.asked.values()) == count and set(self.asked.values()) == {1}, self.asked
 
     @property

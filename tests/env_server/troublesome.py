@@ -31,7 +31,7 @@ def specify(name: str, title: str, *, version: str = "1.0.0", **more: Any) -> En
 
 
 def elsewhere(base: type[Environment], concurrency: Concurrency) -> type[Environment]:
-    """The same environment in another class of concurrency, which is in its id."""
+    """Return the same environment in another class of concurrency, which is part of its id."""
     name, where = base.spec.id.removesuffix("-v1"), concurrency.value
     spec = dataclasses.replace(base.spec, id=f"{name}_{where}-v1", concurrency=concurrency)
     return type(f"{base.__name__}{where.title()}", (base,), {"spec": spec, "__module__": __name__})
@@ -181,7 +181,7 @@ class Uncopied(Environment):
 
 
 class Searched(Environment):
-    """Its start takes a while to find, so resets run on a thread."""
+    """An environment whose start takes long to find, so that resets run on a thread."""
 
     spec = specify("searched", "Found", actions=("draw",), slow_reset=True, limits=Limits(max_actions=3))
 
@@ -204,7 +204,7 @@ class Searched(Environment):
 
 
 class Crowded(Environment):
-    """Its pictures come from a pool that is `taken` for so many more tries, or `closed`.
+    """An environment whose pictures come from a pool that is `taken` for the next tries, or `closed`.
 
     Its starts are numbered by the seed.
     """
@@ -255,7 +255,7 @@ CrowdedProcess = elsewhere(Crowded, Concurrency.PROCESS)
 
 
 class UndrawnProcess(Crowded):
-    """In a process of its own too, and nothing draws there."""
+    """A `Crowded` in a process of its own, where nothing can draw pictures."""
 
     spec = dataclasses.replace(Crowded.spec, id="undrawn_process-v1", concurrency=Concurrency.PROCESS)
 
@@ -292,7 +292,7 @@ class Anything(Environment):
 
 
 class Altering(Environment):
-    """Changes the actions that it is given, and goes on changing what it has shown."""
+    """An environment that changes the actions that it gets, and later the observations that it has returned."""
 
     spec = specify("altering", "It writes on everything", grammar="anything")
 

@@ -50,7 +50,7 @@ class Coin(Environment):
 
 
 class Chain(Environment):
-    """Only `a`, six times, wins; `b` is lost at once, but goes on."""
+    """An environment of six turns, solved by six times `a`. After `b` it cannot be solved any more, but continues."""
 
     spec = EnvironmentSpec(
         id="chain-v1", version="1.0.0", title="A chain", actions=("a", "b"), limits=Limits(max_turns=6)

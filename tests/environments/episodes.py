@@ -96,7 +96,7 @@ def next_action(state: LiveEpisode, rng: random.Random) -> Any:
 
 
 def play(state: LiveEpisode, seed: int) -> list[str]:
-    """Goes on to the end with actions drawn from the seed; one line for what is seen first and one for each turn."""
+    """Play to the end with actions drawn from the seed. Return the first observation and a line for each turn."""
     rng = random.Random(seed)
     lines = [repr(state.observe(EVERYTHING))]
     while not state.end_reason:

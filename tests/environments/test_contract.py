@@ -1,4 +1,4 @@
-"""What every environment does: it refuses senseless options and actions, and draws its start from the seed alone."""
+"""Rules for every environment: it refuses invalid options and actions, and draws its start from the seed only."""
 
 import io
 from typing import Any

@@ -1,4 +1,4 @@
-"""The same seeds give the same episode: in another process or thread, after a fork, from a snapshot."""
+"""Determinism: equal seeds give equal episodes in another process or thread, after a fork, and from a snapshot."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def test_forks_and_snapshots_go_on_the_same(
 
 @each_case
 def test_options_come_back_from_their_own_dump(case: Case) -> None:
-    """As in a log, and in a snapshot of an older server, which hold every option and not only the given ones."""
+    """Logs, and snapshots of older servers, contain every option, not only the given ones."""
     options = case[0].Options(**case[1])
     assert case[0].Options(**options.model_dump(mode="json")) == options
     original = start_case(case, 1, 2)

@@ -44,7 +44,7 @@ CHOSEN: dict[type[Environment], dict[str, str]] = {
     },
     Sokoban: {
         "open-success-unknown": "the original says success = false while the episode is open; here nothing is said yet",
-        "over-is-over": "after the end the original goes on and pays +9.9 for every step; here a reset is due",
+        "over-is-over": "the original continues after the end and pays +9.9 for every step; here a reset is due",
         "four-moves-only": "the original also takes ids 0 (wait) and 5 to 8 (walk only); invalid and free here",
         "names-not-ids": "an action is its name; the original takes ids and raises on a name",
         "invalid-is-an-outcome": "other ids raise in the original; here they are invalid outcomes",
@@ -55,17 +55,17 @@ CHOSEN: dict[type[Environment], dict[str, str]] = {
         "same-digit-again": "a digit that the cell holds already is refused as such, not as in conflict with itself",
         "every-step-counts": "the step limit ends the episode whatever the last action was, not on a placement only",
         "open-success-unknown": "the original says success = false while the episode is open; here nothing is said yet",
-        "over-is-over": "after the end the original goes on; here a reset is due",
+        "over-is-over": "the original continues after the end; here a reset is due",
     },
     Game2048: {
         "open-success-unknown": "the original says success = false while the episode is open; here nothing is said yet",
         "invalid-is-an-outcome": "the original raises on an unknown action; ours answers valid=false, changes nothing",
-        "over-is-over": "a locked board says done once in the original, then goes on; here a reset is due",
+        "over-is-over": "a locked board reports its end once in the original, then continues; here a reset is due",
     },
     RubiksCube: {
         "open-success-unknown": "the original says success = false while the episode is open; here nothing is said yet",
         "invalid-is-an-outcome": "the original raises on an unknown action; ours answers valid=false, changes nothing",
-        "over-is-over": "after the end the original goes on; here a reset is due",
+        "over-is-over": "the original continues after the end; here a reset is due",
         "back-turns-as-on-a-cube": "the original's turns of the back swap two stickers of the row that comes from or "
         "goes to the down face, which tears corners apart; ours are those of a cube",
     },
@@ -98,9 +98,9 @@ Played = tuple[str, Any, Any, TurnResult]
 def turns(
     record: Any, episode: LiveEpisode, parity: Parity, before: Callable[[Any], Any] = lambda step: None
 ) -> Iterator[Played]:
-    """Where it is, the recorded step, its action and our transition, for each step that both programs played.
+    """Yield the place, the recorded step, its action and our transition for each step that both programs played.
 
-    before: is given each step before it is played; what it returns as true is not played.
+    before: is called with each step first. If it returns true, the step is not played.
     """
     environment = episode.environment
     for number, step in enumerate(record["steps"]):

@@ -20,7 +20,7 @@ from tests.environments.episodes import CASES, next_action, start_case
 
 
 class Track(Environment):
-    """Its options refuse a length beside a drawing, as soon as one is given."""
+    """An environment whose options refuse a length in addition to a drawing, even if it equals the default."""
 
     spec = EnvironmentSpec(id="track-v1", version="1.0.0", title="A track", actions=("go",))
 
@@ -46,7 +46,7 @@ class Track(Environment):
 
 
 class GuardedTrack(Track):
-    """The same in a process of its own."""
+    """A `Track` that runs in a process of its own."""
 
     spec = replace(Track.spec, id="guarded-track-v1", concurrency=Concurrency.PROCESS)
 
@@ -91,9 +91,9 @@ def changed(value: Any, rng: random.Random) -> Any:
 
 
 def test_a_state_that_is_taken_can_be_played() -> None:
-    """Of such states one in seven was taken and failed at a later step, as a bug of the environment.
+    """One in seven of these states used to be restored and failed at a later step, as a bug of the environment.
 
-    Those that are left need an action that a few turns do not come to, such as the right answer.
+    The remaining ones need an action that a few random turns do not contain, such as the right answer.
     """
     rng, taken, failed = random.Random(0), 0, 0
     want = Want(valid_actions=True, state_key=True)

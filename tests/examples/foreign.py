@@ -1,4 +1,4 @@
-"""What a server in another language has to show: the contract, a graceful end, and that the trainer learns from it."""
+"""Checks of a server in another language: the contract, a graceful shutdown, and training on it."""
 
 import json
 import signal
@@ -20,7 +20,7 @@ from tests.tools.ui.conftest import wait_until
 
 
 def code_lines(folder: Path, *endings: str, comments: tuple[str, ...] = ("//",)) -> int:
-    """Blank lines, and those that begin as comments do, do not count."""
+    """Count the lines of code, without blank lines and lines that are comments."""
     files = [file for file in folder.iterdir() if file.suffix in endings]
     stripped = [line.strip() for file in files for line in file.read_text().splitlines()]
     return len([line for line in stripped if line and not line.startswith(comments)])
@@ -38,7 +38,7 @@ def keep_contract(server: ServerProcess, also: ServerProcess, *words: str) -> di
 
 
 def drain(server: ServerProcess, environment: str, action: str, number: signal.Signals) -> None:
-    """Asks it to leave while a session lives: the session goes on, a key that was used opens nothing new."""
+    """Stop the server while a session lives: the session continues, but a used key opens no new one."""
     with grpc.insecure_channel(server.address) as channel:
         service = environment_pb2_grpc.EnvironmentServiceStub(channel)
         health = health_pb2_grpc.HealthStub(channel)

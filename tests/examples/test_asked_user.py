@@ -49,7 +49,7 @@ def test_smollm2_is_asked_once(tmp_path: Path) -> None:
 
 
 def play(fleet: SyncFleet) -> list[str]:
-    """What is seen and earned."""
+    """Return the observation and the reward of each turn."""
     (session,) = fleet.open("animal-v1", seed=1)
     shown = [session.observation.text, session.step("How many legs does it have?").observation.text]
     return [*shown, str(session.step("It is the cat.").reward)]

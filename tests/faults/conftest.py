@@ -43,7 +43,7 @@ def undisturbed_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How many episodes came through each fault exactly as in the undisturbed run."""
+    """Print how many episodes survived each fault exactly like in the undisturbed run."""
     if not TALLY:
         return
     terminalreporter.section("episodes that came through unchanged")

@@ -26,7 +26,7 @@ Episode = list[tuple[Any, ...]]
 
 @dataclass
 class Count:
-    """What came through one fault."""
+    """Episodes that survived one fault, their turns, and the recoveries of their sessions."""
 
     episodes: int = 0
     turns: int = 0
@@ -38,7 +38,7 @@ TALLY: dict[str, Count] = {}
 
 
 async def live_sessions(address: str) -> int:
-    """How many sessions the server holds, whoever opened them."""
+    """Return the number of sessions that the server holds, whoever opened them."""
     async with grpc.aio.insecure_channel(address) as channel:
         return int((await EnvironmentServiceStub(channel).Describe(pb.DescribeRequest())).live_sessions)
 
@@ -56,7 +56,7 @@ class Played:
 async def play(
     session: Session, script: random.Random, episodes: int, pause: float, until: asyncio.Event
 ) -> list[Episode]:
-    """At least so many episodes, and more until the event: turn by turn, as the script says."""
+    """Play at least `episodes` episodes, and more until the event is set: turn by turn, as the script says."""
     names = ENVIRONMENTS[session.environment_id]
     played: list[Episode] = []
     while len(played) < episodes or not until.is_set():
@@ -113,7 +113,7 @@ async def disturbed(
     opened_with: dict[str, Any] | None = None,
     **fleet: Any,
 ) -> Played:
-    """What sessions see while `fault` goes on; they play until it is over. Raises what a session raised."""
+    """Return the episodes of sessions that play while `fault` runs. Raise the errors of the sessions."""
     options = opened_with or {}
     over = asyncio.Event()
     async with Fleet(addresses, **{**QUICK, **fleet}) as servers:
@@ -135,7 +135,7 @@ async def disturbed(
 
 
 class Reached(Protocol):
-    """What clients reach at an address: a server, or a proxy before one."""
+    """A server, or a proxy in front of one."""
 
     address: str
 
@@ -151,7 +151,7 @@ def busiest(fleet: Fleet, reached: Sequence[R]) -> R:
 
 
 async def undisturbed(address: str, played: Played) -> list[list[Episode]]:
-    """What they see otherwise: the same programs, as many episodes each."""
+    """Return the episodes of the same programs without a fault, as many episodes each."""
     over = asyncio.Event()
     over.set()
     async with Fleet(address, recovery=False) as fleet:

@@ -22,11 +22,11 @@ TICK = 0.005
 
 @dataclass
 class Way:
-    """How bytes travel in one direction.
+    """The transport of bytes in one direction.
 
     delay, jitter: seconds; each chunk waits for the delay and up to the jitter more. Order is kept.
-    bytes_per_second: 0 is no limit.
-    open: False takes bytes in and forwards none; they are kept until it is open again.
+    bytes_per_second: 0 means no limit.
+    open: False accepts bytes without forwarding them; they are kept until it is open again.
     """
 
     delay: float = 0.0
@@ -83,11 +83,11 @@ class Pipe:
 
 
 class Proxy:
-    """Listens on a port of its own and forwards to `upstream` ("host:port"), as `to_server` and `to_client` say.
+    """A proxy on a port of its own that forwards to `upstream` ("host:port"), as `to_server` and `to_client` say.
 
     address: where clients reach it; the same after `refuse` and `accept`.
-    resets: cuts are resets (RST), else orderly ends (FIN).
-    cut_after: the next chunk in either direction breaks off after so many bytes, and its connection with it.
+    resets: cuts are resets (RST), otherwise orderly ends (FIN).
+    cut_after: the next chunk in either direction is cut after this number of bytes, together with its connection.
     counts: bytes forwarded ("to_server", "to_client"), connections ("accepted"), cuts ("cut").
     """
 
@@ -120,7 +120,7 @@ class Proxy:
 
     @property
     def connections(self) -> int:
-        """How many connections there are."""
+        """Return the number of open connections."""
         return len(self._pipes)
 
     # --- faults ------------------------------------------------------------------------------------------------------
@@ -146,17 +146,19 @@ class Proxy:
         self._do(self._refuse())
 
     def accept(self) -> None:
-        """Listens again."""
+        """Listen again after `refuse`."""
         if self._server is None:
             self._do(self._listen(int(self.address.rpartition(":")[2])))
 
     def detain(self) -> int:
-        """Present connections stand still, with what is in them, and their clients see a reset: the next connection
-        overtakes them. Returns how many."""
+        """Freeze the present connections with the bytes in them, and reset them for their clients.
+
+        The next connection overtakes them. Return their number.
+        """
         return self._do(self._detain())
 
     def release(self) -> None:
-        """What was detained arrives at the server after all."""
+        """Deliver the bytes of frozen connections to the server."""
         self._do(self._release())
 
     # --- the thread's own --------------------------------------------------------------------------------------------

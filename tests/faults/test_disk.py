@@ -1,4 +1,4 @@
-"""Disks that are full: a run says so and keeps its last good checkpoint; a server goes on."""
+"""Full disks: a run reports the error and keeps its last good checkpoint; a server keeps running."""
 
 import contextlib
 import subprocess

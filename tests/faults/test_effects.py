@@ -24,7 +24,7 @@ def model() -> Iterator[Model]:
 
 
 def entries(journal: Path) -> list[dict[str, Any]]:
-    """What the journal holds."""
+    """Return the entries of a journal."""
     return [json.loads(text) for path in journal.glob("*/*") if (text := path.read_text())]
 
 

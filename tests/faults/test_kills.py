@@ -35,7 +35,7 @@ async def killed(
     every: float,
     enough: Callable[[], bool] = lambda: True,
 ) -> Played:
-    """What 64 sessions see while servers are killed, one every so many seconds, and until it is enough."""
+    """Return the episodes of 64 sessions while a server is killed every few seconds, until enough have been killed."""
     restarts: list[asyncio.Task[None]] = []
 
     async def kill(_: Fleet) -> None:

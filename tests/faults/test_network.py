@@ -42,7 +42,7 @@ async def test_a_black_hole(
         await eventually(lambda: fleet.recoveries > 0)
         proxy.heal()
         await eventually(lambda: all(replica.ready and not replica.closer.unclosed for replica in fleet.replicas))
-        # Of those that it held, only what the program still holds is alive.
+        # Only sessions that the program still uses are alive on the server.
         server = pair[proxies.index(proxy)]
         held = {replica.address: len(replica.sessions) for replica in fleet.replicas}
         async with asyncio.timeout(60):
@@ -89,7 +89,7 @@ async def test_refused_connections(pair: list[ServerProcess], proxies: list[Prox
 
 
 async def test_a_new_connection_overtakes_the_old_one(pair: list[ServerProcess], proxies: list[Proxy]) -> None:
-    """What the client had sent before it lost the connection arrives after all that it asks on the next one."""
+    """Bytes that the client sent before it lost the connection arrive after all calls of the next connection."""
 
     async def overtake(fleet: Fleet) -> None:
         for _ in range(2):

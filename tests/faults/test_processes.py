@@ -66,7 +66,7 @@ async def test_leases_stand_still_while_the_server_does(pair: list[ServerProcess
 
 @pytest.mark.minutes
 async def test_a_client_that_sleeps_longer_than_its_leases(pair: list[ServerProcess], tmp_path: Path) -> None:
-    """Its sessions are reaped meanwhile; it opens them again and replays."""
+    """The server reaps its sessions meanwhile. The client opens them again and replays their turns."""
     before = await live_sessions(pair[1].address)
     settings = {"opened_with": {"lease_seconds": 1.0}, "timeout": 10.0}
     with client_program(pair[1].address, tmp_path, **settings) as program:

@@ -31,7 +31,7 @@ def test_noise_and_what_settles_do_not_grow(seed: int, level: float, noise: floa
 
 @given(seed=st.integers(0, 1000), level=st.floats(10, 1000), leak=st.floats(0.06, 3.0), noise=st.floats(0, 0.02))
 def test_what_leaks_grows(seed: int, level: float, leak: float, noise: float) -> None:
-    """By so large a share of its level over the whole run; twice the tolerance is enough to be found."""
+    """The leak is a share of the level over the whole run. A leak of twice the tolerance must be found."""
     luck = random.Random(seed)
     end = max(leak * level, 4.0 * TOLERANCE.absolute)
     values = [level * (1 + noise * luck.uniform(-1, 1)) + 2 * end * second / SECONDS[-1] for second in SECONDS]

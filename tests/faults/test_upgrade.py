@@ -37,7 +37,7 @@ async def upgrade(server: ServerProcess, fleet: Fleet) -> None:
 
 @pytest.mark.minutes
 async def test_a_rolling_upgrade() -> None:
-    """From 1.0.0 to 1.0.1, one server after the other."""
+    """Upgrade from 1.0.0 to 1.0.1, one server after the other."""
     arguments = (TROUBLED, "aging-v1", "ageless-v1", "--drain", "0.5")
     with ExitStack() as stack:
         servers = [stack.enter_context(start_server(*arguments)) for _ in range(2)]
@@ -49,7 +49,7 @@ async def test_a_rolling_upgrade() -> None:
             texts = await turns(replayed, 3)
 
             await upgrade(servers[0], fleet)
-            # What had lived there goes on, on the version that it began with; what is new gets the new one.
+            # Old sessions continue with the old version, and new ones get the new version.
             for place, more in enumerate(await turns(replayed, 3)):
                 texts[place] += more
             assert texts == [[f"1.0.0 at {start + turn}" for turn in range(1, 7)] for start in starts]
@@ -65,7 +65,7 @@ async def test_a_rolling_upgrade() -> None:
                     with pytest.raises(UnknownVersion) as refused:
                         await session.step("go")
                 assert refused.value.available == ["1.0.1"]
-            # ... and one that lives in a snapshot goes on, since 1.0.1 restores those of 1.0.0.
+            # Sessions kept as snapshots continue, too, since 1.0.1 restores snapshots of 1.0.0.
             for start, (text,) in zip(before, await turns(snapshot, 1), strict=True):
                 assert 0 < int(text.split()[-1]) - start < 100
                 assert text.startswith("1.0.1 at ")

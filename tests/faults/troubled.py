@@ -54,7 +54,7 @@ class Aging(Environment):
 
 
 class Ageless(Aging):
-    """Not deterministic: it lives on in snapshots, which the next version takes."""
+    """A nondeterministic environment, which survives upgrades in snapshots that the next version restores."""
 
     spec = specify(
         "ageless",

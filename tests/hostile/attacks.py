@@ -43,7 +43,7 @@ _PERIOD = 0.02
 
 
 class Attacker:
-    """A token holder who goes on whatever the server refuses."""
+    """The holder of a token who continues whatever the server refuses."""
 
     def __init__(self, address: str, url: str = "") -> None:
         self.url = url
@@ -92,7 +92,7 @@ def nulls(count: int) -> pb.OpenRequest:
 
 
 def nested_json(size: int, depth: int = 99) -> str:
-    """Lists within lists, about so many bytes of them."""
+    """Return nested JSON lists of about `size` bytes."""
     unit = "[" * (depth - 1) + "]" * (depth - 1)
     return "[" + ",".join([unit] * (size // (len(unit) + 1))) + "]"
 
@@ -156,7 +156,7 @@ def many_heavy_calls_at_once(attacker: Attacker) -> None:
 
 
 def largest_requests(attacker: Attacker) -> None:
-    """As large as gRPC lets them in, one after another and at once."""
+    """Send requests of the largest size that gRPC accepts, first one after another and then at once."""
     step = attacker.step(text="x" * (20 * MEBIBYTE - 100))
     for _ in range(20):
         attacker.call("Step", step)
@@ -164,7 +164,7 @@ def largest_requests(attacker: Attacker) -> None:
 
 
 def everything_at_once(attacker: Attacker) -> None:
-    """For five seconds, each from a thread of its own."""
+    """Run all other attacks for five seconds, each in its own thread."""
     step = attacker.step(index=9, json=nested_json(3 * MEBIBYTE))
     calls: tuple[Callable[[], None], ...] = (
         lambda: attacker.together("Open", [nulls(5_000)] * 20),
@@ -228,12 +228,12 @@ ATTACKS: dict[str, Callable[[Attacker], None]] = {
 
 @dataclass(frozen=True)
 class Cost:
-    """What an attack cost others.
+    """The cost of an attack for others.
 
-    kept: MiB of memory that the server has afterwards beyond what it had before. p99_work: seconds that the server's
-    event loop worked (CPU time) while a turn of the other tenant waited for it, of 99 % of these turns, as if each had
-    come when it was due. It is what they would wait if nobody else used the machine. p50_wait, p99_wait: seconds that
-    these turns took in fact, on a machine that the attacker uses as well.
+    kept: MiB of memory that the server uses afterwards, in addition to its use before. p99_work: seconds of CPU time
+    that the server's event loop spent while a turn of the other tenant waited for it (0.99 quantile), as if each turn
+    had been sent on time. The tenant would wait that long if nobody else used the machine. p50_wait, p99_wait: seconds
+    that these turns took in fact, on a machine that the attacker uses as well.
     """
 
     kept: float
@@ -252,7 +252,7 @@ class Bystander:
         self._process.stdout.readline()
 
     def end(self) -> tuple[list[float], list[float]]:
-        """Return the seconds that the event loop worked during each turn, and those that it took, each sorted."""
+        """Return the event loop's CPU seconds during each turn and the seconds that each turn took, both sorted."""
         work, waits = zip(*json.loads(self._process.communicate("", timeout=300)[0]), strict=True)
         return sorted(work), sorted(waits)
 
@@ -267,7 +267,7 @@ def play_on(address: str, pid: int) -> None:
         started, worked = time.perf_counter(), loop_seconds(pid)
         stub.Step(step, metadata=metadata)
         waited, worked = time.perf_counter() - started, loop_seconds(pid) - worked
-        # Those that would have come while this one waited have waited too.
+        # Turns that were due while this one waited have waited, too.
         shares = (1 - missed * _PERIOD / waited for missed in range(max(1, int(waited / _PERIOD))))
         turns += [(share * worked, share * waited) for share in shares]
         step.step_index += 1

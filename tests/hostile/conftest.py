@@ -204,12 +204,12 @@ class Target:
 
     @property
     def url(self) -> str:
-        """Of HTTP."""
+        """URL of the HTTP transport."""
         return http_url(self.server)
 
     @contextlib.contextmanager
     def unharmed(self, *, memory: int = 64 * MEBIBYTE) -> Iterator[None]:
-        """What must hold after any attack: alive, the witness undisturbed, no bug of ours, memory within `memory`."""
+        """Check that an attack leaves the server alive, the witness's episode right, no bug logged, memory bounded."""
         Path(f"/proc/{self.server.pid}/clear_refs").write_text("5")  # VmHWM starts from here
         before, said = memory_of(self.server.pid), len(self.server.log)
         yield

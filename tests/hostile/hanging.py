@@ -1,4 +1,4 @@
-"""An environment of class `thread` whose steps hang when they are told to, and one with a large state."""
+"""Environments of class `thread`: one whose steps hang on request, and one with a large state."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Hanging(Environment):
 
 
 class Heavy(Environment):
-    """Its snapshots are as large as a message may nearly be."""
+    """An environment whose snapshots are almost as large as a message may be."""
 
     spec = EnvironmentSpec(id="heavy-v1", version="1.0.0", title="A large state", actions=("stay",))
 

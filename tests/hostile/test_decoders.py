@@ -45,7 +45,7 @@ def read_batch(data: bytes) -> None:
 
 
 def read_state(data: bytes) -> None:
-    """What is read can be written, and is then the same."""
+    """Check that a decoded state can be encoded and decoded to the same state."""
     value = state.decode(data)
     with contextlib.suppress(StateError):  # odd keys and depths are read that are not written
         written = state.encode(value)

@@ -72,7 +72,7 @@ def test_streams_beyond_the_limit(small: Target) -> None:
 
 
 def test_connections_beyond_the_limit(small: Target) -> None:
-    """Those beyond it are closed at once; who was there goes on, and there is room when they are gone."""
+    """Connections beyond the limit are closed at once. Older ones continue, and closed ones make room."""
     with small.unharmed():
         flood = [socket.create_connection(("127.0.0.1", small.server.port)) for _ in range(200)]
         for connection in flood:
@@ -233,7 +233,7 @@ def test_keys_that_are_never_used_again_are_bounded(target: Target, monkeypatch:
     import asyncio
 
     assert asyncio.run(flood()) == 7
-    # Known ones are answered still, and those that are forgotten make room.
+    # Known keys are still answered, and forgotten ones make room for new ones.
     assert asyncio.run(open_with("3")).instructions
     table._swept = 0
     table.forget_reservations(time.monotonic() + 1000)

@@ -131,7 +131,7 @@ BODIES = st.one_of(
 
 
 def test_bytes_that_are_hardly_a_message(target: Target) -> None:
-    """What is no message of the method's type is a bad argument."""
+    """Bytes that are no message of the method's type are an invalid argument."""
 
     @thorough
     @given(st.sampled_from(UNARY), BODIES)

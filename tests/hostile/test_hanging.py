@@ -20,7 +20,7 @@ THREADS = 4
 
 @pytest.fixture(scope="module")
 def server(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
-    """A server whose steps of class `thread` may take so many seconds."""
+    """A server with a time limit for steps of class `thread`."""
     arguments = ("--threads", str(THREADS), "--thread-timeout", request.param)
     with start_server("hanging", str(Path(hanging.__file__)), *arguments) as server:
         yield server
@@ -85,7 +85,7 @@ def test_a_call_before_a_close_is_finished_first(stub: EnvironmentServiceStub) -
 @pytest.mark.minutes
 @watched
 def test_threads_that_are_left_behind_are_bounded(server: ServerProcess, stub: EnvironmentServiceStub) -> None:
-    """Five times the pool and no more: then calls are told to come again, and the rest of the server goes on."""
+    """Hung threads are replaced up to five times the pool's size. Then only calls of this class are refused."""
 
     def hang(_: int) -> str:
         try:

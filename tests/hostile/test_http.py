@@ -144,7 +144,7 @@ def test_a_caller_who_stops_in_the_middle_of_a_body(target: Target) -> None:
 
 
 def test_callers_who_hang_up_before_their_responses_are_no_bug(target: Target) -> None:
-    """If a connection has several requests, uvicorn tells only the last one that the caller is gone."""
+    """Uvicorn reports a disconnection only to the last of several requests of a connection."""
     said = len(target.server.log)
     calls = b'{"calls":[{"call_id":1,"open":{"environment_id":"walk-v1"}}]}'
     with target.unharmed():

@@ -165,7 +165,7 @@ def unharmed(target: Target, player: Player) -> Iterator[httpx.Client]:
 
 
 def check(response: httpx.Response, what: object) -> None:
-    """No bug of ours, however it is told: by the status, as an event, as the result of a tool."""
+    """Check that no bug is reported, by the status, as an event, or as the result of a tool."""
     told = (what, response.status_code, response.text[:1000])
     assert response.status_code < 500, told
     assert "SERVER_BUG" not in response.text and "ENVIRONMENT_BUG" not in response.text, told
@@ -228,7 +228,7 @@ def test_headers(target: Target, player: Player, name: str) -> None:
 
 
 def answer_to(url: str, data: bytes) -> tuple[int, bytes]:
-    """As `answer`, for responses without a length, too: the connection is to be closed after it."""
+    """Send `data` like `answer`, but accept responses without a length: the connection must be closed after them."""
     return answer(url, data.replace(b"\r\n", b"\r\nconnection: close\r\n", 1))
 
 
@@ -252,7 +252,7 @@ def test_bodies(target: Target, player: Player) -> None:
 
 
 def test_hang_ups(target: Target, player: Player) -> None:
-    """In the middle of a body, and in the middle of the events that are the response."""
+    """Clients hang up in the middle of a request's body, and in the middle of a response's events."""
     with unharmed(target, player) as villain:
         session = {"x-session-id": "leaving"}
         villain.post("/create", json={"env_name": WALK, "task_spec": {"seed": 1}}, headers=session)

@@ -1,4 +1,4 @@
-"""What an environment of class `process` cannot do, though it tries; and that it could without the sandbox."""
+"""Attacks by an environment of class `process`: the sandbox prevents them, and without it they succeed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def act(stub: EnvironmentServiceStub, session: str, crime: str, index: int = 0) 
 
 
 def commit(stub: EnvironmentServiceStub, *crimes: str, environment: str = "villain-v1", **options: object) -> list[str]:
-    """How far each crime came, all in one session."""
+    """Return how far each crime succeeded, all in one session."""
     session = begin(stub, environment, **options)
     results = [act(stub, session, crime, index) for index, crime in enumerate(crimes)]
     stub.Close(pb.CloseRequest(session_ids=[session]), metadata=bearer(VILLAIN))
@@ -204,7 +204,7 @@ def test_metadata_cannot_be_changed_by_whoever_owns_the_files(stub: EnvironmentS
 
 
 def test_nothing_outlives_a_server_that_is_killed(tmp_path: Path) -> None:
-    """Even a process that spins in native code and would rather not be told."""
+    """The environment's process spins in native code and ignores signals."""
     arguments = ("villain", MODULE)
     with start_server(*arguments) as server, grpc.insecure_channel(server.address) as channel:
         stub = EnvironmentServiceStub(channel)
@@ -274,7 +274,7 @@ def test_what_was_applied_is_logged(target: Target) -> None:
 
 
 def test_what_holds_is_told_by_describe(target: Target) -> None:
-    """Before anybody has opened a session, and with what is missing."""
+    """`describe` reports before the first session, with the parts that are missing."""
     response = target.stub.Describe(pb.DescribeRequest(), metadata=target.metadata)
     specs = {spec.id: spec for spec in response.environments}
     villain_, lacking = specs["villain-v1"].confinement, specs["without_landlock-v1"].confinement
@@ -336,7 +336,7 @@ NO_NAMESPACES = 'echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --i
 
 
 def test_a_user_of_a_usual_container_is_told_the_way_out() -> None:
-    """It has neither namespaces nor rights, so that nothing bounds threads."""
+    """Nothing limits threads without namespaces and capabilities."""
     prefix = ["unshare", "--user", "--map-user=65534", "--map-group=65534", "--keep-caps", "sh", "-c"]
     prefix += [NO_NAMESPACES, "sh"]
     tried = subprocess.run([*prefix, "true"], capture_output=True, text=True)
@@ -348,7 +348,7 @@ def test_a_user_of_a_usual_container_is_told_the_way_out() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give up some of its rights")
 def test_root_of_a_container_with_three_rights_confines_as_required() -> None:
-    """With the first two alone a server could not end its processes, and ended itself."""
+    """A server with SETUID and SETGID only could not end its processes, and ended itself."""
     assert "own user (without CAP_KILL" in refusal("villain", MODULE, by_setpriv(f"{CONTAINER_ROOT},+setuid,+setgid"))
     prefix = by_setpriv(f"{CONTAINER_ROOT},+setuid,+setgid,+kill")
     arguments = ("villain", MODULE, "--sandbox", "require")

@@ -1,4 +1,4 @@
-"""What environments and models write, shown to people: no terminal obeys it, and no browser."""
+"""Texts of environments and models: neither terminals nor browsers execute what is in them."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def altered(snapshot: pb.SessionSnapshot, **fields: str | bytes) -> pb.SessionSn
 
 
 def forged(snapshot: pb.SessionSnapshot, state: bytes | None = None, **fields: str) -> pb.SessionSnapshot:
-    """With another state or name, under a digest that fits."""
+    """Return the snapshot with another state or other names, and a matching digest."""
     fake = altered(snapshot, state=snapshot.state if state is None else state, **fields)
     named = f"{fake.environment_id}\0{fake.environment_version}\0".encode()
     return altered(fake, digest=hashlib.sha256(named + fake.state).digest())
@@ -125,7 +125,7 @@ def test_a_forged_size_of_a_grid_is_not_counted_up_to(target: Target) -> None:
 
 
 def is_restored(target: Target, snapshot: pb.SessionSnapshot) -> bool:
-    """Or refused, as a bad argument and nothing else."""
+    """Return whether the snapshot is restored. Otherwise it must be refused as an invalid argument."""
     request = pb.RestoreRequest(snapshot=snapshot)
     try:
         reply = target.stub.Restore(request, metadata=target.metadata, timeout=60)
@@ -137,7 +137,7 @@ def is_restored(target: Target, snapshot: pb.SessionSnapshot) -> bool:
 
 
 def test_a_snapshot_is_worth_as_much_as_its_bytes_to_whoever_holds_them(target: Target) -> None:
-    """It tells nothing of whose session it was of, and makes sessions of its holder alone."""
+    """A snapshot does not name its owner, and restores sessions of the caller only."""
     session = restore(target, snapshot_of(target))
     assert session.session_id not in (target.witness.session_id, "")
 
@@ -234,7 +234,7 @@ def test_episodes_that_no_server_wrote(target: Target, change: dict[str, Any]) -
 
 
 def test_an_episode_that_is_no_episode_of_its_environment_harms_its_holder_alone(target: Target) -> None:
-    """What the environment trips over is a bug of its own, reported as one."""
+    """The failure is reported as a bug of the environment."""
     snapshot = snapshot_of(target)
     with target.unharmed():
         broken = changed_episode(snapshot, state={"place": "nowhere", "_dynamics": "none"})

@@ -1,4 +1,4 @@
-"""What somebody without a token can take of a server: little, and nothing of what others need."""
+"""Resources that a caller without a token can use: few, and none that others need."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def check(channel: grpc.Channel) -> bool:
 
 
 def first(call: Iterator[object]) -> str:
-    """What a call came to: "served", or the class of its error, which must tell when to come again.
+    """Return "served" or the class of the call's error, which must say when to retry.
 
-    "unread": refused by HTTP/2 itself (REFUSED_STREAM), since its connection has as many calls as it may.
+    "unread" means REFUSED_STREAM: HTTP/2 itself refused the call, because its connection has too many calls.
     """
     try:
         next(call)
@@ -164,7 +164,7 @@ def alive(connections: list[socket.socket]) -> int:
 
 
 def test_idle_connections_of_one_address_shut_nobody_out(narrow: Target) -> None:
-    """As many as there is room for used to keep everybody new away, for as long as they stayed."""
+    """Idle connections up to the limit used to block all others for as long as they stayed open."""
     with narrow.unharmed(memory=96 * MEBIBYTE):
         idle = flood(narrow, 500, "127.0.0.2")
         with connection(narrow) as channel:
@@ -172,7 +172,7 @@ def test_idle_connections_of_one_address_shut_nobody_out(narrow: Target) -> None
             assert describe(pb.DescribeRequest(), metadata=narrow.metadata, timeout=60, wait_for_ready=True).instance_id
         until(lambda: alive(idle) <= 60)
         narrow.witness.look()
-        # And those that nobody uses are closed in the end, however few.
+        # Unused connections are closed in the end, even if there are few.
         until(lambda: alive(idle) == 0)
         for each in idle:
             each.close()

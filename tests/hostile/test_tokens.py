@@ -1,4 +1,4 @@
-"""Who may call and how much: wrong, expired and withdrawn tokens, limits per token, TLS that is talked down."""
+"""Tokens and quotas: wrong, expired and withdrawn tokens, limits per token, and TLS downgrades."""
 
 from __future__ import annotations
 

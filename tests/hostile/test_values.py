@@ -203,7 +203,7 @@ def test_ids_that_are_guessed_or_of_another_tenant(target: Target) -> None:
 
 
 def test_keys_are_the_tenants_own(target: Target) -> None:
-    """The same key of two tenants stands for two things."""
+    """Two tenants may use one key for different sessions."""
     mine = target.stub.Open(opening(key="shared"), metadata=target.metadata).sessions[0]
     assert target.fails("Open", opening(key="shared", count=2)) == "KEY_REUSED"
     theirs = target.stub.Open(opening(key="shared", count=2), metadata=target.witness._metadata).sessions

@@ -124,7 +124,7 @@ class Villain(Environment):
     # --- what Landlock leaves ------------------------------------------------------------------------------------
 
     def look(self) -> str:
-        """Of a file that it may not read."""
+        """Read a file that the process may not read."""
         return f"{os.stat(self.options.path).st_size} bytes"
 
     def look_around(self) -> str:
@@ -227,7 +227,7 @@ class Villain(Environment):
         return "unbounded" if count == 99_999 else "bounded"
 
     def small_threads(self) -> str:
-        """As many as there is memory for, and that is thousands."""
+        """Start threads with small stacks until memory is used up, which takes thousands."""
         threading.stack_size(32_768)
         ended, count = threading.Event(), 0
         try:
@@ -313,7 +313,7 @@ class Villain(Environment):
 
 
 class Boastful(Villain):
-    """Its errors are long, and full of what does harm to terminals."""
+    """A villain whose error messages are long and contain control characters."""
 
     spec = dataclasses.replace(Villain.spec, id="boastful-v1")
 

@@ -61,7 +61,7 @@ TEMPLATES = {
     "wandering": WANDERING,
     "parts": PARTS,
     "sentencepiece": CHATML.replace("\\n", "").replace("<|im_end|>", "</s>"),  # with byte fallback
-    "tiny": "",  # the one that small policies are trained with, and its own tokenizer
+    "tiny": "",  # the template of tiny policies, with their own tokenizer
 }
 
 SPECIAL = [

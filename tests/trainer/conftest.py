@@ -1,4 +1,4 @@
-"""What every test of the trainer has in common."""
+"""Fixtures that all tests of the trainer share."""
 
 from collections.abc import AsyncIterator
 

@@ -42,7 +42,7 @@ def branched(parent: Episode, at: int, member: int, replies: Sequence[list[int]]
 
 
 def say_own(episode: Episode) -> Episode:
-    """With the policy's log-probabilities in its own turns; those of the others are of no use to anybody."""
+    """Add the policy's log-probabilities to its own turns. Those of other turns are never used."""
     told = copy.deepcopy(episode)
     told.parent = None
     say(built("none"), told)

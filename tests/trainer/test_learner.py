@@ -51,7 +51,7 @@ def plain_descent(learner: PolicyTrainer) -> None:
 
 
 def moved(learner: Learner, groups: list[Group]) -> dict[str, list[Tensor]]:
-    """What an update adds to the weights of each policy."""
+    """Return the change of each policy's weights by an update."""
     before = {agent: weights(own.policy) for agent, own in learner.by_agent.items()}
     learner.learn(groups, version=VERSION)
     after = {agent: weights(own.policy) for agent, own in learner.by_agent.items()}

@@ -36,9 +36,9 @@ from tests.trainer.tiny_learner import (
 
 
 def gradient(of: PolicyTrainer, groups: list[Group], drift: float = 0.0) -> tuple[Tensor, dict[str, float]]:
-    """Of one optimiser step over all of the groups, and the metrics.
+    """Return the gradient of one optimiser step on all groups, and the metrics.
 
-    drift: by how much, times their own size, all weights have moved since the update began.
+    drift: relative change of all weights since the update began.
     """
     batch, table = scored_table(of, [episode for group in groups for episode in group.episodes])
     generator = torch.Generator().manual_seed(0)
@@ -213,7 +213,7 @@ def test_falsified_logprobs_of_the_present_version_stop_the_run(wrong: float) ->
 
 
 def test_a_critics_large_gradient_takes_nothing_from_the_policys() -> None:
-    """Their gradients are clipped and told apart, and by default the critic's loss leaves the trunk alone."""
+    """The two gradients are clipped separately, and by default the critic's loss does not change the trunk."""
     quiet, loud = (
         make_trainer(AlgorithmConfig(preset="starpo-s", advantage={"value_coefficient": coefficient}), opinion=True)
         for coefficient in (0.5, 500.0)
@@ -288,7 +288,7 @@ def test_failed_episodes_have_no_influence() -> None:
 
 @pytest.mark.parametrize("preset", ["starpo-s", "starpo-grpo"])
 def test_replies_that_were_cut_can_be_left_out_of_the_policys_loss(preset: str) -> None:
-    """They weigh nothing, and the mean is over the others: as if the step had been over those alone."""
+    """Such replies have weight 0, and the mean is over the others, as if the step had only those."""
     kept, masked = (
         make_trainer(AlgorithmConfig(preset=preset, mask_truncated=flag), opinion=True) for flag in (False, True)
     )
@@ -309,7 +309,7 @@ def test_replies_that_were_cut_can_be_left_out_of_the_policys_loss(preset: str) 
 
 @pytest.mark.parametrize(("episodes", "steps"), [(1, 1), (3, 1), (5, 1), (6, 2), (7, 2), (9, 2), (10, 3), (12, 3)])
 def test_steps_follow_from_the_episodes_that_are_left(episodes: int, steps: int) -> None:
-    """As many steps of equal size as come closest to the configured size, and never none."""
+    """The steps are equal, as close as possible to the configured size, and at least one."""
     of = make_trainer(AlgorithmConfig(preset="starpo-grpo", mini_batch_size=4))
     rewards = tuple(float(number % 2) for number in range(episodes))
     taken = []
@@ -367,7 +367,7 @@ def test_a_truncated_episode_is_worth_what_the_critic_says_of_the_next_context(f
     (episode,) = group_of(of.policy, 1, (0.5,)).episodes
     tail = [7, 8, 9]
     episode.end, episode.tail, episode.tail_fresh = "max_turns", tail, fresh
-    # Had it gone on, the next reply would have had this context.
+    # If the episode continued, the next reply would have this context.
     longer = copy.deepcopy(episode)
     longer.turns.append(turn(tail, [5], 0.0, fresh=fresh))
     value = scored_table(of, [longer])[1].values_BT

@@ -1,4 +1,4 @@
-"""How many sessions a server holds."""
+"""The number of sessions that a server holds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from starpod.client.adapters.text import Setting
 
 
 def live_sessions(setting: Setting) -> int:
-    """Of all servers of a setting, as they tell it now."""
+    """Return the number of sessions that all servers of a setting hold now."""
     fleet = setting.shared_fleet()
     fleet.describe()
     return sum(replica.description.live_sessions for replica in fleet.fleet.replicas if replica.description)

@@ -1,4 +1,4 @@
-"""What docs/adapters.md shows works as it is written there, with another address and a tiny model."""
+"""The snippets of docs/adapters.md work as written, with another address and a tiny model."""
 
 from __future__ import annotations
 

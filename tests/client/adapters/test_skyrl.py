@@ -32,7 +32,7 @@ def name(walk: Setting) -> Iterator[str]:
 
 
 def make(name: str, **extras: Any) -> Any:
-    """As SkyRLGymGenerator.agent_loop makes it: with its own max_turns beside the row's columns."""
+    """Make an environment like SkyRLGymGenerator.agent_loop, which adds max_turns to the row's columns."""
     return skyrl_gym.make(name, env_config={}, extras={"max_turns": 5, "data_source": "x", **extras})
 
 

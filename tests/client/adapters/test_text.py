@@ -1,4 +1,4 @@
-"""What all adapters share: reading replies, rows of a data set, fleets, and the score of an episode."""
+"""Code that all adapters share: reading replies, rows of a data set, fleets, and the score of an episode."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ FIRST = ("<answer>bug</answer>", "<answer>report</answer>…", "<answer>Left</an
 
 
 def talk(row: int, text: str) -> str:
-    """Each member of a group begins in its own way; the one that went left does not know what to say next."""
+    """Return a row's text. Members of a group begin differently, and the member that went left then says nothing."""
     said = text.split(REPLY)[1:]
     if len(said) == 1:
         return FIRST[row % 4]

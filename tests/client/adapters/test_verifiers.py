@@ -72,7 +72,7 @@ def env(walk: Setting, monkeypatch: pytest.MonkeyPatch) -> vf.Env[EnvConfig]:
 
 
 async def roll_out(env: vf.Env[EnvConfig], endpoint: Endpoint, n: int = 1, tasks: int = 1) -> list[vf.Episode]:
-    """As verifiers' own eval runner does it."""
+    """Play episodes like the eval runner of verifiers."""
     client = vf.EvalClientConfig(base_url=endpoint.base_url, api_key_var="NO_SUCH_KEY")
     ctx = vf.ModelContext(model="stub", client=client, sampling=vf.SamplingConfig())
     slots = [slot for task in env.taskset.take(tasks) for slot in env.slots(task, n)]

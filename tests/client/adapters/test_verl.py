@@ -37,7 +37,7 @@ REPLY = "<|im_start|>assistant\n"
 
 
 class Engine:
-    """Stands in for verl's LLMServerClient."""
+    """A fake of verl's LLMServerClient."""
 
     def __init__(self, reply: Any, logprobs: bool = True) -> None:
         self.reply = reply
@@ -146,7 +146,7 @@ async def test_an_episode_that_is_cut_keeps_what_it_earned(model: Path, loops: P
     out = await worker.generate_sequences(make_batch({"seed": 3}))
     assert out.batch["rm_scores"].sum() == 0.5 * turns
     assert out.batch["responses"].shape[1] == worker.rollout_config.response_length
-    assert np.isnan(out.non_tensor_batch["success"][0]), "an episode that goes on is no failure to solve it"
+    assert np.isnan(out.non_tensor_batch["success"][0]), "an unfinished episode has no success value"
 
 
 async def test_a_failure_is_raised(walk: Setting, model: Path, loops: Path) -> None:

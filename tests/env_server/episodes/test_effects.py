@@ -61,7 +61,7 @@ async def opened(fleet: Fleet, seed: int = 1) -> Session:
 
 
 async def say(session: Session, *lines: str) -> tuple[tuple[str, float], ...]:
-    """What is seen and earned in each turn."""
+    """Return the observation and the reward of each turn."""
     turns = [await session.step(line) for line in lines]
     return tuple((turn.observation.text, turn.reward) for turn in turns)
 
@@ -72,7 +72,7 @@ async def test_the_same_episode_again_asks_nobody(serve: Serve, model: Model) ->
     assert first == ((f"1: {START} | hello | 0.002", 0.003), (f"2: {START} | hello | 0.002 | bye | 0.004", 0.005))
     assert await say(await opened(fleet), "hello", "bye") == first
     model.asked_once(5)
-    await say(await opened(fleet), "other")  # as far as it is the same
+    await say(await opened(fleet), "other")  # the same words up to here
     model.asked_once(7)
     (server,) = fleet.servers
     assert server.metrics.effects == {(JUDGED, "asked"): 7, (JUDGED, "recorded"): 6}
@@ -95,7 +95,7 @@ async def test_servers_that_share_a_journal_replay_each_others_sessions(serve: S
 
 @pytest.mark.parametrize("durable", [True, False])
 async def test_a_judge_is_asked_until_it_replies(serve: Serve, model: Model, tmp_path: Path, durable: bool) -> None:
-    """It is deterministic with a journal that lasts."""
+    """The environment is deterministic if the journal outlives the server."""
     fleet = await serve(journal=tmp_path if durable else None)
     (spec,) = fleet.replicas[0].specs
     assert spec.capabilities.deterministic is durable

@@ -108,7 +108,7 @@ def test_a_pickle_is_not_a_state() -> None:
 
 @pytest.mark.parametrize("levels", [33, 200, 5000])
 def test_nesting_is_bounded_before_the_stack_overflows(levels: int) -> None:
-    """Without the bound this kills the process: each level is a decoder on the C stack."""
+    """Each level is a decoder on the C stack, so without the bound the process would crash."""
     nested = b"\x90"
     for _ in range(levels):
         nested = b"\x91\xc9" + len(nested).to_bytes(4, "big") + b"\x01" + nested

@@ -1,4 +1,4 @@
-"""What every family of hosted environments must show: the contract, copies, recovery, and refusals of one line."""
+"""Checks of every family of hosted environments: the contract, copies, recovery, and one-line errors."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def check_refusal(host: Callable[[str], object], wanted: str, problem: str) -> N
 def check_contract(
     server: ServerProcess, *ids: str, required: Collection[str] = DECIDED, shown: Collection[str] = ()
 ) -> dict[str, dict[str, str]]:
-    """By environment, what was skipped and why. Fails the test where the contract is not kept.
+    """Return skipped requirements with the reason, by environment. Fail the test if an environment breaks the contract.
 
     shown: requirements that most hosted environments cannot show, and these can.
     """
@@ -92,10 +92,10 @@ def check_copies(fleet: SyncFleet, id: str, before: Action, after: Action, seed:
 
 
 async def check_recovery(server: ServerProcess, id: str, actions: Sequence[Action] = (), unknown: str = "") -> None:
-    """Kills the server in the middle of an episode, which goes on as one that nobody disturbed.
+    """Kill the server in the middle of an episode, and check that the episode continues like an undisturbed one.
 
-    actions: again and again, to the end; none: the expert's. unknown: an environment on the same server that is not
-    known to be deterministic, so that its episodes cannot be played again: their loss is told.
+    actions: repeated until the episode ends; by default the expert's actions. unknown: an environment on the same
+    server that is not known to be deterministic, so that its episodes cannot be replayed. Their loss must be reported.
     """
     seed, limits = 5, Limits(max_turns=8)
     async with Fleet(server.address) as fleet:

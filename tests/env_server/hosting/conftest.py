@@ -12,7 +12,7 @@ from tests.support import ServerProcess, start_server
 
 @pytest.fixture(scope="module")
 def words(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    """What the module asks to host, as `starpod serve` has it; a module may have a fixture of its own."""
+    """The module's arguments of `starpod serve`, which it may also give by a fixture of its own."""
     return request.module.WORDS  # type: ignore[no-any-return]
 
 

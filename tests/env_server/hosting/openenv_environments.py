@@ -11,7 +11,7 @@ from openenv.core.env_server.types import Action, Observation, State
 
 
 class Count(Action):
-    """Counts on."""
+    """An action that advances the counter."""
 
     by: int
 
@@ -72,7 +72,7 @@ class ToolEnvironment(MCPEnvironment):
 
         @server.tool
         def add(a: int, b: int) -> int:
-            """Adds."""
+            """Return the sum of two numbers."""
             return a + b
 
         @server.tool

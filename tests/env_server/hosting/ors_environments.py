@@ -36,7 +36,7 @@ class Sums(Environment):
 
     @tool
     async def submit(self, params: Text) -> ToolOutput:
-        """Answers."""
+        """Submit the answer."""
         right = params.answer.strip() == str(self.task_spec["a"] + self.task_spec["b"])
         told = [TextBlock(text="Right." if right else "Wrong.")]
         return ToolOutput(blocks=told, reward=float(right), finished=True, metadata={"right": right})

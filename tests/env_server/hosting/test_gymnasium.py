@@ -55,7 +55,7 @@ PICTURES, UNSEEDED, WILD = (f"gymnasium-strange-{name}-v2" for name in ("picture
 
 
 def in_process(id: str, seed: int, actions: Iterator[int], luck: int | None = None) -> Iterator[tuple[Any, ...]]:
-    """What Gymnasium itself gives: the first observation, then (action, observation, reward, ends) until the end."""
+    """Play in Gymnasium itself: yield the first observation, then (action, observation, reward, ends) until the end."""
     environment = gymnasium.make(id, disable_env_checker=True)
     seen, _ = environment.reset(seed=seed)
     if luck is not None:
@@ -125,7 +125,7 @@ def test_a_group_shares_its_start_and_only_its_first_member_has_gymnasiums_luck(
 
 
 def test_success_is_the_return_that_the_registration_calls_one(fleet: SyncFleet) -> None:
-    """On dry ice the way is known: the goal is a success, a hole is none."""
+    """Reaching the goal is a success, and falling into a hole is a failure. The ice is not slippery."""
     for actions, success in (("Down Down Right Right Down Right", True), ("Right Down", False)):
         (session,) = fleet.open("dry_lake-v1", seed=1)
         for action in actions.split():

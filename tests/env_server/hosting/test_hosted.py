@@ -15,7 +15,7 @@ from starpod.v1.values import Action
 
 
 class SlowEnd(HostedGame):
-    """Its end waits for another server."""
+    """A game whose end waits for another server."""
 
     answer, closed = threading.Event(), threading.Event()
 
@@ -41,7 +41,7 @@ class Slow(Hosted):
 
 
 class Counted(HostedGame):
-    """Its third action finds no server the first time."""
+    """A game whose third action finds no server the first time."""
 
     failures: ClassVar[int] = 1
     live: ClassVar[int] = 0

@@ -1,4 +1,4 @@
-"""OpenEnv environments as services, on the real base classes: the one that `openenv init` writes, and one of tools."""
+"""OpenEnv environments as services, on the real base classes: the one of `openenv init`, and one with tools."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def server(packages: Path) -> Iterator[ServerProcess]:
 
 
 def test_the_package_that_openenv_writes_is_played(fleet: SyncFleet) -> None:
-    """In a process of its own; its action by JSON, as a call of its model, and as plain text."""
+    """Host it in a process of its own, and act by JSON, by a call of its model, and by plain text."""
     spec = spec_of(fleet, "openenv-parrot-v1")
     assert spec.concurrency == pb.CONCURRENCY_CLASS_PROCESS
     (tool,) = spec.action_space.tools

@@ -54,7 +54,7 @@ def test_callers_choose_the_difficulty(fleet: SyncFleet) -> None:
 
 
 def test_an_answer_that_the_scorer_cannot_read_is_wrong(fleet: SyncFleet) -> None:
-    """It raises there: the policy's doing, not an error of the session."""
+    """The scorer raises for it. This is the policy's mistake and no error of the session."""
     (session,) = fleet.open("reasoning-prime_factorization-v1", seed=1)
     done = session.step("banana")
     assert (done.reward, done.terminated, done.success) == (0.0, True, False)

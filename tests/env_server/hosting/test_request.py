@@ -1,4 +1,4 @@
-"""How a hosted environment is asked for, and what callers may choose of it."""
+"""Specifications of hosted environments, and the options that callers may set."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def construct(
     code: object = print,
     old=3,  # type: ignore[no-untyped-def]
 ) -> None:
-    """Takes everything."""
+    """Accept all kinds of arguments."""
 
 
 SIGNATURE = inspect.signature(construct, eval_str=True)

@@ -101,7 +101,7 @@ async def test_a_killed_server_is_played_on_or_told(server: ServerProcess) -> No
 
 
 def test_arguments_are_its_configuration(tmp_path: Path) -> None:
-    """With the defaults of the class that the constructor names."""
+    """Arguments override the defaults of the configuration class that the constructor names."""
     rows = tmp_path / "rows.jsonl"
     rows.write_text(json.dumps(ROWS[1], ensure_ascii=False).replace("End", "\u2028End"))
     game = host(f"search?topk=7#rows={rows}").factory.begin(0)  # type: ignore[attr-defined]

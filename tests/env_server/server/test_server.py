@@ -1,4 +1,4 @@
-"""A server as a whole: who may call, what it tells of itself, how it goes away."""
+"""A server as a whole: who may call it, what it reports about itself, and how it shuts down."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What each call does, over a socket: order, repeats, groups, forks, snapshots, limits."""
+"""Each call over a socket: order, repeats, groups, forks, snapshots, limits."""
 
 import asyncio
 import hashlib
@@ -211,7 +211,7 @@ NUMBERED = type("Numbered", (Walk,), {"Options": Numbers})
 
 @pytest.mark.parametrize("value", ['"whole": 9007199254740992', '"several": [1, 1152921504606846977]'])
 def test_options_that_were_rounded_on_the_way_are_refused(value: str) -> None:
-    """They come as doubles, and 2^53 + 1 came as 2^53 without a word."""
+    """JSON numbers arrive as doubles, so that 2^53 + 1 would silently become 2^53."""
     options = struct_pb2.Struct()
     options.update(json.loads(f"{{{value}}}"))
     with pytest.raises(CallError, match="would be rounded"):
@@ -396,7 +396,7 @@ async def test_limits_answer_with_what_was_met_and_when_to_come_back(serve: Serv
 
 
 async def test_calls_in_flight_are_bounded(serve: Serve) -> None:
-    """Also those that their caller gave up."""
+    """Calls that their caller has cancelled count, too."""
     client = await serve(limits=ServerLimits(max_calls_in_flight=2))
     left, session, other = [await client.open("waiting-v1") for _ in range(3)]
     call = client.stub.Step(step_request(left, 0, "gate"))
@@ -427,7 +427,7 @@ async def test_leases_expire_unless_renewed(client: Client) -> None:
 
 
 async def test_a_lease_is_over_when_two_looks_find_it_so(client: Client) -> None:
-    """At the first, the call that keeps the session may lie unread in the socket."""
+    """The call that renews the session may still be unread in the socket during the first sweep."""
     opened = await client.open("walk-v1")
     session = client.table[opened.session_id]
 

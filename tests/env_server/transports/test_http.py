@@ -77,7 +77,7 @@ async def http(serve_http: ServeHttp) -> Http:
 
 
 async def test_an_episode_over_http_is_that_of_grpc(http: Http) -> None:
-    """And a session is one over both."""
+    """A session can be used over both transports."""
     session, other = await http.open("walk-v1"), await http.client.open("walk-v1")
     for index, action in enumerate(("Right", "Left", "Right")):
         over_http = await http.step(session, index, action)

@@ -25,7 +25,7 @@ MODERN, HANDSHAKE = "auto", "legacy"
 
 
 class Desk(Environment):
-    """Its only actions are calls of a tool."""
+    """An environment whose only actions are tool calls."""
 
     spec = EnvironmentSpec(
         id="desk-v1",
@@ -191,7 +191,7 @@ async def test_the_same_request_in_an_mcp_session_is_played_once(serve_mcp: Serv
 
 @pytest.mark.parametrize("number", [3, 4], ids=["by its request id", "by what it asks"])
 async def test_a_fork_asked_for_again_is_the_same(serve_mcp: ServeMcp, number: int) -> None:
-    """While nobody has played the copy: then its name is in use."""
+    """This holds until somebody plays the copy. Then its name is in use."""
     url = f"{await serve_mcp()}/walk-v1"
     async with callers(f"{url}/one") as caller:
         bare = await begun(caller)

@@ -28,7 +28,7 @@ SURROGATE = "\ud800"
 
 
 class Forging(Environment):
-    """Its exception would be two events."""
+    """An environment whose error message would be read as two events."""
 
     spec = EnvironmentSpec(id="forging-v1", version="1.0.0", title="Forging", actions=("go",))
 
@@ -213,7 +213,7 @@ async def test_a_bug_is_no_result(serve_ors: ServeOrs, environment: str, action:
     ],
 )
 async def test_what_is_refused_is_told(serve_ors: ServeOrs, path: str, body: Any, status: int, told: str) -> None:
-    """Before the response begins; the session goes on."""
+    """The request is refused before the response begins, and the session continues."""
     caller = await serve_ors()
     if "task_id" in body:
         await caller.begin("desk-v1", split="train", index=5)
@@ -264,4 +264,4 @@ async def test_what_it_serves_is_hosted_again(serve: Serve) -> None:
             reply = await outer.ask("Step", there, epoch=1, step_index=index, actions=[pb.Action(tool_call=call)])
             expected = await own.step(here, index, action)
             assert (text_of(reply.transition), reply.transition.reward) == (text_of(expected), expected.reward)
-        await outer.close(there)  # while the inner server is there to be told
+        await outer.close(there)  # while the inner server can still be reached

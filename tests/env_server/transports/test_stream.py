@@ -66,7 +66,7 @@ async def test_the_bytes_of_a_row_are_bounded(serve: Serve, texts: list[str], si
 async def test_rows_of_one_message_equal_the_same_steps_one_by_one(
     client: Client, environment: str, rows: list[tuple[int, int, str]]
 ) -> None:
-    """In order, repeated or refused, and of sessions that end or break; each reply shows what its step showed."""
+    """The rows are in order, repeated or refused, of sessions that end or break. Each reply is that of its own step."""
     together, alone = [await client.group(environment, 3, seed=5) for _ in range(2)]
     if environment == "waiting-v1":
         rows = [(place, index, str(len(action) % 2)) for place, index, action in rows]
@@ -136,7 +136,7 @@ async def test_many_slow_renders_delay_nobody(client: Client) -> None:
 
 
 def start_of(response: pb.ResetResponse) -> pb.ResetResponse:
-    """What a row of StartColumns can tell of a reply."""
+    """Return the part of a reply that a row of StartColumns can contain."""
     session = response.session
     told = pb.Session(seed=session.seed, dynamics_seed=session.dynamics_seed, observation=session.observation)
     return pb.ResetResponse(session=told, instructions=response.instructions)
@@ -159,7 +159,7 @@ async def ask_in_columns(stream: Stream, **columns: Sequence[Any]) -> list[Any]:
 
 @pytest.mark.parametrize("environment", ["walk-v1", "waiting-v1", "searched-v1", "anything-v1", "fragile-v1"])
 async def test_resets_in_columns_equal_resets_by_call(client: Client, environment: str) -> None:
-    """With and without seeds, repeated in either form, and however many messages the replies take."""
+    """Resets have seeds or not, are repeated in either form, and their replies need several messages."""
     want = pb.Want(state_key=True)
     by_call, other, by_row = [await client.open(environment, seed=3, dynamics_seed=4, want=want) for _ in range(3)]
     calls = [await client.ask("Reset", session, epoch=1, seed=7) for session in (by_call, other)]

@@ -220,7 +220,7 @@ def test_a_module_that_differs_from_process_to_process_cannot_be_imported(module
 
 
 def test_time_passes_for_a_program() -> None:
-    """Or who waits for it would wait until all instructions are used up."""
+    """A program that waits for a clock would otherwise wait until all its instructions are used up."""
     waiting = "import time\nstarted = time.time()\nwhile time.time() < started + 0.5: time.sleep(0.1)\n"
     task = start(3).environment.task
     assert turn(start(3), waiting + task.program).success

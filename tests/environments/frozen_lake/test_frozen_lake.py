@@ -58,7 +58,7 @@ def test_transitions_are_gymnasiums(seed: int, shape: dict[str, Any]) -> None:
 
 
 def test_slips_know_nothing_of_the_map() -> None:
-    """In the original the draw that makes tile t also decides the slip of step t."""
+    """The original uses the same draw for tile t of the map and for the slip of step t."""
     slipped = {"H": [0, 0], "F": [0, 0]}
     for seed in range(1500):
         environment = start(seed, seed).environment
@@ -95,7 +95,7 @@ def test_the_expert_needs_the_fewest_moves_without_slip(seed: int) -> None:
 
 
 def _fewest_moves(rows: tuple[str, ...]) -> int:
-    """By a search of its own over (row, column)."""
+    """Return the length of the shortest path, by an independent search over (row, column)."""
     at = {(r, c): tile for r, row in enumerate(rows) for c, tile in enumerate(row)}
     seen = {place for place, tile in at.items() if tile == "S"}
     edge, moves = set(seen), 0

@@ -228,7 +228,7 @@ def test_formats() -> None:
 
 
 def test_a_cell_without_candidates_is_not_listed() -> None:
-    """As in the original."""
+    """The original lists no cell without candidates, either."""
     seen = start(puzzle=PUZZLE).turn(["1,2,3"], Want()).observation.parts
     listed = seen.split("EMPTY CELLS:\n")[1].split("\n\n")[0]
     assert listed.split("\n") == [
@@ -271,7 +271,7 @@ def test_the_instructions_fit_the_options() -> None:
 
 @pytest.mark.parametrize("observation", ["simple", "detailed", "with_feedback"])
 def test_a_grid_of_another_size_is_never_searched_for_its_peers(observation: str) -> None:
-    """As a forged snapshot may hold one: its peers would take hours."""
+    """A forged snapshot may contain such a grid. Finding its peers would take hours."""
     sudoku = start(observation=observation, conflicts="place").environment
     sudoku.grid = sudoku.puzzle = bytes(40_000)
     for call in (sudoku.observe, sudoku.valid_actions, sudoku.expert_action):

@@ -25,7 +25,7 @@ def real_data(name: str) -> Path:
 
 @cache
 def recorded(name: str, rows: int | None = None) -> ListCatalogue:
-    """A catalogue of the recordings (`1k` or `10k`), cut to so many rows before anything is left out of it."""
+    """Return a catalogue of the recordings (`1k` or `10k`), cut to `rows` rows before any product is left out."""
     folder = ROOT / "webshop_golden" / "catalogue" / name
     files = [folder / f"{stem}.json.gz" for stem in ("items_shuffle", "items_ins_v2", "items_human_ins")]
     if not all(file.is_file() for file in files):

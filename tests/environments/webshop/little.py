@@ -91,7 +91,7 @@ class WordSearch:
 
 @dataclass(eq=False)
 class Stock:
-    """What the environment needs of a store, over a list of products."""
+    """A minimal store over a list of products."""
 
     products: Sequence[Product] = PRODUCTS
     name: str = "little"

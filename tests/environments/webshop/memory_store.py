@@ -27,7 +27,7 @@ from tests.golden import ROOT, golden
 
 @dataclass(eq=False)
 class MemoryStore:
-    """What the environment needs of a store, without files. Its goals are those of one kind."""
+    """A minimal store without files. All its goals have one kind."""
 
     catalogue: ListCatalogue
     index: Searcher

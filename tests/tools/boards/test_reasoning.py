@@ -49,7 +49,7 @@ def score(
 
 
 def verdicts(thought: str, observation: str = LAKE, environment: str = "frozen_lake-v1") -> list[bool | None]:
-    """Of each claim, in order."""
+    """Return the verdict of each claim, in order."""
     scene = read_scene(environment, "", observation)
     family = environment.partition("-v")[0]
     return [judge(claim, scene, None) for claim in read_claims(thought, family, legend_of(family, ""))]
@@ -168,7 +168,7 @@ def test_free_text_is_always_scored_within_bounds(thought: str) -> None:
     for observation, environment in ((LAKE, "frozen_lake-v1"), (ROOM, "sokoban-v1")):
         value = score(thought, observation, environment, after=observation)
         assert -1 <= value <= 1
-        # Said twice, in sentences (a compact thought that goes on is another thought), it is worth the same.
+        # Repeating a claim in a second sentence is worth the same. A longer compact thought would be another thought.
         sentence = f"Well. {thought}. "
         once = score(sentence, observation, environment, after=observation)
         assert score(sentence * 2, observation, environment, after=observation) == once

@@ -1,4 +1,4 @@
-"""Relations between things: golden cases, what is read from a text, and that a served state is told in full."""
+"""Relations between things: golden cases, reading them from text, and full descriptions of served states."""
 
 import itertools
 from collections.abc import Sequence

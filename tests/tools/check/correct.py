@@ -16,7 +16,7 @@ from tests.tools.check.walk import NAMES, SPEC
 
 
 class Correct(ReferenceService):
-    """lacks: what it cannot show of all that the reference server can. levels: the letters of those that it touches."""
+    """A correct service. lacks: features of the reference server that it omits. levels: letters of its levels."""
 
     lacks: ClassVar[list[str]]
     levels: ClassVar[str]
@@ -71,7 +71,7 @@ class NoGroups(Correct, lacks="C-06 C-10 C-11 C-13 C-23 C-25 F-01 F-03 F-05 F-06
 
 
 class FewCalls(Correct, levels="CS"):
-    """At most four calls at once, each of 5 ms."""
+    """A service that runs at most four calls at once, each of which takes 5 ms."""
 
     limits = _limits(max_calls_in_flight=4)
     busy = 0
@@ -198,7 +198,7 @@ class DrawsItsStart(
     lacks="C-09 C-10 C-12 C-21 C-32 C-39 C-40 C-49 C-51 C-56 C-57 C-69 C-77 C-78 C-79 C-80 C-81 C-96 S-02 S-03 "
     "S-07 S-08 S-09 S-11 S-12 S-16 F-01 F-02 F-03 F-05 N-02 N-03 N-07 N-10",
 ):
-    """Not deterministic: which action is valid depends on a start that no seed fixes."""
+    """A nondeterministic environment: its valid actions depend on a start that no seed determines."""
 
     spec = _spec()
     spec.capabilities.deterministic = False

@@ -239,7 +239,7 @@ def look_for_all(folder: Path, good: Sequence[str] = ()) -> Found:
 
 
 async def _unmet(address: str, also: str) -> dict[str, list[str]]:
-    """What each environment of a server does not meet, SHOULDs too."""
+    """Return the requirements that each environment of a server violates, including SHOULDs."""
     with grpc.insecure_channel(address) as channel:
         specs = EnvironmentServiceStub(channel).Describe(pb.DescribeRequest()).environments
     room = asyncio.Semaphore(AT_ONCE)

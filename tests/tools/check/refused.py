@@ -1,4 +1,4 @@
-"""Refused calls of toy servers: the error table of docs/protocol.md as far as they need it."""
+"""Refused calls of toy servers: the part of docs/protocol.md's error table that they need."""
 
 from typing import Any
 

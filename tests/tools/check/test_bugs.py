@@ -1,4 +1,4 @@
-"""A bug of the environment or the server is told once, whatever it makes impossible to show."""
+"""A bug of the environment or the server is reported once, even if it makes many requirements impossible to check."""
 
 import asyncio
 import contextlib
@@ -75,7 +75,7 @@ def test_a_state_key_that_is_no_digest_is_told_how_to_make_one(address: str) -> 
 
 @pytest.mark.parametrize("id_", STEPS)
 def test_a_broken_step_is_one_failure(address: str, id_: str) -> None:
-    """Of all requirements, for the two whose messages differ most."""
+    """Two requirements suffice, whose messages differ most."""
     results = _examine(address, id_, REQUIREMENTS if id_ in ("changing", "raising") else SOME)
     failures = _failures(results)
     assert list(failures) == ["C-30"]
@@ -113,7 +113,7 @@ def test_a_server_that_raises_is_one_failure() -> None:
 
 
 def test_a_server_that_drains_is_told_once() -> None:
-    """It used to be 83 failures."""
+    """There used to be 83 failures."""
     opening = pb.OpenRequest(environment_id="bandit-v1", seed=1)
     with start_server("bandit") as server, grpc.insecure_channel(server.address) as channel:
         stub = EnvironmentServiceStub(channel)

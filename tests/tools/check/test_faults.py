@@ -33,7 +33,7 @@ def reports(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_the_broken_requirement_is_the_one_reported(fault: type[Faulty], reports: dict[str, Any]) -> None:
-    """Its message tells what was expected and what came; only an unmet MUST makes the check fail."""
+    """The message says what was expected and what was received. Only a violated MUST makes the check fail."""
     report = reports[fault.__name__]
     unmet = {r["id"]: r for r in report["environments"][0]["results"] if r["status"] in ("failed", "error")}
     assert set(fault.reported) <= unmet.keys() <= {*fault.reported, *fault.perhaps}, unmet

@@ -78,7 +78,7 @@ def test_a_page_about_each_environment(tmp_path: Path) -> None:
     assert all(f'href="{id}.html"' in index for id in found)
     about = (out / "generous-v1.html").read_text()
     assert "Turn &lt;b&gt;the&lt;/b&gt; dial" in about
-    assert "It fails:</span> R-" in about
+    assert "It fails a check:</span> R-" in about
 
 
 def test_an_unknown_name_is_refused(tmp_path: Path) -> None:

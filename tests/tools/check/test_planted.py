@@ -1,4 +1,4 @@
-"""Of bugs that were planted in environments the check finds nearly all, and in those without one it finds nothing."""
+"""The check finds almost all bugs that were planted in environments, and none in environments without a bug."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ def test_output_that_cannot_be_written_is_one_line(server: ServerProcess) -> Non
 
 @pytest.mark.parametrize("words", [("list",), ("describe", "frozen_lake", "--json")])
 def test_a_reader_that_has_gone_ends_it_without_a_word(server: ServerProcess, words: tuple[str, ...]) -> None:
-    """As `starpod list ADDRESS | head -1` does."""
+    """`starpod list ADDRESS | head -1` closes the pipe early."""
     command, *more = words
     reader, writer = os.pipe()
     os.close(reader)
@@ -247,7 +247,7 @@ def test_describe_shows_actions_options_and_limits(server: ServerProcess) -> Non
 
 
 def test_why_there_is_no_connection_is_told_in_one_line(server: ServerProcess, tmp_path: Path) -> None:
-    """Not gRPC's words, and none of its log lines."""
+    """The line contains neither gRPC's message nor its log lines."""
     files = {name: str(file) for name, file in credentials(tmp_path).items()}
     ca, token = ("--ca", files["ca"]), ("--token-file", files["token"])
     assert run_starpod("list", server.address, *ca).complaint.endswith("speaks without TLS: leave --ca out")

@@ -35,7 +35,7 @@ async def engine(model: str, _: str, port: str) -> None:
 
 
 def work(program: str, *arguments: str) -> None:
-    """What a child does."""
+    """Run a program in a child process."""
     if program == "engine":
         asyncio.run(engine(*arguments))
     else:

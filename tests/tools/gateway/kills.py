@@ -153,7 +153,7 @@ async def walk(fleet: Fleet, address: str, member: int, number: int, turns: Coun
 async def walks(
     servers: dict[str, ServerProcess], counts: Sequence[int], over: asyncio.Event, turns: Counter[int]
 ) -> list[list[list[tuple[Any, ...]]]]:
-    """At least so many episodes of each member, and more until the event."""
+    """Play at least `episodes` episodes of each member, and more until the event is set."""
 
     async def play(fleet: Fleet, member: int) -> list[list[tuple[Any, ...]]]:
         played: list[list[tuple[Any, ...]]] = []
@@ -169,7 +169,7 @@ async def walks(
 async def play_among_kills(
     folder: Path, model: Path, kills: int, engine: Literal["vllm_remote", "torch"]
 ) -> dict[str, Any]:
-    """Plays until so many kills, then as many episodes without any. How many of each, and what was lost or differs."""
+    """Play until a number of kills, then as many episodes without. Return counts of episodes, losses, differences."""
     over, turns = asyncio.Event(), Counter[int]()
     with forked(folder / "killed", model, engine) as servers:
         playing = asyncio.create_task(walks(servers, [1] * AGENTS, over, turns))

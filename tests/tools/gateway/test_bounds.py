@@ -193,7 +193,7 @@ async def test_a_body_that_does_not_arrive_is_given_up(monkeypatch: pytest.Monke
 
 
 async def test_a_step_that_is_never_played_has_no_result() -> None:
-    """The one that waits when the episode ends was answered with the reward of the turn before."""
+    """A step that waits at the end of the episode used to be answered with the previous turn's reward."""
     observation = Observation("start")
     environment: Any = SimpleNamespace(step_index=0, limits=Limits(), done=False, observation=observation)
     agent = OutsideAgent("one", scripted(lambda request, text: "x"), environment, Task("walk-v1"), stream="", order=0)

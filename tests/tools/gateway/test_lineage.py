@@ -1,4 +1,4 @@
-"""What is trained on is what was sampled, whatever a client makes of its history."""
+"""Training uses exactly the sampled ids, whatever a client does with its history."""
 
 import asyncio
 import itertools
@@ -27,7 +27,7 @@ TOOL = {"type": "function", "function": {"name": "move", "description": "Moves."
 
 @dataclass
 class Client:
-    """An agent that goes on, repeats itself, cuts, condenses and rewrites its history, and asks helpers of its own."""
+    """An agent that continues, repeats, cuts, condenses and rewrites its history, and calls helpers."""
 
     session: RolloutSession
     rng: random.Random
@@ -114,7 +114,7 @@ async def test_trained_ids_are_the_sampled_ones(name: str, count: int) -> None:
     engine, turns, template = await play(name, count, seed=1)
     check_sampled(engine.sampled, turns)
     if template.extends:
-        assert sum(not turn.fresh for turn in turns) > count / 10, "what is not edited goes on in its sample"
+        assert sum(not turn.fresh for turn in turns) > count / 10, "an unedited history continues the sample"
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

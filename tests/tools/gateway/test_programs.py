@@ -94,7 +94,7 @@ async def collecting_with(
 async def collector(
     server: ServerProcess, folder: Path, program: str, say: Any = None, **settings: int
 ) -> AsyncIterator[tuple[Collector[Any], ScriptedEngine]]:
-    """The same with a model that says `Right` and `Down` by turns, or what it is told to."""
+    """A collector whose model says `Right` and `Down` alternately, or the given replies."""
     template = Template(tokenizer("chatml"))
     engine = ScriptedEngine(template, say or (lambda request, text: ("Right", "Down")[text.count("assistant") % 2]))
     async with collecting_with(engine, template, server, folder, program, **settings) as collecting:

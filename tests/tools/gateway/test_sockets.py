@@ -129,7 +129,7 @@ def read_message(body: Any) -> Reply:
 
 
 def message_back(body: Any) -> list[Any]:
-    """Without thoughts, which a client may leave out."""
+    """Return the message without thoughts, which a client may omit."""
     content = [block for block in body["content"] if block["type"] != "thinking"]
     result = {"type": "tool_result", "tool_use_id": content[-1]["id"], "content": "ok, moved"}
     return [{"role": "assistant", "content": content}, {"role": "user", "content": [result]}]
@@ -137,9 +137,9 @@ def message_back(body: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class Api:
-    """An API. body: asks for a reply, with a tool. read: a reply. back: what a client adds to the history after a call.
+    """A chat API. body: a request for a reply, with a tool. read: parses a reply. back: what a client appends after it.
 
-    finishes: how a reply ends that calls a tool, and one that does not. choices: those that demand a call.
+    finishes: finish reasons of a reply with a tool call, and of one without. choices: values that demand a call.
     """
 
     path: str
@@ -477,7 +477,7 @@ async def test_errors_have_the_shape_of_the_api_that_was_called(tmp_path: Path) 
 
 
 def _post(url: str, length: int, sent: int) -> bytes:
-    """What a plain client gets which writes its whole body before it reads."""
+    """Return the response that a plain client gets that writes its whole body before it reads."""
     host, _, port = url.removeprefix("http://").rpartition(":")
     with socket.create_connection((host, int(port)), timeout=20) as connection:
         head = f"POST {CHAT} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\nx-api-key: one\r\n"
@@ -656,7 +656,7 @@ async def test_each_session_is_one_member_of_a_group(tmp_path: Path) -> None:
             late = await it.post(f"/sessions/{path}/reward", {"value": 1, "key": "k"})
             assert (late.status_code, late.json()["error"]["code"]) == (status, code)
     async with gateway(says("x"), tmp_path) as it:
-        for member in (1, 2):  # of one that is over, and of one that goes on
+        for member in (1, 2):  # one episode is over, the other one continues
             assert (await it.post("/sessions", {"name": "d", "group": 5, "member": member})).status_code == 409
         assert (await it.post("/sessions", {"name": "d", "group": 5})).json()["member"] == 3
         await it.ask(key="alone")

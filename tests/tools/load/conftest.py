@@ -50,7 +50,7 @@ async def play(
     stop: asyncio.Event | None = None,
     beside: Callable[[Generator], Coroutine[Any, Any, None]] | None = None,
 ) -> Played:
-    """Plays stages in this process, or until `stop`; the last report tells of closing too."""
+    """Play stages in this process, or until `stop`. The last report includes the closing of sessions."""
     place: list[StageResult] = []
     generator = Generator(plan, 0, lambda interval: place[-1].add(interval), stop or asyncio.Event())
     await generator.start()

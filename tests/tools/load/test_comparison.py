@@ -11,7 +11,7 @@ from starpod.load.report import figures
 
 
 def report(seed: int, *, slower: float = 1.0, intervals: int = 20, calls: int = 300, name: str = "64 sessions") -> Any:
-    """What a run would have reported whose latencies are lognormal, its intervals noisy by a tenth."""
+    """Return the report of a run with lognormal latencies, whose intervals vary by a tenth."""
     rng = np.random.default_rng(seed)
     parts = []
     for _ in range(intervals):

@@ -21,7 +21,7 @@ minutes = pytest.mark.minutes
 
 
 def above(histogram: Histogram, seconds: float) -> int:
-    """How many latencies are at least so long."""
+    """Return the number of latencies of at least `seconds`."""
     return int(histogram.counts[bucket_ceilings() >= round(seconds * 1e9)].sum())
 
 
@@ -50,7 +50,7 @@ async def test_a_closed_loop(server: ServerProcess, wire: str) -> None:
     [("stream", ("Left", "Up"), "columns"), ("stream", (), "messages"), ("unary", ("Left", "Up"), "unary")],
 )
 async def test_the_path_of_steps_is_told(server: ServerProcess, wire: str, actions: tuple[str, ...], path: str) -> None:
-    """An environment that names its actions is not asked for those that are valid: its steps travel in columns."""
+    """Environments with named actions are not asked for valid actions, so their steps travel in columns."""
     stage = Stage("short", sessions=8, seconds=0.1, warmup=0.0)
     for _ in range(10):  # on a machine that is held up, a tenth of a second may not be enough for a step
         (report,) = (

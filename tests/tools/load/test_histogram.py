@@ -21,7 +21,7 @@ def theirs(seconds: list[float]) -> HdrHistogram:
 
 
 def counted(histogram: Histogram) -> list[int]:
-    """How many latencies fell into each bucket."""
+    """Return the number of latencies in each bucket."""
     return list(histogram.counts)
 
 

@@ -1,4 +1,4 @@
-"""What the agents do, and recordings of it."""
+"""The agents' actions, and recordings of them."""
 
 import random
 import tempfile

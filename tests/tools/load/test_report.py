@@ -1,4 +1,4 @@
-"""What a report says of a run that did not go well, and the page that shows it."""
+"""Reports of runs with problems, and the page that shows a report."""
 
 import re
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What the script of a page reads of a chart, and sparklines."""
+"""Charts as the page's script reads them, and sparklines."""
 
 import json
 import math
@@ -54,7 +54,7 @@ def test_smoothing_bends_no_straight_line() -> None:
 
 @pytest.mark.parametrize(("values", "share"), [([0.07, 0.05], 0.15), ([0.9, 0.1], 1.0), ([0.0, 0.3], 1.0)])
 def test_a_small_change_looks_small_in_a_sparkline(values: list[float], share: float) -> None:
-    """Its scale begins at 0, and shares end at 20 % or more."""
+    """A sparkline's scale begins at 0, and that of shares ends at 20 % or more."""
     (path,) = re.findall(r'd="M([^"]+)"', spark(values, "success", "share"))
     first, last = (float(point.split()[1]) for point in path.split(" L"))
     assert 0 < abs(first - last) / 26 <= share and ((first < last) == (values[0] > values[1]))

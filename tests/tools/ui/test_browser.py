@@ -1,4 +1,4 @@
-"""The live site in a real Chromium: wide and as on a phone, light and dark, by keyboard, and while a run goes on."""
+"""The live site in a real Chromium: on wide and small screens, light and dark, by keyboard, and during a run."""
 
 import json
 import os
@@ -79,7 +79,7 @@ def browser(request: pytest.FixtureRequest, chromium: Any) -> Any:
 
 @pytest.fixture
 def phone(chromium: Any) -> Any:
-    """For what does not depend on the width."""
+    """A browser with a phone's width, for tests that do not depend on the width."""
     return emulate(chromium, 390, "dark")
 
 
@@ -99,7 +99,7 @@ def show_in(driver: Any, scheme: str) -> None:
 
 
 def barriers(browser: Any) -> list[Any]:
-    """What keeps people out of the page as it stands, light and dark, by the rules of axe-core."""
+    """Return the violations of axe-core's accessibility rules on the page, light and dark."""
     if not AXE.exists():
         pytest.skip(f"axe-core is not here: npm ci --prefix {AXE.parents[2].relative_to(ROOT)}")
     browser.execute_script(AXE.read_text(encoding="utf-8"))
@@ -145,7 +145,7 @@ def open_episode(browser: Any, address: str) -> None:
 
 
 def check_page(browser: Any, url: str) -> None:
-    """It fits, can be read, names what can be used, and the browser complains of nothing."""
+    """Check that the page fits the screen, is readable and accessible, and logs no error in the browser's console."""
     browser.get("about:blank")
     browser.get_log("browser")  # what pages before complained of
     browser.get(url)
@@ -182,7 +182,7 @@ def test_nothing_keeps_people_out_of_a_page(
 
 
 def test_an_episode_is_forked_where_it_was_lost(browser: Any, address: str) -> None:
-    """And nothing keeps people out of the game, its continuations, and the job that tells which turn lost it."""
+    """The game, its continuations, and the job that finds the losing turn are accessible, too."""
     open_episode(browser, address)
     wait_until(lambda: all(each.get_property("naturalWidth") for each in find(browser, ".strip img")))
     assert len(find(browser, ".strip img")) == len(find(browser, ".seen img")) == FATAL + 2
@@ -253,7 +253,7 @@ def act(browser: Any, do: Callable[[Any, Any], Any]) -> None:
 
 @pytest.mark.parametrize("path", ["/compare?run=calm&run=sweep/trapped", "/runs/calm"])
 def test_curves_are_zoomed_together(chromium: Any, site: str, path: str) -> None:
-    """By dragging, by double click and by the form; the address keeps it. Axes and drawing areas line up."""
+    """Drag, double click, and use the form. The address keeps the range, and axes and drawing areas are aligned."""
     browser = emulate(chromium, 1280, "light")
     browser.get(site + path)
     wait_until(lambda: shows(browser, 0, 150))
@@ -354,7 +354,7 @@ def test_a_run_is_tagged_by_keyboard(phone: Any, tmp_path: Path, calm: Path) -> 
 
 
 def test_a_list_of_a_live_run_tells_of_newer_episodes(phone: Any, tmp_path: Path) -> None:
-    """And stays as it is while it is read."""
+    """The list itself does not change while it is read."""
     folder = make_run(tmp_path / "live")
     folder.facts.write_text("{}", encoding="utf-8")
     with folder.lock():
@@ -373,8 +373,8 @@ def test_a_list_of_a_live_run_tells_of_newer_episodes(phone: Any, tmp_path: Path
 
 def test_sections_of_a_run_stay_in_reach(browser: Any, site: str) -> None:
     browser.get(f"{site}/runs/sweep/trapped")
-    press(browser, ".contents a", words="Go on")
-    places = "return ['.contents', '#go-on'].map(each => document.querySelector(each).getBoundingClientRect())"
+    press(browser, ".contents a", words="Next steps")
+    places = "return ['.contents', '#next-steps'].map(each => document.querySelector(each).getBoundingClientRect())"
     wait_until(lambda: browser.execute_script(places)[1]["top"] < 900)
     nav, heading = browser.execute_script(places)
     assert nav["top"] == 0 and heading["top"] >= nav["bottom"]
@@ -445,7 +445,7 @@ def test_a_game_is_played_by_keyboard(browser: Any, address: str) -> None:
 
 
 def text_of(browser: Any, css: str) -> str:
-    """Of an element that is there, now: the page may replace it at any time."""
+    """Return the text of an existing element at once, since the page may replace the element at any time."""
     return str(browser.execute_script("return document.querySelector(arguments[0])?.innerText ?? ''", css))
 
 
@@ -454,7 +454,7 @@ def focused(browser: Any) -> str:
 
 
 def test_what_is_polled_keeps_the_place_of_focus(phone: Any, address: str, others: SyncSession) -> None:
-    """And is replaced only where it has changed."""
+    """Polling replaces only the elements that have changed."""
     phone.get(f"{address}/watch?session={others.id}")
     poll = "const done = arguments[0]; update().then(() => done())"
     phone.execute_script("document.querySelector('#seen summary').focus(); document.activeElement.kept = true")

@@ -1,4 +1,4 @@
-"""What plays on from a state: kept, opened and saved; the values of an episode's turns as a job; who can play on."""
+"""Continuations: kept, opened and saved; jobs that value the turns of an episode; the policies that can play."""
 
 import dataclasses
 import html
@@ -50,7 +50,7 @@ def test_what_is_held_out_is_not_saved(visitor: Visitor, lost: tuple[Path, Episo
     """A run would refuse the whole file."""
     start(visitor, "sokoban-v1", seed="63")
     visitor.send("act", action="Up")
-    assert "Nothing of seed 63 can be saved for runs: it is held out by seeds.final (0 to 4999)" in visitor.text
+    assert "cannot be saved for training: seed 63 is held out by seeds.final (0 to 4999)" in visitor.text
     assert 'href="/play/sokoban-v1?seed=10000"' in visitor.text and 'action="save"' not in visitor.text
     form = visitor.hidden("/act")
     for kind in ("demonstrations", "starts"):
@@ -108,7 +108,7 @@ def test_calls_of_tools_are_saved_as_the_texts_of_policies(visitor: Visitor, los
 
 
 def test_a_continuation_is_opened_where_it_stood(visitor: Visitor) -> None:
-    """With its luck: on slippery ice, the same actions lead elsewhere otherwise."""
+    """The session keeps the random state. On slippery ice, the same actions would otherwise lead elsewhere."""
     start(visitor, "frozen_lake-v1", seed="10002", success_rate="0.3", size="6")
     visitor.send("act", action="Right")
     assert visitor.send("branch", policy="random", count="8") == 200
@@ -143,7 +143,7 @@ def test_a_continuation_is_watched_and_saved(visitor: Visitor, lost: tuple[Path,
 
 
 def test_a_start_state_must_be_reached_by_its_seeds(visitor: Visitor) -> None:
-    """Where a continuation had luck of its own, a run would not come there."""
+    """A run could not reach a state of a continuation that has its own random state."""
     start(visitor, "frozen_lake-v1", seed="10004", success_rate="0.1", size="8")
     visitor.send("branch", policy="expert", count="8")
     turns, link = max((len(actions.split()), link) for link, (_, actions) in lines_of(visitor).items())
@@ -159,7 +159,9 @@ def test_a_job_has_an_address_and_is_kept(visitor: Visitor) -> None:
     visitor.get(EPISODE)
     assert visitor.send("/turns", policy="random", count="4") == 200
     job = visitor.path
-    assert "turns are tried." in visitor.text or "No continuation" in visitor.text or "Success falls" in visitor.text
+    assert (
+        "turns have been tried." in visitor.text or "No continuation" in visitor.text or "Success falls" in visitor.text
+    )
     visitor.await_job()
     assert len(lines_of(visitor)) == 4 * (FATAL + 1)
     visitor.get(EPISODE)
@@ -186,7 +188,7 @@ def test_a_job_fills_turn_by_turn_and_can_be_stopped(server: ServerProcess, lost
             visitor.send("/turns", policy="endpoint-1", count="4")
             wait_until(asked.is_set)
             visitor.get(visitor.path)
-            assert f"of {FATAL + 1} turns are tried." in visitor.text and "<progress" in visitor.text
+            assert f"of {FATAL + 1} turns have been tried." in visitor.text and "<progress" in visitor.text
             assert visitor.send("stop") == 200
             visitor.await_job()
             assert "It was stopped." in visitor.text and "not tried" in visitor.text

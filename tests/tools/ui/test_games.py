@@ -144,7 +144,7 @@ def start(visitor: Visitor, environment: str, *, seed: str = "3", **options: str
 
 
 def hint(visitor: Visitor) -> str | None:
-    """What the expert would play; None where it knows nothing."""
+    """Return the expert's action, or None if it has none."""
     visitor.get(f"{visitor.path}?hint=1")
     return next(iter(re.findall(r"The expert would play <b>(\w+)</b>", visitor.text)), None)
 
@@ -275,7 +275,7 @@ def seen_by(visitor: Visitor) -> str:
 
 
 def run_program(program: str) -> list[tuple[str, float]]:
-    """What it prints after each turn."""
+    """Return what the program prints after each turn."""
     printed: list[Any] = []
     exec(program, {"print": lambda *values: printed.append(values)})
     return printed[1:]
@@ -469,7 +469,7 @@ def test_a_server_that_goes_away_is_a_sentence(lost: tuple[Path, Episode]) -> No
 
 
 def test_what_was_found_is_saved_for_runs(visitor: Visitor, lost: tuple[Path, Episode]) -> None:
-    """As a demonstration of what was played, and as a start state that is reached again."""
+    """The game is saved as a demonstration, and as a start state that a run can reach again."""
     visitor.get(EPISODE)
     visitor.send("/fork", turn="1")
     assert visitor.send("save", kind="starts") == 200 and "environment.starts=" in visitor.text
@@ -519,13 +519,13 @@ def test_an_endpoint_plays_on_and_is_told_the_turns_before(server: ServerProcess
 
 
 def checkpoint(page: str, words: str = "the run&#39;s best") -> str:
-    """The policy of a page's form that is told in these words."""
+    """Return the policy of the page's form that has this label."""
     return next(name for name, told in re.findall(r'<option value="([^"]+)"[^>]*>([^<]+)<', page) if words in told)
 
 
 @pytest.mark.minutes
 def test_the_checkpoint_of_the_run_goes_on(server: ServerProcess, tmp_path: Path) -> None:
-    """On copies and in the session itself, and after a turn that a person played. As a job: tests/e2e/test_live.py."""
+    """The checkpoint plays on copies, in the session itself, and after a person's turn. Jobs: e2e/test_live.py."""
     words = ["frozen_lake", "--run-dir", str(tmp_path / "lake"), "warm_start.steps=60", "stop.iterations=1"]
     words += ["collect.groups=8", "evaluation.episodes=2", "evaluation.reference=[]", "warm_start.episodes=60"]
     done = CliRunner().invoke(starpod, ["train", *words])

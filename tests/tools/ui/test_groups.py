@@ -1,4 +1,4 @@
-"""Where the members of a group part, how each branch went on, and which of them a search grew."""
+"""Pages of groups: where members diverge, how each branch continues, and which members a search added."""
 
 import re
 from itertools import count
@@ -48,7 +48,7 @@ def test_members_part_by_actions_and_by_states() -> None:
 
 @given(PLAYED)
 def test_ways_are_the_same_as_far_as_all_was_the_same(played: list[list[tuple[str, str]]]) -> None:
-    """And of what parts at a state each member is in one branch."""
+    """Each member is in one branch after a divergence."""
     members = members_of(played)
     partings = part_ways(members)
     for one, mine in zip(members, played, strict=True):
@@ -83,9 +83,9 @@ def test_a_searched_group_shows_its_branches(tmp_path: Path) -> None:
         "Before turn 1 P _ _ O _ O _ _ _ _ _ O O _ _ G Down 0 of 1 solved, return 0 member 0 "
         "Left 1 of 2 solved, return +0.5 members 1 , 2",
         "Before turn 2 _ O _ _ _ _ _ O O _ _ G P _ _ O Down Right 0 of 1 solved, return 0 member 1 "
-        "Up 1 of 1 solved, return +1 member 2 ; 1 grown here by the search",
+        "Up 1 of 1 solved, return +1 member 2 ; 1 added here by the search",
     ]
-    assert "grown by the search from turn 2 of member 1" in text and text.count('<li class="shared">') == 1
+    assert "branched off by the search at turn 2 of member 1" in text and text.count('<li class="shared">') == 1
     assert text.count('<li class="parts">') == 4  # none in the turn that is shared
-    assert re.search(r"A search grew it from <a href=\"[^\"]*member=1#t2\">turn 2 of member 1</a>", own)
-    assert "1 member from one start" in alone and "Where they part" not in alone and "no action" in alone
+    assert re.search(r"The search branched it off at <a href=\"[^\"]*member=1#t2\">turn 2 of member 1</a>", own)
+    assert "1 member from one start" in alone and "Where the members diverge" not in alone and "no action" in alone

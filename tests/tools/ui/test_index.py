@@ -38,7 +38,7 @@ def indexed(tmp_path: Path, calm: Path) -> tuple[Path, RunIndex, Indexer]:
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory, calm: Path) -> RunIndex:
-    """Of a run that stays as it is."""
+    """The index of a finished run."""
     folder = tmp_path_factory.mktemp("index")
     shutil.copytree(calm, folder / "calm")
     return index_over(folder)[0]

@@ -1,4 +1,4 @@
-"""Pictures of episodes: pages ask for those that there are, and for no others."""
+"""Pictures of episodes: pages request existing pictures, and no others."""
 
 import asyncio
 import html
@@ -40,7 +40,7 @@ def test_a_page_asks_for_each_picture_small_and_large(live: httpx.Client) -> Non
 def test_what_the_server_cannot_draw_is_not_asked_for(
     server: ServerProcess, lost: tuple[Path, Episode], tmp_path: Path
 ) -> None:
-    """Of an environment without pictures, and of an episode that the server does not repeat; nor of their groups."""
+    """The environment has no pictures, or the server cannot replay the episode. The same applies to groups."""
     folder = write_lake(tmp_path / "mixed")
     with SyncFleet(server.address) as fleet:
         (session,) = fleet.open("countdown-v1", seed=3)
@@ -58,7 +58,7 @@ def test_what_the_server_cannot_draw_is_not_asked_for(
 
 
 async def test_a_page_does_not_wait_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It then asks for pictures without knowing whether there are some."""
+    """The page then requests pictures without knowing whether they exist."""
     waiting = asyncio.Event()
 
     async def picture(site: object, request: Request) -> None:

@@ -100,7 +100,7 @@ def place(group: int = 1, run: str = "calm", member: int | None = None) -> str:
 
 @pytest.mark.parametrize("path", PAGES)
 def test_a_page_is_whole(pages: httpx.Client, path: str) -> None:
-    """It answers, its links lead somewhere, its controls have names, and nothing comes from another place."""
+    """A page answers, its links work, its controls have names, and nothing is loaded from another host."""
     reply = pages.get(path)
     assert reply.status_code == 200
     page = Page(reply.text)
@@ -144,7 +144,7 @@ def test_a_run_ends_with_what_can_be_done_next(pages: httpx.Client, runs: Path) 
 
 
 def test_runs_in_an_order(pages: httpx.Client) -> None:
-    """Of calm 65 % of the final seeds were solved, of trapped 75 %."""
+    """The run `calm` solved 65 % of the final seeds, and `trapped` solved 75 %."""
 
     def order(sort: str) -> list[str]:
         return re.findall(r'name="run" value="([^"]+)"', pages.get(f"/?sort={sort}").text)
@@ -177,7 +177,7 @@ def test_a_comparison_of_chosen_metrics(pages: httpx.Client) -> None:
 
 
 def test_a_comparison_can_be_sent_as_a_file(pages: httpx.Client) -> None:
-    """It holds what the page shows, as it was set, and nothing that leads elsewhere."""
+    """The file shows the same as the page, with its settings, and has no links to other places."""
     query = "run=calm&run=sweep/trapped&from=50&log=y"
     page, sent = pages.get(f"/compare?{query}").text, pages.get(f"/comparison.html?{query}")
     assert "attachment" in sent.headers["content-disposition"]
@@ -212,10 +212,10 @@ def test_seeds_of_one_configuration_are_one_line(sweep: httpx.Client) -> None:
     # Of ten values, five of which are 0.06 above the others, the deviation is 0.0316, and t is 2.262.
     assert chart["lines"][3]["points"][1] == pytest.approx([0.33] * 10)
     assert chart["lines"][3]["band"][1] == pytest.approx([0.33 - 0.0316 * 2.262 / 10**0.5] * 10, abs=1e-4)
-    assert chart["lines"][0]["points"][0] == list(range(1, 9)), "as far as all of them go"
-    assert "compared in pairs where at most 8 runs are marked" in text
+    assert chart["lines"][0]["points"][0] == list(range(1, 9)), "up to the last common step"
+    assert "compare final evaluations in pairs, mark at most 8 runs" in text
     assert "optimizer.<wbr>lr" in text and "<code>0, 1, 2, 3, 4, 5, 6, 7, 8, 9</code>" in text
-    for words, told in (("&seeds=apart", "50 lines, and 8 can be told apart"), ("&run=lr9", "marked: 51")):
+    for words, told in (("&seeds=apart", "50 lines, and 8 can be distinguished"), ("&run=lr9", "marked: 51")):
         reply = sweep.get(link + words)
         assert reply.status_code == 400 and told in reply.text
     (two,) = charts_of(sweep.get("/compare?run=lr1-0&run=lr1-1&seeds=together").text)
@@ -378,9 +378,9 @@ def test_other_names_are_refused(pages: httpx.Client) -> None:
 
 
 def test_a_page_hears_of_a_change(tmp_path: Path, calm: Path) -> None:
-    """The stream tells of a new line; the page fetched again has it. A deleted run is a sentence.
+    """The stream reports a new line, and the page fetched again has it. A deleted run gives a message.
 
-    Where others reach the site, a token is asked for, which the browser keeps. SIGTERM ends it.
+    If others can reach the site, it needs a token, which the browser keeps. SIGTERM ends it.
     """
     shutil.copytree(calm, tmp_path / "calm")
     folder = RunFolder(tmp_path / "calm")

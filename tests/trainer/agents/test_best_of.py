@@ -1,4 +1,4 @@
-"""Of several replies to an observation the one is played that a scorer prefers."""
+"""An agent that samples several replies to an observation, and plays the best one by a scorer."""
 
 from collections.abc import Sequence
 

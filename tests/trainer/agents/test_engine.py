@@ -20,8 +20,7 @@ ROOMY = SAMPLING.model_copy(update={"max_episode_tokens": 4000})
 async def test_a_branch_goes_on_with_what_the_turns_before_were_told(
     fleet: Fleet, style: Literal["compact", "full"]
 ) -> None:
-    """What the model sees for its last reply, and that reply, is what is trained: on a fork too, where the session has
-    turns behind it."""
+    """The context of the model's last reply, and that reply, are trained. A fork's session has previous turns, too."""
     engine = ScriptedEngine(TEMPLATE, lambda *_: reply("Down") if len(engine.requests) > 1 else reply())
     agents = collector(fleet, engine, prompt=PromptConfig(style=style), sampling=ROOMY).agents
     (session,) = await TASK.open(fleet, 1, 1, Want())

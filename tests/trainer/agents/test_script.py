@@ -99,7 +99,7 @@ async def test_accepted_proposals_are_sent_and_what_they_earn_is_the_solvers(fle
     shown = [TEMPLATE.tokenizer.decode(request.prompt).rpartition("user")[2] for request in asked[:4]]
     assert ["Proposed: Down" in text for text in shown] == [False, True, False, True]
     assert all("P 0 0" in text for text in shown[:2])
-    # Each context is told from its beginning, and each reply is trained on once.
+    # Each prompt contains its whole context, and each reply is trained on once.
     assert all(turn.fresh for turn in episode.turns)
     assert [sum(sample.sampled) for sample in samples_of(episode)] == [len(turn.reply) for turn in episode.turns]
     assert not any("Proposed" in TEMPLATE.tokenizer.decode(turn.prompt) for turn in episode.turns[::2])

@@ -85,7 +85,7 @@ def test_a_reply_that_could_not_be_read_is_all_of_every_block() -> None:
 
 @given(seed=st.integers(0, 10_000))
 def test_a_term_on_each_block_is_the_term_on_the_turn(seed: int) -> None:
-    """Where both blocks have the same score and peers, cutting the reply changes nothing."""
+    """Cutting the reply into blocks with equal scores and peers changes nothing."""
     generator = torch.Generator().manual_seed(seed)
     rewards = torch.rand(4, generator=generator).tolist()
     rollout = blocks_rollout([{"environment": r} for r in rewards], [[THINK, THINK, ANSWER]] * 4)

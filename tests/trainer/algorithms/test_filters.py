@@ -1,4 +1,4 @@
-"""Which groups are kept, and which are asked for again."""
+"""Filters of groups, and the sampling of replacements."""
 
 import math
 from typing import Any

@@ -187,7 +187,7 @@ def test_while_the_ratio_is_one_every_reading_is_plain_ppo(kind: str, seed: int)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_gradient_of_the_policy_loss(kind: str, seed: int) -> None:
-    """Where advantage and weight are the same along a stretch, it is the gradient of the stretch's own ratio."""
+    """The gradient is that of the stretch's own ratio where advantage and weight are constant."""
     mask, turns = random_layout(seed, 3, 6)
     of_stretches = kind == "gspo"
     old, advantages = random_doubles(seed, 3, 6), random_doubles(seed + 1, 3, 1 if of_stretches else 6).expand(3, 6)

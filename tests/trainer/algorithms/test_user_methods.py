@@ -130,7 +130,7 @@ def test_what_cannot_be_used_is_refused_before_anything_starts(
 
 
 def test_a_policy_is_updated_by_an_estimator_and_a_loss_of_a_file(tmp_path: Path) -> None:
-    """Also one that returns its ratio with a gradient, which is recorded."""
+    """A loss may return its ratio with a gradient, and the ratio is recorded."""
     file = tmp_path / "mine.py"
     file.write_text(
         "from starpod.trainer.algorithms.losses import PolicyLoss\n"

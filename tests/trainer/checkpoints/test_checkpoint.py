@@ -308,7 +308,7 @@ def test_a_full_disk_costs_no_earlier_checkpoint(tmp_path):
         checkpoints = Checkpoints(tmp_path / "disk" / "checkpoints")
         save(checkpoints, 1)
         failed = 0
-        for pages in range(40):  # so many are left: the write fails at another place each time
+        for pages in range(40):  # free pages: the write fails at another place each time
             filler = tmp_path / "disk" / "filler"
             with contextlib.suppress(OSError), open(filler, "wb", buffering=0) as file:
                 while file.write(bytes(4096)):
@@ -392,7 +392,7 @@ def kill_everywhere(folder: Path) -> None:
         assert latest is not None
         assert_is(latest, latest.step)
         assert_is(checkpoints.best(), 1)
-        save(checkpoints, 4)  # and life goes on
+        save(checkpoints, 4)  # and the next save works
         assert_is(checkpoints.latest(), 4)
         assert names(run) == ["best", "latest", "step-00000001", "step-00000004"]
         seen.append(latest.step)

@@ -31,7 +31,7 @@ MESSAGES = [{"role": "user", "content": "The goal is at (2, 3)."}]
 
 
 def shake(policy: Policy, seed: int) -> None:
-    """Training, as far as an export can see it."""
+    """Change the weights, like training does."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in policy.parameters():
@@ -110,7 +110,7 @@ def test_transformers_loads_what_was_trained(run, tmp_path, which, step):
 
 
 def test_the_card_says_how_it_was_trained(run, tmp_path):
-    """And the trained policy of an export can go on."""
+    """The exported policy can be trained further."""
     export(load_trained(run), tmp_path / "model")
     assert torch.equal(
         logits(load_policy(tmp_path / "model").model), logits(policy_of(load_trained(run).policies).model)
@@ -148,7 +148,7 @@ class Shout(Grammar):
 
 
 def test_an_export_is_prompted_as_in_training_and_hosts_its_environment(run, tmp_path):
-    """Also where the run and the file of the user's reply grammar are gone."""
+    """This works without the run's folder and the user's file with the reply grammar."""
     (grammar := tmp_path / "mine.py").write_text(GRAMMAR)
     file = tmp_path / "a vault.py"
     prompt = {"style": "compact", "thinking": False, "context": {"kind": "single_turn", "window": 1}}

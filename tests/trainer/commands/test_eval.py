@@ -35,7 +35,7 @@ def run(server: ServerProcess, model: str, *arguments: str) -> Result:
 
 
 def report(server: ServerProcess, model: str, *arguments: str) -> dict[str, Any]:
-    """What is said as JSON; nothing else is on standard output."""
+    """Return the JSON report. Standard output contains nothing else."""
     result = run(server, model, *arguments, "--json", "-")
     assert result.exit_code == 0, result.output
     values: dict[str, Any] = json.loads(result.stdout)
@@ -296,7 +296,7 @@ async def test_a_malformed_reply_is_requested_again_and_then_an_error(monkeypatc
 
 
 async def test_replies_that_cannot_be_read_are_turns_without_an_action(fleet: Fleet) -> None:
-    """They cost a turn, are told to the model, and are not errors."""
+    """Such a reply costs a turn and is reported to the model. It is no error."""
     replies = iter(["I would rather not.", "<think>hm</think><answer>Jump</answer>", "<think>cut off..."])
     with fake_openai(lambda body: next(replies)) as endpoint:
         agents = ChatAgents("m", base_url=endpoint.base_url)
@@ -334,7 +334,7 @@ def config() -> Config:
 
 @pytest.fixture(scope="module")
 def run_folder(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As a run leaves it, with one checkpoint of an untrained policy."""
+    """The folder of a finished run, with one checkpoint of an untrained policy."""
     folder = tmp_path_factory.mktemp("run")
     texts = ["P 1 3 G 0 0 Up Left _ _ # _", "<think>Up Left</think><answer>Up</answer>"]
     policy = build_policy(config.model, texts=texts, critic="none", seed=3)

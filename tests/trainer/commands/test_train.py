@@ -67,7 +67,7 @@ def test_servers_that_are_not_there_are_named_with_what_to_do(tmp_path: Path) ->
 def test_a_function_of_a_users_file_that_fails_in_a_run_is_named_with_the_way_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also in an update, after which nothing can be saved, and if it changes the working folder."""
+    """The function may fail in an update, after which nothing can be saved, or after changing the working folder."""
     file, folder = tmp_path / "mine.py", tmp_path / "run"
     file.write_text("def helper(): return 1 / 0\ndef score(): return helper()\n")
 

@@ -1,4 +1,4 @@
-"""The configuration tree: files and words give the same thing, and mistakes are told."""
+"""The configuration tree: files and command-line words give the same result, and errors are reported."""
 
 from pathlib import Path
 

@@ -98,7 +98,7 @@ def test_sizes_come_from_the_environment(tmp_path: Path) -> None:
 
 
 def test_the_job_fits_the_environment(tmp_path: Path) -> None:
-    """Without an expert the format is learnt from random play, and long texts are shown a turn at a time."""
+    """Random play teaches the format if there is no expert, and long texts lead to prompts with one turn at a time."""
     config = load_config(write(tmp_path, expert=False))
     assert (config.warm_start.actions, config.warm_start.noise) == ("random", 0.0)
     assert config.evaluation.reference == ("random",)
@@ -124,7 +124,7 @@ def test_one_observation_is_shown_alone_only_where_the_environment_says_that_it_
     assert config.prompt.context == LatestTurns(kind="single_turn", window=1)
     assert "sees only the present observation, since its spec says fully_observed" in told
     short = config.sampling.max_episode_tokens
-    # What is told is what is trained, and what goes with a context goes with it.
+    # The printed job is trained, and the context's other keys follow it.
     config, told = tell(write(tmp_path, LONG, ENOUGH), "prompt.context=full")
     assert config.prompt.context == FullContext() and "the whole episode so far" in told
     assert config.sampling.max_episode_tokens > 4 * short
@@ -196,7 +196,7 @@ def test_what_lists_nothing_and_shows_nothing_cannot_be_begun_from_nothing(tmp_p
 
 
 def test_sizes_are_for_the_options_of_the_run(tmp_path: Path, cache: Path) -> None:
-    """Also for options of a base, of evaluations and of levels, and for a limit of the user."""
+    """Sizes include the options of a base, of evaluations and of levels, and obey a limit of the user."""
     source = write(tmp_path, ("max_turns=12", "max_turns=500"))
     easy, hard = (plan(source, f"environment.options.marks={marks}")[0].environment.max_turns for marks in (4, 60))
     assert easy is not None and hard is not None and hard > 32 > 4 * easy - 8
@@ -276,7 +276,7 @@ def test_a_served_environment_gets_the_job_that_its_file_gets(tmp_path: Path) ->
 
 
 def test_a_pretrained_model_gets_a_job_of_its_own(tmp_path: Path) -> None:
-    """Not the rates, replies and minutes of a tiny policy."""
+    """A tiny policy's rates, reply lengths and minutes do not fit a pretrained model."""
     words = tokenizer("chatml")
     words.save_pretrained(folder := tmp_path / "model")
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}

@@ -26,7 +26,7 @@ async def demonstrations(server: ServerProcess, seeds: Sequence[int], noise: flo
 
 
 async def instructions(server: ServerProcess, environment: EnvironmentConfig, seeds: Sequence[int]) -> set[str]:
-    """What is asked for in the episodes of these seeds."""
+    """Return the instructions of the episodes with these seeds."""
     async with Fleet(server.address) as fleet:
         sessions = [
             (await fleet.open(environment.id, seed=seed, options=environment.options, want=Want()))[0] for seed in seeds
@@ -58,7 +58,7 @@ async def test_demonstrations_wander_among_what_a_page_offers_and_the_expert_arr
     planned = {turn.actions[0] for each in straight for turn in each.episode.turns}
     turns = [turn for each in wandering for turn in each.episode.turns]
     assert {"click[description]", "click[back to search]"} <= {turn.actions[0] for turn in turns} - planned
-    for turn in turns:  # each is a search, or stands in brackets on its page
+    for turn in turns:  # each is a search, or a button in brackets on its page
         (action,) = turn.actions
         assert action.startswith("search[") or action.removeprefix("click") in turn.observation.lower()
 

@@ -68,7 +68,7 @@ def test_any_cut_into_micro_batches_gives_every_token_once_in_order_and_its_rewa
 
 
 def test_members_of_a_group_stand_together() -> None:
-    """Their common prompt is then computed once."""
+    """Adjacent members share the computation of their common prompt."""
     lengths = [70, 71, 75, 74, 72, 73, 200, 9]
     batch = Batch([Episode(n % 2, n, "lake", turns=[a_turn([1] * length)]) for n, length in enumerate(lengths)])
     prompt = len(batch.samples[0][0].tokens) - 70

@@ -1,4 +1,4 @@
-"""What is recorded of updates: that it is what the loss saw, that recording changes nothing, and its file."""
+"""Records of updates: they equal what the loss used, recording changes nothing, and files can be read back."""
 
 from pathlib import Path
 

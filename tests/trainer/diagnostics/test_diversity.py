@@ -1,4 +1,4 @@
-"""How alike replies are."""
+"""Measures of the similarity of replies."""
 
 import pytest
 from hypothesis import given

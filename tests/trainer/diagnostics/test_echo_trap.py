@@ -73,7 +73,7 @@ NAN = "grad_norm!: gradient norm is NaN or infinite, so updates are skipped: upd
     ("curves", "expected"),
     [
         (HEALTHY, []),
-        # A collapse is told in its order, and then called by its name.
+        # The signals of a collapse are reported in order, and then the collapse by its name.
         (
             COLLAPSE | {"grad": then(1.0, (95, 9.0))},
             [
@@ -136,7 +136,7 @@ NAN = "grad_norm!: gradient norm is NaN or infinite, so updates are skipped: upd
         # From the first update on, where no start is known to compare with.
         ({"grad": then(math.nan)}, [f"1 {NAN}"]),
         ({"grad": then(1.0, (3, math.nan), (5, 1.0))}, [f"3 {NAN}", "17 grad_norm: Withdrawn"]),
-        # A run without any deviation is told so once, and learning that begins late has a start of its own.
+        # A run without any deviation gets one warning. If learning begins late, its start is the reference.
         ({"std": then(0.0)}, ["10 reward_std!: "]),
         (
             {"std": then(0.0, (21, 0.4), (51, 0.01))},

@@ -1,4 +1,4 @@
-"""What every engine has to do, whatever samples behind it."""
+"""Requirements for every engine, whatever samples behind it."""
 
 import asyncio
 import copy
@@ -44,7 +44,7 @@ def make_policy(seed: int = 1, *, head: int = 8, **shape: Any) -> Policy:
 
 
 def make_pretrained_policy() -> Policy:
-    """SmolLM2-135M-Instruct."""
+    """Return a policy with SmolLM2-135M-Instruct."""
     return build_policy(ModelConfig(name="smollm2"), texts=None, critic="none", seed=0)
 
 
@@ -59,7 +59,7 @@ def changed(policy: Policy, seed: int = 7, *, scale: float = 0.3) -> torch.nn.Mo
 
 
 def logprobs_under(model: torch.nn.Module, prompt: list[int], reply: list[int], temperature: float) -> list[float]:
-    """What the model says about the reply, by one plain forward pass."""
+    """Return the model's log-probabilities of the reply's tokens, computed by one plain forward pass."""
     tokens = [*prompt, *reply]
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([tokens])).logits[0].float() / (temperature or 1.0)
@@ -68,7 +68,7 @@ def logprobs_under(model: torch.nn.Module, prompt: list[int], reply: list[int], 
 
 
 def assert_same(replies: Sequence[Reply], expected: Sequence[Reply]) -> None:
-    """The same tokens, and log-probabilities but for the rounding that depends on what else is in the batch."""
+    """Check that tokens are equal, and log-probabilities up to the rounding that depends on the batch."""
     for reply, other in zip(replies, expected, strict=True):
         assert reply.tokens == other.tokens
         assert reply.logprobs == pytest.approx(other.logprobs, abs=ROUNDING)
@@ -93,9 +93,9 @@ async def begun(coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
 
 @contextmanager
 def held(engine: Engine, steps: int = 5) -> Iterator[bool]:
-    """Holds up an engine that samples in a thread of its own after so many steps, until the block ends: True.
+    """Pause an engine that samples in its own thread after `steps` steps, until the block ends, and yield True.
 
-    Else it might be through with a reply before the event loop looks. The other engines here sample on the loop: False.
+    Otherwise it might finish a reply before the event loop looks. For engines that sample on the loop, yield False.
     """
     if not isinstance(engine, TorchEngine):
         yield False
@@ -135,11 +135,11 @@ async def reset(shared: Any, engine: Any, policy: Policy) -> None:
 
 
 class ModelConformance:
-    """What depends on the model: tokens, stop ids, log-probabilities, weights and the versions of each token.
+    """Requirements that depend on the model: tokens, stop ids, log-probabilities, weights, and each token's version.
 
-    Derive, and give the fixture `engine` (made of the fixture `policy`, at most MAX_CONTEXT tokens).
+    Derive a class with the fixture `engine` (made of the fixture `policy`, at most MAX_CONTEXT tokens).
 
-    scale: by which weights are changed where others are to show.
+    scale: factor that changes weights so that the change is visible.
     """
 
     tolerance = ROUNDING
@@ -157,7 +157,7 @@ class ModelConformance:
         self.close_to(reply, policy.model, prompt)
 
     async def test_a_stop_token_ends_a_reply_and_is_part_of_it(self, engine: Engine) -> None:
-        """At the limit too it is a stop."""
+        """This also holds for a stop token at the length limit."""
         free = await engine.generate(ask([5, 9, 2, 7], tokens=10))
         stop = free.tokens[3]
         expected = free.tokens[: free.tokens.index(stop) + 1]
@@ -187,7 +187,7 @@ class ModelConformance:
         assert set(reply.versions) == {3}
 
     async def test_a_reply_over_a_load_says_which_weights_sampled_what(self, engine: Engine, policy: Policy) -> None:
-        """It is cut and goes on: in the middle, however fast this engine and this machine are."""
+        """The reply is interrupted in the middle, however fast engine and machine are, and continues."""
         models = [policy.model, changed(policy, scale=self.scale)]
         prompts, delay, cut = [[5, 9, 2 + index] for index in range(4)], 0.02, 0
         for version in range(1, 20):
@@ -219,7 +219,7 @@ class ModelConformance:
 
 
 class EngineConformance(ModelConformance):
-    """All that an engine has to do. Derive and give the fixture likewise."""
+    """All requirements for an engine. Derive a class with the fixture `engine`, as for `ModelConformance`."""
 
     # --- one reply ---------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""What vLLM does with requests, weights and pauses, in plain transformers and without a cache: slow and exact."""
+"""A slow and exact fake of vLLM's handling of requests, weights and pauses, in plain transformers without a cache."""
 
 import asyncio
 import itertools

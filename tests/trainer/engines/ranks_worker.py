@@ -1,4 +1,4 @@
-"""What each rank of a torchrun does that samples from one vLLM server: shared weights are handed over, then sampled."""
+"""A rank of torchrun that shares a vLLM server with others: it hands over weights and samples."""
 
 import asyncio
 import json

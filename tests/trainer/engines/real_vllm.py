@@ -100,7 +100,7 @@ def remote(*servers: Server, policy: Policy | None = None, **settings: Any) -> A
 
 
 class Served:
-    """For conformance tests. server: a fixture that holds the policy's weights at first."""
+    """Mixin of conformance tests with a server. server: a fixture that begins with the policy's weights."""
 
     @pytest_asyncio.fixture(loop_scope="module")
     async def engine(self, server: Server, policy: Policy) -> AsyncIterator[Engine]:

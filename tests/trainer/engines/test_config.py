@@ -1,4 +1,4 @@
-"""What an engine's configuration refuses."""
+"""Errors in the configuration of an engine."""
 
 from typing import Any
 

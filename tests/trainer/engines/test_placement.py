@@ -1,4 +1,4 @@
-"""Which server gets a request: by load, and by the prefixes that the servers have cached."""
+"""The choice of a server for a request: by load, and by the prefixes that servers have cached."""
 
 import random
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Drawing tokens."""
+"""Random draws of tokens from logits."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Which slot holds which conversation."""
+"""The assignment of conversations to slots."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -105,7 +105,7 @@ def test_a_reply_is_the_same_bit_for_bit_in_any_company(
 
 
 async def test_requests_of_a_lower_order_go_first() -> None:
-    """Of those that wait for a slot; of equal ones the first to come."""
+    """This applies to requests that wait for a slot. With equal order, the first one comes first."""
     async with an_engine(slots=1) as engine:
         await engine.pause()
         over: list[int] = []
@@ -124,7 +124,7 @@ async def test_requests_of_a_lower_order_go_first() -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("key_value_heads", [1, 2, 4])
 def test_the_lean_decoder_computes_what_the_modules_do(key_value_heads: int, dtype: Any) -> None:
-    """And so do queries that are put together, as they are with several threads."""
+    """Queries that several threads stack together give the same result, too."""
     policy = tiny_policy(tiny={"hidden": 64, "heads": 4, "key_value_heads": key_value_heads}, dtype=dtype)
     for parameter in policy.model.parameters():
         # Biases and norms start at 0 and 1, where mistakes would not show.

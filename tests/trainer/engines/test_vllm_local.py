@@ -100,7 +100,7 @@ class TestLocalVllm(EngineConformance):
 
 
 async def test_it_is_started_for_training(patched: None, tmp_path: Path) -> None:
-    """And weights come through the folder and leave it."""
+    """Weights arrive through the folder and are deleted from it."""
     settings = {"slots": 7, "dtype": "bfloat16", "gpu_memory_fraction": 0.3, "handover_folder": str(tmp_path)}
     async with an_engine(**settings) as (engine, llm):
         arguments = llm.arguments
@@ -191,7 +191,7 @@ async def test_a_dead_core_is_started_again_with_the_weights_that_it_had(patched
 async def test_a_core_that_hangs_is_lost_and_a_slow_one_is_waited_for(
     patched: None, quick_looks: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It answers between two steps; in a long step it answers nothing, and computes."""
+    """A core answers between two steps. During a long step, it computes and does not answer."""
     looks, working, released = 0, True, asyncio.Event()
 
     def is_working(_: vllm_core.VllmCore) -> bool:
@@ -362,7 +362,7 @@ async def load_on_a_gpu(model: torch.nn.Module, **settings: Any) -> Any:
 
 
 async def test_weights_on_one_gpu_come_in_buckets(gpus: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One on its way at a time: those that are made for it, such as merged adapters, are gone before the next ones."""
+    """Weights made for a bucket, such as merged adapters, are freed before the next bucket is made."""
     alive = most = 0
 
     def made(model: torch.nn.Module, dtype: torch.dtype) -> Any:

@@ -37,7 +37,7 @@ WORKER = "EngineCore" if torch.cuda.is_available() else "Worker"
 
 @pytest.fixture(scope="module")
 def policy() -> Policy:
-    """Of tied embeddings, whose output layer vLLM keeps in a form of its own."""
+    """A policy with tied embeddings, whose output layer vLLM stores separately."""
     return make_policy(head=32, tied=True)
 
 

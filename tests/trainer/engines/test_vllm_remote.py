@@ -85,7 +85,7 @@ def stuck(server: FakeServer) -> FakeServer:
 class TestRemoteVllm(EngineConformance):
     @pytest.fixture(params=[False, True], ids=["keeps", "refuses"])
     def refuses(self, request: pytest.FixtureRequest) -> bool:
-        """What becomes of requests between pause and resume: older and newer versions."""
+        """Whether vLLM refuses requests between pause and resume, as newer versions do, or keeps them."""
         return bool(request.param)
 
     @pytest.fixture
@@ -249,7 +249,7 @@ async def test_a_configuration_that_cannot_be_read_is_an_error(
 async def test_a_server_that_was_started_anew_gets_the_weights_again(
     policy: Policy, server: FakeServer, restarts: int
 ) -> None:
-    """Else it would go on to sample from those that it was started with, as if nothing had happened."""
+    """The server would otherwise sample from its initial weights without an error."""
     async with serving(server, restarts=restarts) as engine:
         await hand_over(engine, 5, changed(policy))
         requests = [ask([1, 2, index]) for index in range(6)]
@@ -265,7 +265,7 @@ async def test_a_server_that_was_started_anew_gets_the_weights_again(
 
 
 async def test_a_server_that_was_started_anew_goes_on_where_none_got_weights(server: FakeServer) -> None:
-    """As behind a gateway: it has those that it was started with, however often that happens."""
+    """A server behind a gateway has its initial weights, however often it is restarted."""
     async with serving(server, restarts=0) as engine:
         expected = await engine.generate(ask([1, 2, 3]))
         for instance in ("second", "third"):
@@ -320,7 +320,7 @@ async def test_a_server_that_hangs_is_given_up_and_not_asked_again(
 
 
 async def test_a_slow_server_is_waited_for(server: FakeServer, quick_looks: None) -> None:
-    """As long as it answers health checks, however long a reply takes."""
+    """The engine waits while the server answers health checks, however long a reply takes."""
     released = asyncio.Event()
     server.core.tick = released.wait
     async with serving(server, health_timeout=0.2) as engine:
@@ -394,7 +394,7 @@ def test_a_key_that_cannot_be_read_is_explained(tmp_path: Path) -> None:
 
 
 class Group:
-    """What the trainer does with its communicator."""
+    """A fake of the trainer's communicator."""
 
     made: list[dict[str, Any]] = []  # noqa: RUF012 - the test looks at it
     sent: list[torch.Tensor] = []  # noqa: RUF012

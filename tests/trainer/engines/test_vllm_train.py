@@ -1,4 +1,4 @@
-"""`starpod train engine=vllm` from the outside: signals in the middle of sampling, and what goes on afterwards."""
+"""`starpod train engine=vllm` as a process: signals during sampling, and resuming afterwards."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def wait_for_a_step(run: subprocess.Popen[str], folder: Path, before: int) -> No
 
 
 def ended(run: subprocess.Popen[str], status: int, *noise: str) -> str:
-    """What the run says at its end."""
+    """Return the last output of the run."""
     _, errors = run.communicate(timeout=600)
     assert run.returncode == status, errors
     for each in noise:

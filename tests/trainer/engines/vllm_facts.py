@@ -1,6 +1,6 @@
-"""What the wheels of vllm 0.31 to 0.33 declare, as far as the engines use it.
+"""Declarations of vllm 0.31 to 0.33 that the engines use.
 
-Names of parameters that all have, in their order there; a bar stands before those that are keywords only.
+The parameters that all three versions have, in their order. A bar precedes keyword-only ones.
 """
 
 import inspect

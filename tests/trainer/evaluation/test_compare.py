@@ -18,7 +18,7 @@ from tests.trainer.diagnostics.synthetic import episode
 
 
 def report(wins: Sequence[bool], *, samples: int = 1, first: int = 0, **changes: Any) -> dict[str, Any]:
-    """As `starpod eval --json` writes it, of one environment."""
+    """Return a report like that of `starpod eval --json`, for one environment."""
     starts = len(wins) // samples
     played = [
         episode(first + n // samples, solved=won, group=n // samples, member=n % samples) for n, won in enumerate(wins)

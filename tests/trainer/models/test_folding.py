@@ -96,7 +96,7 @@ def test_many_rows_of_one_beginning_are_read_in_parts_of_about_the_length_that_c
     layout = lay_out(tokens, torch.full((rows,), shared + own), width=width)
 
     def work(parts: int, length: float) -> float:
-        """Of a layer whose attention takes three times as long as products do."""
+        """Return the work of a layer whose attention takes three times as long as its products."""
         return parts * length * (6 * width + 3 * length)
 
     best = min(work(parts, shared + own * rows / parts) for parts in range(1, rows))

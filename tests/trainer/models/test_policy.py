@@ -170,7 +170,7 @@ def test_checkpointing_computes_twice_and_changes_no_gradient(dtype: str) -> Non
 def test_dropout_of_a_pretrained_model_is_off_in_every_pass(
     architecture: type[PretrainedConfig], checkpointing: bool, tmp_path: Path
 ) -> None:
-    """Also where layers are in training mode to be computed twice, and where they drop out by themselves (OPT)."""
+    """Layers may be in training mode, to be recomputed, or apply dropout by themselves (OPT)."""
     tokenizer = POLICY.tokenizer
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     dropout = {"attention_dropout": 0.5, "dropout": 0.5, "attn_pdrop": 0.5, "resid_pdrop": 0.5, "embd_pdrop": 0.5}

@@ -1,4 +1,4 @@
-"""The tiny policies' tokenizer: one token per word, nothing lost, nothing that depends on what stands beside it."""
+"""The tiny policies' tokenizer: one token per word, lossless, and independent of neighbouring words."""
 
 from itertools import permutations
 

@@ -1,4 +1,4 @@
-"""What a run tells of its phase, servers and sessions: the last only while somebody looks."""
+"""A run's reports of its phase, servers and sessions. It reports sessions only while somebody looks."""
 
 import json
 import os
@@ -53,7 +53,7 @@ async def test_a_folder_that_cannot_be_written_ends_no_run(server: ServerProcess
             await fleet.open("bandit-v1", seed=3)
             assert not folder.live_status.exists()
             folder.path.unlink()
-            await eventually(folder.live_status.exists)  # it has gone on trying
+            await eventually(folder.live_status.exists)  # the run has tried again
         folder.live_status.mkdir()
         async with telling(folder, [fleet], screen):
             await fleet.open("bandit-v1", seed=4)

@@ -87,8 +87,8 @@ def test_the_report_tells_the_run_and_fetches_nothing(tmp_path: Path) -> None:
         "starpod train --resume",
         "the same start before training",
         "the goal lies 4 down & 0 right; the hole is <next> to me",
-        "reply, from what the prompt prefilled on",
-        "What the policy was told Reach the goal.",
+        "reply, with the beginning that the prompt prefilled",
+        "Instructions for the policy Reach the goal.",
     )
     assert len(charts_of(source)) >= 12 and "light-dark(" in source
     assert write_report(tmp_path, commands).read_text(encoding="utf-8") == source, "the same folder gives the same page"

@@ -69,7 +69,7 @@ def test_what_came_after_a_step_is_cut_and_an_evaluation_that_is_done_again_appe
         file.write('{"step": 15')
     folder.cut_after(50)
     assert folder.read_evaluations() == [{"step": 0, "success": 0.1}, {"step": 50, "success": 0.25}]
-    # The run goes on: the end is still to come.
+    # The run continues, so it has no final evaluation.
     assert folder.read_final() is None
     assert names_of(folder) == ["eval-000000.jsonl", "eval-000050.jsonl"]
 

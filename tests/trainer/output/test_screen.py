@@ -48,7 +48,7 @@ def test_live_on_a_terminal_plain_elsewhere() -> None:
 
 
 def log(tell: Callable[[PlainScreen, Clock], None]) -> list[str]:
-    """The lines of a log that is told something."""
+    """Return the lines of a plain screen's log after `tell`."""
     out, clock = io.StringIO(), Clock()
     with PlainScreen(out, clock=clock) as screen:
         tell(screen, clock)

@@ -1,4 +1,4 @@
-"""Where metrics go."""
+"""Sinks of metrics: files, TensorBoard, W&B and others."""
 
 import errno
 import json
@@ -143,7 +143,7 @@ def test_what_is_not_installed_is_refused_or_where_nobody_asked_for_it_said_once
 
 
 class FakeWandb:
-    """Takes so many steps, then fails."""
+    """A fake of wandb that accepts a number of steps and then fails."""
 
     def __init__(self, good: int) -> None:
         self.good, self.logged, self.finished, self.asked = good, [], False, {}  # type: ignore[var-annotated]

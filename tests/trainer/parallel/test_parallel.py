@@ -82,7 +82,7 @@ def test_the_state_of_other_parameters_is_refused():
 
 
 def assert_close(theirs: dict[str, Any], ours: dict[str, Any], rtol: float, atol: float) -> None:
-    """Of weights by name."""
+    """Check that weights are close, by name."""
     assert theirs.keys() == ours.keys()
     for name, weight in ours.items():
         torch.testing.assert_close(torch.tensor(theirs[name]), torch.tensor(weight), rtol=rtol, atol=atol)
@@ -121,7 +121,7 @@ def test_two_ranks_do_what_one_does(tmp_path):
 
 
 async def test_a_thread_that_is_through_has_the_next_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a fresh thread each time, a process grew in each update."""
+    """A fresh thread for each piece of work made the process grow in each update."""
     waiting: list[object] = []
     monkeypatch.setattr("starpod.trainer.parallel.threads._idle", waiting)
     parallel = Parallel()
@@ -167,7 +167,7 @@ def test_a_forked_process_has_threads_of_its_own():
 
 
 async def test_threads_compute_on_the_ranks_own_gpu(monkeypatch):
-    """Without a GPU: what torch would be told, and by which thread."""
+    """Check the calls to torch and the threads that make them, since there is no GPU."""
     told = []
 
     def set_device(device):

@@ -1,4 +1,4 @@
-"""What each rank of test_parallel.py runs, and what it is compared with in one process."""
+"""The program of each rank of test_parallel.py, and its equivalent in one process."""
 
 import json
 from pathlib import Path
@@ -132,7 +132,7 @@ def team(parallel: Parallel) -> dict[str, Any]:
 
 
 def save_on_a_full_disk(parallel: Parallel, folder: Path) -> str:
-    """What this rank is told if the second one cannot write its part of a checkpoint."""
+    """Return this rank's error if the second rank cannot write its part of a checkpoint."""
 
     def fail(*_: object) -> None:
         raise OSError("no space left")

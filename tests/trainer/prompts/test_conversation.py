@@ -241,7 +241,7 @@ def test_what_is_trained_is_what_was_fed_and_sampled(
     context: Context,
     window: int | None,
 ) -> None:
-    """The ids of any run of turns are, in order, those that the engine saw and those that it sampled."""
+    """The ids of consecutive turns are the ids that the engine got and sampled, in order."""
     made = template(name, prefill)
     conversation = Conversation(made, context=context, window=window)
     conversation.system(system)
@@ -298,7 +298,7 @@ def test_every_turn_of_a_split_conversation_is_sampled_once_in_the_first_part_th
 
 @given(st.sampled_from(EXTENDING), st.lists(st.tuples(words, words), min_size=1, max_size=4))
 def test_a_grown_conversation_reads_like_one_rendered_whole(name: str, talk: list[tuple[str, str]]) -> None:
-    """Where replies are written as the tokenizer writes them, both texts are equal, letter by letter."""
+    """Both texts are equal if replies are written as the tokenizer writes them."""
     made = template(name)
     conversation = Conversation(made)
     past = []

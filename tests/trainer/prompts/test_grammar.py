@@ -132,7 +132,7 @@ def test_what_is_written_is_read(thought: str, actions: list[str], thinking: boo
     "piece", ["<think>", "</think>", "<think></think>", "</think> ", "<answer>", "</think>\n<answer>"]
 )
 def test_long_replies_take_no_longer_than_their_length(piece: str) -> None:
-    """Nothing is tried again: a pattern with two open ends would need hours for this."""
+    """The grammar does not backtrack. A pattern with two open ends would need hours for such a reply."""
     text = "<think>" + piece * 200_000
     assert not Grammar().parse(text).well_formed
 

@@ -1,4 +1,4 @@
-"""What a policy is told, and that it holds the parts of the original's prompts, in their order."""
+"""Prompts of policies: they contain the parts of the original's prompts, in the same order."""
 
 import json
 import re
@@ -19,11 +19,11 @@ from tests.trainer.chat_templates import tokenizer
 
 # Where our prompts differ from the original's in more than their words.
 CHOSEN = {
-    "limits-told-apart": "the original tells the episode's limit as if it held for a turn; here each is told as it is",
+    "limits-told-apart": "the original states the episode's limit as if it held for a turn; here each has a sentence",
     "short-rewards": "the original prints binary fractions in full (10.700000000000001); here 10.7",
-    "window-keeps-messages": "a message in a window is the one that was told; the original leaves out the reward that "
+    "window-keeps-messages": "a message in a window is unchanged; the original leaves out the reward that "
     "came before the window",
-    "format-before": "in a single turn the format stands in the system message, not after the present state",
+    "format-before": "in a single turn the format is in the system message, not after the present state",
     "warning-is-trained": "the warning that a policy sees is in its training context; the original leaves it out there",
 }
 
@@ -141,7 +141,7 @@ def test_recorded_prompts(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def replay(record: Any, variant: Any, parity: Parity) -> None:
-    """Tells our policy the recorded facts, and compares what stands in the two contexts."""
+    """Render the recorded facts with our policy, and compare the two contexts."""
     mode = {"limited_multi_turn": "window"}.get(record["context_window_mode"], record["context_window_mode"])
     window = record["max_context_window"] if record["max_context_window"] >= 0 else None
     values = {
@@ -215,7 +215,7 @@ def compare_user(
     config: PromptConfig,
     parity: Parity,
 ) -> None:
-    """The same parts in the same order, with the same facts."""
+    """Check that both messages have the same parts and facts, in the same order."""
     mine = OURS.fullmatch(user)
     assert mine, where
     for part in ("turn", "state", "left"):
@@ -234,7 +234,7 @@ def compare_user(
 
 
 def compare_memory(where: str, context: str, original: str, parity: Parity) -> None:
-    """The turns that one message tells of."""
+    """Compare the turns that one message contains."""
     done = re.search(r"Summary: (\d+) step", original)
     mine = re.search(r"Turns so far: (\d+)\.", context)
     assert (mine and mine[1]) == (done and done[1]), where
@@ -248,7 +248,7 @@ def compare_memory(where: str, context: str, original: str, parity: Parity) -> N
 
 
 def test_recorded_training_texts(capsys: pytest.CaptureFixture[str]) -> None:
-    """What the original's policies saw is not what they were trained on. Here the two are one list of ids."""
+    """The original's policies were not trained on what they saw. Here both are one list of ids."""
     parity = Parity({"warning-is-trained": CHOSEN["warning-is-trained"]})
     chatml = tokenizer("chatml")
     template = Template(chatml)

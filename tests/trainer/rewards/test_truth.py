@@ -1,4 +1,4 @@
-"""What is paid for true words whoever says what is true, and bonuses for tools."""
+"""Rewards for true claims, for each speaker, and bonuses for tools."""
 
 from typing import Any
 

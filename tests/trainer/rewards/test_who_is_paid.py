@@ -1,7 +1,7 @@
-"""Who is paid: random scripts, attempts, branches and turns without tokens against a slow, obvious second reading.
+"""Rewards of random scripts, attempts, branches and turns without tokens, compared with a slow reimplementation.
 
-The environment writes what happened into each turn's `info`, and the agents write attempt and speaker into its text.
-The second reading knows nothing else of a turn but its blocks and tokens.
+The environment writes its events into each turn's `info`, and the agents write attempt and speaker into its text.
+The reimplementation uses nothing else of a turn except its blocks and tokens.
 """
 
 import asyncio
@@ -114,7 +114,7 @@ class World:
 
 
 class Worlds:
-    """As much of a fleet as searches use."""
+    """A fake fleet with the methods that searches use."""
 
     reach, _begin = Fleet.reach, Fleet._begin
 
@@ -199,7 +199,7 @@ def where(turn: Turn) -> tuple[int, str]:
 
 
 def should_earn(episode: Episode) -> list[dict[str, float]]:
-    """The parts of each turn, those that are 0 left out."""
+    """Return the parts of each turn's reward, without zeros."""
     turns, last = episode.turns, max((where(turn)[0] for turn in episode.turns), default=0)
     paid: list[defaultdict[str, float]] = [defaultdict(float) for _ in turns]
     earned: defaultdict[int, float] = defaultdict(float)

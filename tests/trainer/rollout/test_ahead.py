@@ -62,7 +62,7 @@ async def test_groups_are_taken_in_the_order_of_admission(fleet: Fleet) -> None:
 
 
 async def test_what_is_in_play_goes_on_from_a_checkpoint(fleet: Fleet) -> None:
-    """Nothing that was sampled is sampled again: sessions are rebuilt from the turns."""
+    """Sessions are rebuilt from the turns, so no token is sampled twice."""
     starts = [Start(3, 7), Start(4, 8)]
     engine = HeldEngine("train/3/1", turns=2)
     ahead = Ahead([(collector(fleet, engine), 2)], Parallel())

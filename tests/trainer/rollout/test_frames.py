@@ -17,7 +17,7 @@ PNG = b"\x89PNG"
 
 
 async def test_frames_are_drawn_before_each_turn_and_at_the_end(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cannot be repeated is left out, and the bytes of all pictures are bounded."""
+    """Episodes that cannot be replayed are left out, and the total size of pictures is limited."""
     collector = Collector(fleet=fleet, agents=ReferenceAgents("random"), task=TASK)
     episodes = (await collector.collect(starts_from(range(3)), 1)).episodes
     players = {"": (fleet, TASK)}

@@ -40,7 +40,7 @@ def test_golden_pivots() -> None:
 
 
 def played(number: int, turns: int, branched: int, won: list[bool | None], paid: float = 0.0) -> Group:
-    """A failed episode of so many turns, and branches of its state before turn `branched`."""
+    """Return a failed episode of `turns` turns, with branches from its state before turn `branched`."""
     path = [a_turn() for _ in range(turns)]
     parent = Episode(number, 0, "lake", turns=path, success=False, end="terminal")
     branches = [

@@ -33,7 +33,7 @@ async def test_a_group_begins_in_a_saved_state_with_all_its_turns_left(fleet: Fl
     for changed in (replace(start, observation="another lake"), replace(start, actions=["Left"] * 3)):
         with pytest.raises(ConfigError, match="does not reach the saved start state"):
             await open_saved(TASK, fleet, changed, 2, Want())
-    # It is told before the warm start.
+    # The error comes before the warm start.
     (tmp_path / "starts").write_text(start.to_line() + changed.to_line())
     environment = LAKE.model_copy(update={"starts": str(tmp_path / "starts")})
     config = Config(environment=environment)

@@ -36,7 +36,7 @@ def server() -> Iterator[ServerProcess]:
 
 
 class Player(Agent):
-    """Says what the factory's function says, and repeats what it is told to."""
+    """An agent that says what the factory's function says, and repeats itself on request."""
 
     def __init__(self, agents: "Players") -> None:
         self.agents = agents
@@ -82,7 +82,7 @@ def in_turn() -> Choose:
 
 
 def at_random(observation: str, episode: Episode) -> str:
-    """By the episode's own random stream, as an engine samples."""
+    """Return a reply from the episode's own random stream, as an engine does."""
     return "ab"[derive(0, "choice", episode.member, len(episode.turns)) % 2]
 
 
@@ -173,7 +173,7 @@ async def test_what_a_beam_costs_is_counted(server: ServerProcess) -> None:
 
 
 async def test_chosen_replies_are_weighed_where_asked_for(server: ServerProcess) -> None:
-    """By how many of the four tries were as good; what is played is the same."""
+    """The weight follows from the number of tries that were equally good. The played replies are the same."""
     config = {"strategy": "beam", "width": 4, "keep": 1, "naive": 0.25}
     plain, weighed = [
         (await search(server, "chain-v1", at_random, 4, correction=correction, **config)).episodes
@@ -260,7 +260,7 @@ async def test_trees_grow_by_turns_to_the_size_of_the_group(server: ServerProces
         assert episode.parent is not None
         member, turn = episode.parent
         parent = group.episodes[member]
-        # Each tree grows in its turn, and no state twice under two names.
+        # Trees grow alternately, and no state has two names.
         assert member % 2 == episode.member % 2
         assert parent.shared < turn < len(parent.turns)
         assert all(one is other for one, other in zip(episode.turns[:turn], parent.turns, strict=False))
@@ -273,7 +273,7 @@ def brancher(fleet: Fleet, environment: str = "coin-v1", choose: Choose = at_ran
 
 @pytest.mark.parametrize("way", ["fork", "restore", "replay", "a fork's replay", "a fork's replay, forked twice"])
 async def test_every_way_of_branching_gives_the_same_branches(server: ServerProcess, way: str) -> None:
-    """The same state, and the same luck of the branch's own."""
+    """Branches have the same state and their own random state."""
     falls = []
     for chosen in ("fork", way):
         async with Fleet(server.address) as fleet:

@@ -105,7 +105,7 @@ async def nothing(*_: Any) -> None:
 
 
 def told_by(run: Run) -> list[str]:
-    """What the run warns of from now on."""
+    """Return a list that collects the run's warnings from now on."""
     told: list[str] = []
     cast(Any, run.output.screen).warn = told.append
     return told

@@ -1,4 +1,4 @@
-"""Asynchronous collection: the bound of staleness, what goes on during an update, what a resumed run drops."""
+"""Asynchronous collection: the bound of staleness, episodes during an update, and groups that a resumed run drops."""
 
 import asyncio
 import threading
@@ -26,8 +26,11 @@ from tests.trainer.turns import a_turn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowCollector(ScriptedCollector):
-    """Episodes that take so many turns of the event loop. Their first token has the version that the policy had when
-    they began, their last one that of their end. Those of `lost` groups fail."""
+    """A collector whose episodes take a number of iterations of the event loop.
+
+    Their first token has the policy's version at their beginning, and the last token that at their end. The groups in
+    `lost` fail.
+    """
 
     version: Callable[[], int]
     slow: Callable[[int], int]
@@ -156,7 +159,7 @@ async def test_episodes_go_on_during_an_update(tmp_path: Path) -> None:
 
 
 async def test_what_is_too_old_after_a_change_of_the_bound_is_dropped_and_replaced(tmp_path: Path) -> None:
-    """Nothing admitted is lost in a checkpoint; a run that goes on with a smaller bound replaces what that forbids."""
+    """A checkpoint keeps all admitted groups. A run with a smaller bound replaces groups that are too old."""
     many = {"groups": 2, "group_size": 2, "max_staleness": 3}
     run = make_slow_run(tmp_path, collect=many)
     for _ in range(2):

@@ -41,7 +41,7 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def estimated(qwen: str, *words: str, world: int = 1) -> Estimate:
-    """Of a job with this model, on each of `world` GPUs."""
+    """Return the estimate for a job with this model on `world` GPUs."""
     return estimate_memory(load_config("webshop_ragen", [f"model.name={qwen}", *words]), Place("cuda", 80 * GIB, world))
 
 

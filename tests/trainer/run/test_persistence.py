@@ -24,7 +24,7 @@ from tests.trainer.run.test_evaluating import make_evaluating
 
 
 class Learner:
-    """A weight."""
+    """A learner with one weight."""
 
     def __init__(self) -> None:
         self.weight = torch.zeros(1)

@@ -40,7 +40,7 @@ from tests.trainer.tiny_learner import built, group_of
 
 
 async def played(run: Run) -> list[Group]:
-    """What the filter keeps of a further step."""
+    """Return the groups that the filter keeps in a further step."""
     run.begin_step()
     return run.filter(await run.collect())
 
@@ -211,7 +211,7 @@ async def test_a_checkpoint_brings_back_the_random_streams(tmp_path: Path) -> No
 
 
 def progress(run: Run) -> Any:
-    """What a checkpoint holds of the run, but for the clock."""
+    """Return the run's part of a checkpoint, without the clock."""
     return {**saved_by(run).state, "elapsed": None}
 
 
@@ -266,7 +266,7 @@ async def test_a_warm_start_that_a_signal_ends_goes_on_from_that_step(
 async def test_an_engine_that_dies_in_any_phase_costs_no_finished_step(
     tmp_path: Path, phase: str, step: int, saved: int
 ) -> None:
-    """Its groups are uniform, so there is nothing to learn from."""
+    """All groups are uniform, so there is nothing to learn from them."""
     run = make_run(tmp_path, lambda _: [1.0, 1.0], algorithm="dapo", stop={"iterations": 2}, checkpoint={"every": 25})
     act = getattr(run, phase)
 
@@ -285,7 +285,7 @@ async def test_an_engine_that_dies_in_any_phase_costs_no_finished_step(
 async def test_an_error_before_the_weights_change_leaves_a_checkpoint_of_the_last_finished_step(
     tmp_path: Path, part: str
 ) -> None:
-    """Of its beginning, whatever the step has moved by then: cursors, levels, random streams, the replay buffer."""
+    """The checkpoint has cursors, levels, random states and replay buffer as they were at the beginning of the step."""
     environment = {"id": "lake", "curriculum": {"levels": [{"a": 1}, {}], "success": 0.4, "window": 3}}
     run = make_run(tmp_path, environment=environment, replay={"capacity": 8, "groups": 2})
     await run.prepare()

@@ -1,4 +1,4 @@
-"""What cannot work is refused before anything is started or written."""
+"""Errors before a run starts: nothing is started or written."""
 
 import contextlib
 import importlib

@@ -115,7 +115,7 @@ def test_pairs_are_of_one_start_state_and_of_different_outcomes() -> None:
 
 
 def test_the_gradient_is_that_of_the_loss() -> None:
-    """By finite differences along the step that was taken: the loss falls by about the gradient's square."""
+    """Finite differences along the step: the loss falls by about the squared norm of the gradient."""
     scorer = make("implicit", beta=1.0)
     scorer.optimizer = torch.optim.SGD(scorer.model.parameters(), lr=1e-4)  # type: ignore[assignment]
     first, second = scorer.fit(groups()), scorer.fit(groups())

@@ -106,7 +106,7 @@ def test_failures_are_left_out_but_for_a_share() -> None:
 
 
 async def test_a_demonstration_reads_as_what_is_played_does() -> None:
-    """It says what the turn before earned, and how many actions are left; a verifier has its own actions."""
+    """The prompt has the previous turn's reward and the number of remaining actions. A verifier has its own actions."""
     turns = [Turn(observation=name, fresh=True, actions=["Left", "Left"]) for name in "ab"]
     turns[0].parts = {"shaping": 0.5}
     demonstration = Demonstration(Episode(0, 0, "lake-v1", turns=turns), Limits(max_actions=8), [True, True])
@@ -150,7 +150,7 @@ async def test_each_agent_of_a_demonstration_has_its_own_turns_in_view() -> None
 
 
 async def test_a_retry_is_written_after_the_attempts_before_it() -> None:
-    """Those of a file have no attempt before."""
+    """Demonstrations from a file have no previous attempt."""
     first, second = (
         Demonstration(
             Episode(0, 0, "lake-v1", turns=[Turn(observation=name, fresh=True, actions=["Left"])]), Limits(), [True]

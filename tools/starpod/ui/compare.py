@@ -185,8 +185,8 @@ def _lines(runs: Sequence[RunCurves], together: bool) -> list[SeedGroup]:
     if len(groups) > COLOURS:
         raise HTTPException(
             400,
-            f"These runs are {len(groups)} lines, and {COLOURS} can be told apart. Mark fewer runs; those that "
-            "differ only in their seed are one line with seeds=together.",
+            f"These runs are {len(groups)} lines, and {COLOURS} can be distinguished. Mark fewer runs, or use "
+            "seeds=together: runs that differ only in their seed then share a line.",
         )
     lines = [SeedGroup("ABCDEFGH"[index], index, group) for index, group in enumerate(groups.values())]
     for line in lines:

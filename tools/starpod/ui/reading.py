@@ -118,7 +118,7 @@ _EPISODE = TypeAdapter(Episode)
 
 
 def _fitting(values: dict[str, Any], name: str, problems: list[str]) -> dict[str, Any]:
-    """Return the values of a file without those that have another type than pages expect.
+    """Return a file's values, without values of another type than pages expect.
 
     An evaluation without a step is empty.
     """

@@ -204,7 +204,7 @@ _SANDBOX = (
         default=UNTRUSTING.mode,
         type=click.Choice(MODES),
         help="Confinement of environments of class process. require: the server starts only if the system can confine "
-        "them fully. best-effort: confines them as far as the system can.",
+        "them fully. best-effort: confines them as well as the system allows.",
     ),
     _option(
         "--sandbox-memory",

@@ -1,4 +1,4 @@
-"""In a real Chromium: the pool's pictures and repairs, the environment that acts through it, and the site."""
+"""The shop in a real Chromium: the pool's pictures and repairs, the environment with real clicks, and the site."""
 
 import asyncio
 import contextlib
@@ -101,7 +101,7 @@ class NoBrowser:
 
 
 class TestQueue:
-    """Who gets a browser, and when: with browsers that do nothing."""
+    """The queue for browsers, with fake browsers."""
 
     @pytest.fixture
     def pool(self, monkeypatch: pytest.MonkeyPatch) -> Pool:
@@ -438,7 +438,7 @@ def turn_page(browser: Browser, act: Callable[[], Any]) -> None:
 
 
 def fits(browser: Browser) -> None:
-    """Nothing stands out at the side, and what is to be touched is large enough; of a product it is the whole card."""
+    """Check that nothing overflows the page, and that all touch targets (a product: its card) are large enough."""
     wide, window, small = browser.driver.execute_script("""
         const root = document.documentElement;
         const touched = document.querySelectorAll("button:not(.product-link),select,.btn,input:not([type=hidden])");
@@ -477,7 +477,7 @@ class TestSite:
                 assert named(driver, option).get_attribute("aria-pressed") == "true"
                 assert named(driver, option).is_displayed()
             buy = named(driver, "Buy Now").rect
-            if width < 500:  # at hand without scrolling
+            if width < 500:  # visible without scrolling
                 shown = driver.execute_script("return scrollY")
                 assert shown <= buy["y"] and buy["y"] + buy["height"] <= shown + height
             press(browser, "Features")

@@ -128,7 +128,7 @@ def test_numbers_are_near_those_of_the_real_thousand(thousand: list[Product]) ->
 
 
 def test_attributes_are_in_the_texts(thousand: list[Product]) -> None:
-    """What a product is said to be stands on its pages, so that a reader can find it."""
+    """A reader must be able to find each attribute on the product's pages."""
     for product in thousand:
         page = " ".join((product.title, *product.bullets, product.description)).lower()
         for attribute in product.attributes:

@@ -16,7 +16,7 @@ from starpod.environments.webshop.search.index import SearchIndex
 
 
 def stored(length: int) -> int:
-    """What remains of a length in Lucene's one byte: the part above 24 keeps its four leading bits."""
+    """Return a length as Lucene stores it in one byte: it keeps the four leading bits of the part above 24."""
     rest = length - 24
     if rest < 0:
         return length

@@ -90,7 +90,7 @@ def test_textblob_needs_no_download(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class FakeSpacy(types.ModuleType):
-    """What is used of spaCy, with a model that takes every capitalised word for a proper noun."""
+    """A fake of spaCy, with a model that takes every capitalised word for a proper noun."""
 
     def __init__(self) -> None:
         super().__init__("spacy")
@@ -141,7 +141,7 @@ def test_without_a_model_it_is_textblob(spacy: FakeSpacy) -> None:
 
 
 def test_a_real_pipeline_of_spacys() -> None:
-    """Where spaCy itself is installed: an empty pipeline that is told one part of speech."""
+    """Use the installed spaCy with an empty pipeline that assigns one part of speech."""
     module = pytest.importorskip("spacy", reason="spaCy is not installed")
     pipeline = module.blank("en")
     pipeline.add_pipe("attribute_ruler").add(patterns=[[{"LOWER": "lamp"}]], attrs={"POS": "NOUN"})

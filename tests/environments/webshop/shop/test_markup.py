@@ -133,9 +133,9 @@ def hostile(text: str) -> Product:
 
 
 def same_elements(page: str, other: str) -> None:
-    """Fails unless both have the same elements with the same attributes, but for those that depend on what is shown.
+    """Check that both pages have the same elements and attributes, except attributes that depend on the content.
 
-    A button for what cannot be written as an action is disabled; a blank bullet and a full share have a class.
+    A button is disabled if its text cannot be written as an action. Blank bullets and full shares have a class.
     """
     ours, theirs = Reader(page).tags, Reader(other).tags
     assert [tag for tag, _ in ours] == [tag for tag, _ in theirs]

@@ -1,4 +1,4 @@
-"""Stores: whole ones open, others are refused with what to do, and a server finds those that it was given."""
+"""Stores: complete ones open, others are refused with advice, and a server finds the configured ones."""
 
 import os
 import random

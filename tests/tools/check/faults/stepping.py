@@ -27,7 +27,7 @@ class BreaksLater(Faulty, reported="C-30", perhaps="C-42 C-46 C-65 C-66"):
 
 
 class UnseededLater(Faulty, reported="C-79", perhaps="C-42"):
-    """From the second move on the luck is drawn from nowhere."""
+    """Random numbers come from the seed only for the first move."""
 
     def play(self, seat: Seat, request: pb.StepRequest) -> pb.Transition:
         before = seat.walk.draws
@@ -39,7 +39,7 @@ class UnseededLater(Faulty, reported="C-79", perhaps="C-42"):
 
 
 class RunsOn(Faulty, reported="C-42"):
-    """The sub-actions after the one that ends the episode are executed."""
+    """Sub-actions after the end of the episode are executed."""
 
     def play(self, seat: Seat, request: pb.StepRequest) -> pb.Transition:
         transition = super().play(seat, request)
@@ -151,7 +151,7 @@ class ForgetsOptions(Faulty, reported="C-57"):
 
 
 class TellsTurnsFirst(Faulty, reported="C-58"):
-    """MAX_TURNS is told where MAX_ACTIONS is met as well."""
+    """MAX_TURNS is reported although MAX_ACTIONS is reached, too."""
 
     def end(self, seat: Seat, transition: pb.Transition) -> None:
         super().end(seat, transition)
@@ -195,7 +195,7 @@ class KeysOfLuck(Faulty, reported="C-10 C-12 C-63"):
 
 
 class AdvisesAfterTheEnd(Faulty, reported="C-60"):
-    """valid_actions and expert_action are told after the end, too."""
+    """valid_actions and expert_action are also sent after the end."""
 
     def observe(self, seat: Seat, want: pb.Want) -> pb.Observation:
         over, seat.over = seat.over, False

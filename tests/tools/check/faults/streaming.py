@@ -60,7 +60,7 @@ class PlaysRaggedRows(Faulty, reported="S-14"):
 
 
 class TrustsActionCounts(Faulty, reported="S-14"):
-    """action_counts of another sum than there are actions are taken as far as the actions go."""
+    """Existing actions are executed even if the sum of action_counts differs from their number."""
 
     def rows(self, steps: pb.StepColumns) -> list[pb.Call]:
         if sum(steps.action_counts) > len(steps.actions):

@@ -100,7 +100,7 @@ async def test_plays_through_an_agent_of_others(
 async def test_a_call_that_must_be_is_completed(
     server: ServerProcess, tmp_path: Path, loaded: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At temperature 1. How the call is begun, and how calls are described, decides it: three in four had no object."""
+    """Three in four calls at temperature 1 had no object before the beginning and description of calls were changed."""
     needs("openai-agents")
     monkeypatch.chdir(tmp_path)
     _, members = await played(loaded.policies, server, tmp_path, MUST_CALL, 8, temperature=1.0)

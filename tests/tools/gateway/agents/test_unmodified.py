@@ -52,7 +52,7 @@ async def play(server: ServerProcess, folder: Path, program: str, say: Any) -> t
 
 
 def check(episode: Episode, requests: list[Request]) -> None:
-    """It stepped as the model said, in one growing conversation whose ids are those that were sampled."""
+    """Check that the model's actions were played in one growing conversation, whose ids are the sampled ones."""
     stepped = [turn for turn in episode.turns if turn.actions]
     assert [turn.actions[0] for turn in stepped] == list(PATH[: len(stepped)]) and stepped
     assert episode.end == "terminal"

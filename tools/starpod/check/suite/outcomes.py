@@ -39,7 +39,7 @@ async def rewards(probe: Probe) -> None:
 
 @must(
     "C-42",
-    "Sub-actions after the one that ends the episode, or beyond a limit, have executed=false and earn nothing.",
+    "Sub-actions after the end of the episode, or beyond a limit, have executed=false and earn nothing.",
 )
 async def not_executed(probe: Probe) -> None:
     limits = pb.LimitOverrides(max_turns=0, max_actions_per_turn=1, max_actions=0)

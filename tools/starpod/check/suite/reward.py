@@ -139,7 +139,7 @@ async def seed_hidden(probe: Probe) -> None:
         expect(not shows, "an observation without its seed", f"the seed modulo {modulus:,} in each", fix)
 
 
-@must("R-07", "Episodes that end in a solution earn more on average than those that end without one.")
+@must("R-07", "Episodes that end in a solution earn more on average than episodes that end without one.")
 async def solving_pays(probe: Probe) -> None:
     plays = [await _random_play(probe)]
     if probe.spec.capabilities.expert_action:

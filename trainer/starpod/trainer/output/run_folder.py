@@ -208,7 +208,7 @@ class RunFolder:
         return read_lines(self.metrics)
 
     def read_evaluations(self) -> list[dict[str, Any]]:
-        """Return the evaluations, without those that have no success rate because half of their episodes failed."""
+        """Return the evaluations, except evaluations without a success rate because half of their episodes failed."""
         return [line for line in read_lines(self.evaluations) if line.get("success") is not None]
 
     def append_evaluation(self, summary: Mapping[str, Any]) -> None:

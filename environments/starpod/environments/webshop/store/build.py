@@ -133,5 +133,5 @@ def code_digest() -> str:
 def _explain(out: Path, error: OSError) -> str:
     path = error.filename or out
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return f"no room for {path} ({error.strerror}); make room and run the same build again: it goes on"
+        return f"no room for {path} ({error.strerror}); make room and run the same build again: it continues"
     return f"cannot write {path}: {error.strerror or error}"

@@ -89,7 +89,7 @@ class Manifest:
 
 def _no_manifest(path: Path) -> str:
     if any(path.glob("data-*")):
-        return f"{path} is not finished: run the same `starpod webshop build` again, it goes on where it stopped"
+        return f"{path} is not finished: run the same `starpod webshop build` again, which continues where it stopped"
     if path.is_dir():
         return f"{path} is not a store; `starpod webshop build` makes one"
     if path.exists():
