@@ -86,7 +86,7 @@ def test_malformed_records_are_refused_or_listed(raw: Path, tmp_path: Path) -> N
     broken.write_text(json.dumps(records))
     call = ["build", "--products", broken, "--attributes", raw / "items_ins_v2.json", "--out", tmp_path / "store"]
     refused = webshop(*call)
-    assert refused.exit_code == 1 and "broken.json, record 1, line 1: no images; mend it" in refused.stderr
+    assert refused.exit_code == 1 and "broken.json, record 1, line 1: no images; correct it" in refused.stderr
     skipped = webshop(*call, "--on-malformed", "skip")
     assert skipped.exit_code == 0
     assert (

@@ -177,7 +177,7 @@ def test_sessions_of_a_run_are_watched_while_it_trains(
     page, screen = "/sessions?run=trains", Screen()
     screen.phase("imitation 20/80")
     with folder.lock():
-        wait_until(lambda: visitor.get(page) == 200 and "it has only begun" in visitor.text)
+        wait_until(lambda: visitor.get(page) == 200 and "its servers are not up yet" in visitor.text)
         assert folder.watch_mark.exists()
 
         async def tell() -> None:
@@ -228,7 +228,7 @@ def test_a_session_of_somebody_else_is_taken_over(visitor: Visitor, others: Sync
     page = visitor.path, visitor.text
     assert visitor.send("/watch/act", action="Down") == 200 and "turn <b>1</b>" in visitor.text
     visitor.path, visitor.text = page
-    assert visitor.send("/watch/act", action="Left") == 200 and "had moved on" in visitor.text
+    assert visitor.send("/watch/act", action="Left") == 200 and "had changed" in visitor.text
     assert "turn <b>1</b>" in visitor.text
     with pytest.raises(OutOfOrder):
         others.step("Up")
@@ -319,7 +319,7 @@ def test_a_form_of_another_turn_does_nothing(visitor: Visitor) -> None:
     form = visitor.hidden("/act")
     visitor.send("act", action="Up")
     visitor.send("act", form, action="Up")
-    assert "turn <b>1</b>" in visitor.text and "out of date" in visitor.text
+    assert "turn <b>1</b>" in visitor.text and "had changed" in visitor.text
 
 
 def test_forms_of_other_sites_are_refused(visitor: Visitor) -> None:

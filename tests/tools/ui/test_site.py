@@ -119,7 +119,7 @@ def test_the_list_of_runs(pages: httpx.Client, runs: Path) -> None:
     assert f"<code>starpod ui {runs} --serve frozen_lake-v1</code>" in text, "there is no server"
     found = pages.get("/?text=trapped").text
     assert "sweep/trapped" in found and 'href="/runs/calm"' not in found
-    assert "No run fits" in pages.get("/?status=running").text
+    assert "No run matches" in pages.get("/?status=running").text
 
 
 def test_one_run(pages: httpx.Client) -> None:

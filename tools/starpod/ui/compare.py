@@ -112,7 +112,7 @@ class ComparisonView:
         over, seeds = parameters.get("over", "step"), parameters.get("seeds", "together" if runs > COLOURS else "apart")
         for name, value, values in (("over", over, AXES), ("seeds", seeds, ("apart", "together"))):
             if value not in values:
-                raise HTTPException(400, f"{name}={value[:20]} is none of {', '.join(values)}.")
+                raise HTTPException(400, f"{name}={value[:20]} is not one of {', '.join(values)}.")
         return cls(over, seeds == "together", parameters.getlist("metric"))
 
 
@@ -370,4 +370,4 @@ def _verdict(difference: Sequence[float] | None, first: RunCurves, second: RunCu
         return f"{second.name} solves more."
     if difference[2] < 0:
         return f"{first.name} solves more."
-    return "The interval holds 0: the difference may be chance."
+    return "The interval contains 0, so the difference may be chance."

@@ -167,7 +167,7 @@ def _saved_file(site: LiveSite, query_values: Mapping[str, str], game: LiveGame)
 
 
 _NOTICES = {
-    "moved": "The page was out of date: the session had moved on. Nothing was done.",
+    "moved": "The session had changed since the page was loaded, so nothing was done.",
     "over": "The episode is over. Nothing was done.",
 }
 

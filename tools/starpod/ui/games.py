@@ -235,7 +235,7 @@ class Games:
         """Address of the servers. Raises Unreachable if it is not known yet."""
         self._address = self._address or self._find()
         if not self._address:
-            raise Unreachable("The servers of the run are not up yet: it has only begun.")
+            raise Unreachable("The run has just started, and its servers are not up yet.")
         return self._address
 
     async def fleet(self) -> Fleet:

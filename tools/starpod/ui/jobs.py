@@ -78,7 +78,7 @@ class TurnJobs:
     def get(self, name: str) -> TurnValues:
         """Return a job. Raises Impossible if it is no longer kept."""
         if name not in self._jobs:
-            raise Impossible(f"This is no longer kept: the site was restarted, or {MOST_JOBS} others came later.")
+            raise Impossible(f"This job is no longer kept: the site was restarted, or {MOST_JOBS} others came later.")
         return self._jobs[name]
 
     def start(self, job: TurnValues) -> TurnValues:

@@ -90,7 +90,7 @@ class SitePolicies:
             def informed(session: Session, episode: Episode) -> Agent:
                 agent = agents.agent(session, Task(spec.id, actions=names, name=episode.task), episode.group)
                 if type(agent).recall is Agent.recall:
-                    raise Impossible("The run uses a conversation script: its policy cannot continue turns of others.")
+                    raise Impossible("The policy of a run with a conversation script cannot continue episodes.")
                 agent.recall(episode)
                 return agent
 

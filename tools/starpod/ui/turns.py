@@ -71,7 +71,7 @@ def _verdict(job: TurnValues) -> tuple[str, int]:
     """
     states, episode = job.trees, job.episode
     if not any(state.solved for state in states):
-        return "No continuation solved it, wherever it began: try another policy, or more of them.", 0
+        return "No continuation from any turn solved the task: try another policy, or more continuations.", 0
     next_shares = [(state.share, state.interval[1]) for state in states[1:]]
     if not job.problem:
         next_shares.append((float(episode.success is True),) * 2)
@@ -83,7 +83,7 @@ def _verdict(job: TurnValues) -> tuple[str, int]:
         return "No turn made success less likely.", 0
     action = " ".join(episode.turns[index].actions) or "no action"
     is_apart = states[index].interval[0] > next_shares[index][1]
-    note = "The intervals do not overlap." if is_apart else "The intervals overlap: it may be chance; ask for more."
+    note = "The intervals do not overlap." if is_apart else "The intervals overlap: try more continuations."
     return f"Success falls most at turn {index + 1} ({action}), by {100 * fall:.0f} points. {note}", index
 
 

@@ -32,7 +32,7 @@ class LakeSymbols(EnvironmentOptions):
             if len(symbol) != 1 or not symbol.isprintable() or symbol.isspace():
                 raise ValueError(f"{thing} is {symbol!r}; give it one visible character")
             if symbol in things:
-                raise ValueError(f"{things[symbol]} and {thing} are both {symbol!r}; give each a character of its own")
+                raise ValueError(f"{things[symbol]} and {thing} are both {symbol!r}; use different characters")
             things[symbol] = thing
         return self
 

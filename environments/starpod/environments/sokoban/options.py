@@ -138,7 +138,7 @@ class SokobanOptions(EnvironmentOptions):
                     f"layout has {size} {name}, the option {name} says {getattr(self, name)}: leave it out"
                 )
         for name in self.changed("min_solution", "max_solution"):
-            raise ValueError(f"{name} chooses among generated rooms: leave it out where there is a layout")
+            raise ValueError(f"{name} chooses among generated rooms: leave it out if you give a layout")
         board, player, boxes = read_layout(layout, self.vocabulary)
         if "boxes" in changed_names and len(boxes) != self.boxes:
             raise ValueError(f"layout has {len(boxes)} boxes, the option boxes says {self.boxes}: leave it out")

@@ -71,7 +71,7 @@ class SudokuOptions(EnvironmentOptions):
         if self.size != size and self.changed("size"):
             raise ValueError(f"puzzle has {size} rows, the option size says {self.size}: leave it out")
         if self.changed("difficulty"):
-            raise ValueError("difficulty is for generated puzzles: leave it out where there is a puzzle")
+            raise ValueError("difficulty is for generated puzzles: leave it out if you give a puzzle")
         solve_given(_flat(self.puzzle), _flat(self.solution))
         return self
 

@@ -221,20 +221,20 @@ async def test_a_stale_page_does_nothing_and_the_present_one_is_shown(visitor: V
     stale, goal = {**visitor.form("search"), "search_query": "women"}, visitor.form("again")
     await visitor.search("garden")
     await visitor.post(f"/s/{session}/act", stale)
-    assert "out of date" in visitor.notice and 'value="garden"' in visitor.text
+    assert "had changed" in visitor.notice and 'value="garden"' in visitor.text
     await visitor.act("click[b000000010]")
     assert not visitor.notice
     await visitor.post(f"/s/{session}/again", goal)
     await visitor.search("women")
     await visitor.post(f"/s/{session}/again", goal)
-    assert "out of date" in visitor.notice and "results: 4" in visitor.text
+    assert "had changed" in visitor.notice and "results: 4" in visitor.text
 
 
 async def test_an_agent_that_steps_in_between_is_noticed(visitor: Visitor) -> None:
     session = await visitor.start()
     await visitor.agent(session, 0, "search[women]")
     await visitor.search("garden")
-    assert "out of date" in visitor.notice and 'value="women"' in visitor.text
+    assert "had changed" in visitor.notice and 'value="women"' in visitor.text
     await visitor.act("click[b07sandals]")
     with pytest.raises(grpc.aio.AioRpcError) as refused:  # and the agent notices the person
         await visitor.agent(session, 1, "click[next >]")

@@ -67,13 +67,13 @@ _OWN_SESSIONS = 10_000
 _MAX_SEED = 2**64 - 1
 _MAX_INDEX = 2**32 - 1
 _NOTICES = {
-    "moved": "This page was out of date: the session had moved on, by an agent or in another tab. Nothing was done. "
-    "This is the present page.",
+    "moved": "The session had changed, through an agent or in another tab, so your action was not taken. "
+    "This is the current page.",
     "over": "This episode is over. Nothing more can be done in it.",
     "limit": "A limit of the session ended this episode.",
     "invalid": "That did not work on this page.",
 }
-_CLOSED = (503, "The shop is closed", "Its server does not answer, or is going away. Try again in a moment.")
+_CLOSED = (503, "The shop is closed", "The server does not answer, or is shutting down. Try again in a moment.")
 _FAILURES: dict[type[StarpodError], tuple[int, str, str]] = {
     UnknownSession: (
         404,
@@ -81,10 +81,10 @@ _FAILURES: dict[type[StarpodError], tuple[int, str, str]] = {
         "It has ended, or there never was one: the id may have a typing mistake.",
     ),
     SessionLost: (410, "This session is lost", "Its environment stopped. Start a new one."),
-    Overloaded: (503, "The shop is full", "Others are using all there is. Try again in a moment."),
+    Overloaded: (503, "The shop is full", "The server has reached its limits. Try again in a moment."),
     Draining: _CLOSED,
     Unreachable: _CLOSED,
-    DeadlineExceeded: (504, "That took too long", "Try again: what you did is done once, however often you ask."),
+    DeadlineExceeded: (504, "That took too long", "Try again: your action is taken only once, even if you repeat it."),
     Unauthenticated: (502, "The shop's server refuses this site", "Start the site with a valid token."),
     Unsupported: (502, "The shop's server lacks something", "It must draw html pages and take snapshots."),
     BadArgument: (400, "That was not understood", "Go back and try something else."),

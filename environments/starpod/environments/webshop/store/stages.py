@@ -168,7 +168,7 @@ class BuildStages:
 
         def note(record: MalformedRecord) -> None:
             if self.on_malformed is None:
-                raise BuildError(f"{record}; mend it, or leave such records out with --on-malformed skip")
+                raise BuildError(f"{record}; correct it, or skip such records with --on-malformed skip")
             if str(record) not in malformed:  # the files may be read twice
                 malformed.add(str(record))
                 self.on_malformed(record)
