@@ -164,7 +164,7 @@ def test_servers_and_environments(visitor: Visitor, server: ServerProcess) -> No
     visitor.send("act", action="Up")
     visitor.get("/fleet")
     assert re.search(r'data-label="Steps of this site">[\d.]+ m?s<span class="sub">99 of 100 within', visitor.text)
-    assert 'data-poll="5000"' in visitor.text and "brought back after a loss: 0 of this site." in visitor.text
+    assert 'data-poll="5000"' in visitor.text and "recovered after a loss: 0 of this site." in visitor.text
 
 
 def test_sessions_of_a_run_are_watched_while_it_trains(
@@ -177,7 +177,7 @@ def test_sessions_of_a_run_are_watched_while_it_trains(
     page, screen = "/sessions?run=trains", Screen()
     screen.phase("imitation 20/80")
     with folder.lock():
-        wait_until(lambda: visitor.get(page) == 200 and "its servers are not up yet" in visitor.text)
+        wait_until(lambda: visitor.get(page) == 200 and "has not reported its servers yet" in visitor.text)
         assert folder.watch_mark.exists()
 
         async def tell() -> None:

@@ -166,7 +166,7 @@ def smooth(points: Sequence[Point], window: int | None = None) -> list[Point]:
 def spark(values: Sequence[float], label: str, kind: Kind = "number", *, width: int = 120, height: int = 26) -> Markup:
     """Return a line without axes as an <svg> element; empty with fewer than two values.
 
-    Its scale begins at 0, and shares end at 20 % or more: what changes little looks like little.
+    Its scale begins at 0, and shares end at 20 % or more, so that a small change looks small.
 
     Args:
         values: values at equal distances.
