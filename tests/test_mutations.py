@@ -99,7 +99,7 @@ MUTATIONS: dict[str, tuple[str, Callable[..., Any], str]] = {
     "GAE: no discount of what comes later": (
         f"{TRAINER}.algorithms.gae:gae",
         lambda right, *items, gamma=1.0, lam=1.0, **rest: right(*items, gamma=gamma, lam=lam / gamma, **rest),
-        "tests/trainer/algorithms/test_gae.py::test_gae_steps_over_what_lies_between_sampled_tokens",
+        "tests/trainer/algorithms/test_gae.py::test_gae_skips_tokens_between_sampled_tokens",
     ),
     "PPO: the same bound below and above": (
         f"{TRAINER}.algorithms.losses:clipped_loss",
@@ -144,12 +144,12 @@ MUTATIONS: dict[str, tuple[str, Callable[..., Any], str]] = {
     "replies: the end token is part of the text": (
         f"{TRAINER}.prompts.conversation:Template.decode",
         lambda right, template, reply: right(template, [*reply, template.end]),
-        "tests/trainer/prompts/test_conversation.py::test_a_prefill_is_fed_and_told_but_not_sampled",
+        "tests/trainer/prompts/test_conversation.py::test_a_prefill_is_fed_and_reported_but_not_sampled",
     ),
     "replies: no end token in demonstrations": (
         f"{TRAINER}.prompts.conversation:Template.encode_reply",
         lambda right, template, text: right(template, text)[:-1],
-        "tests/trainer/prompts/test_conversation.py::test_a_prefill_is_fed_and_told_but_not_sampled",
+        "tests/trainer/prompts/test_conversation.py::test_a_prefill_is_fed_and_reported_but_not_sampled",
     ),
     "a reply that was cut is not closed": (
         f"{TRAINER}.prompts.conversation:Template._close_reply",

@@ -18,7 +18,7 @@ def test_each_variant_is_a_configuration_of_its_own(name: str, monkeypatch: pyte
     assert len(set(configs)) == len(configs)
 
 
-def test_a_run_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_was_stopped_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[tuple[str, ...]] = []
     monkeypatch.setattr(experiment, "starpod", lambda *words, **_: commands.append(words) or "settings")
     (tmp_path / "asked.yaml").write_text("settings")

@@ -48,7 +48,9 @@ async def test_a_short_name_opens_the_highest_of_its_family() -> None:
         ({"options": {"a": [2**53]}}, BadArgument, "9007199254740992 would be rounded"),
     ],
 )
-async def test_what_open_cannot_take_is_told_before_it_is_sent(wrong: Any, kind: type[Exception], hint: str) -> None:
+async def test_arguments_that_open_cannot_take_are_reported_before_they_are_sent(
+    wrong: Any, kind: type[Exception], hint: str
+) -> None:
     async with FakeServer() as server, Fleet(server.address) as fleet:
         with pytest.raises(kind, match=hint):
             await fleet.open("walk-v1", **wrong)
@@ -121,7 +123,7 @@ async def test_a_picture_in_a_transition_is_a_picture_in_a_notebook(server: Serv
         assert '<img src="data:image/png;base64,' in transition._repr_html_()
 
 
-async def test_a_session_shows_what_is_seen_and_where_it_stands(server: ServerProcess) -> None:
+async def test_a_session_shows_its_observation_and_its_place(server: ServerProcess) -> None:
     async with Fleet(server.address) as fleet:
         (session,) = await fleet.open("bandit", seed=1)
         assert "<pre>Arms: " in session._repr_html_() and "bandit-v1, seed 1, turn 1" in session._repr_html_()

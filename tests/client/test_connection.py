@@ -51,7 +51,7 @@ async def test_nor_is_it_sent_where_it_is_long() -> None:
         await session.step("left")
 
 
-async def test_a_stream_whose_writer_fails_is_opened_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_whose_writer_fails_is_reopened(monkeypatch: pytest.MonkeyPatch) -> None:
     async with FakeServer() as server, Fleet(server.address, grace=60.0) as fleet, asyncio.timeout(60):
         (session,) = await fleet.open("walk-v1", seed=3)
         (replica,) = fleet.replicas

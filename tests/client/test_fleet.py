@@ -494,7 +494,7 @@ async def test_what_cannot_be_recovered_is_reported_as_lost(
             await session.step("left")
 
 
-async def test_what_is_not_deterministic_goes_on_from_its_last_snapshot() -> None:
+async def test_a_nondeterministic_environment_continues_from_its_last_snapshot() -> None:
     async with FakeServer(deterministic=False) as server, Fleet(server.address) as fleet:
         (session,) = await fleet.open("walk-v1", seed=3)
         for _ in range(3):
@@ -508,7 +508,7 @@ async def test_what_is_not_deterministic_goes_on_from_its_last_snapshot() -> Non
         assert await session.render() == "at 5"
 
 
-async def test_a_moved_member_of_a_group_keeps_its_luck() -> None:
+async def test_a_moved_member_of_a_group_keeps_its_random_state() -> None:
     async def episode(*, disturb: bool) -> list[Any]:
         async with FakeServer() as server, Fleet(server.address) as fleet:
             group = await fleet.open("walk-v1", seed=3, count=4)

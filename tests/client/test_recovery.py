@@ -224,7 +224,7 @@ async def test_sessions_closed_while_their_server_is_away_are_closed_when_it_is_
         ]
 
 
-async def test_what_is_left_to_be_closed_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sessions_waiting_to_be_closed_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(closing, "MOST_UNCLOSED", 8)
     async with FakeServer() as server, Fleet(server.address) as fleet:
         sessions = await fleet.open("walk-v1", seed=3, count=20)

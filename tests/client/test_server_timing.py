@@ -15,7 +15,7 @@ def test_what_is_written_is_read(durations: dict[str, float]) -> None:
     assert parse_server_timing(text) == durations
 
 
-def test_what_else_the_header_allows_is_passed_over() -> None:
+def test_other_parts_of_the_header_are_ignored() -> None:
     text = 'cache;desc="Cache Read, or not";dur=23.2,miss, db ; DUR="53" ; desc=plain'
     assert parse_server_timing(text) == {"cache": 23.2, "db": 53.0}
 

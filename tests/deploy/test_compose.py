@@ -113,7 +113,7 @@ def test_the_environment_image_is_small(built: Compose) -> None:
     assert sum(ours[: len(ours) - len(below)]) / 1e6 + PUBLIC_BASE_MB < 350
 
 
-def test_no_torch_beside_environments_and_no_browser_beside_the_trainer(built: Compose) -> None:
+def test_images_of_environments_have_no_torch_and_the_trainers_no_browser(built: Compose) -> None:
     script = "from importlib.metadata import distributions; print(*(each.name.lower() for each in distributions()))"
     environment, trainer = (
         set(docker("run", "--rm", "--entrypoint", "/opt/starpod/bin/python", image, "-c", script).split())

@@ -79,7 +79,7 @@ def test_a_figure_names_the_command_that_measures_it(row: list[str]) -> None:
 
 
 @pytest.mark.parametrize("row", FIGURES, ids=lambda row: row[0])
-def test_a_figure_stands_on_the_pages_too(row: list[str]) -> None:
+def test_a_figure_of_the_readme_is_also_on_the_pages(row: list[str]) -> None:
     """A new measurement has to replace figures in README.md and in docs/benchmarks.md or its results."""
     sources: list[Path] = [page for page in pages() if page.name != "README.md"]
     numbers = {number for page in sources for number in NUMBER.findall(page.read_text(encoding="utf-8"))}

@@ -76,7 +76,7 @@ def test_on_a_terminal_the_pages_stay_until_ctrl_c(tmp_path: Path) -> None:
         httpx.get(live)
 
 
-def test_its_checkpoint_goes_on_from_each_turn(lake: Path, server: ServerProcess) -> None:
+def test_its_checkpoint_continues_from_each_turn(lake: Path, server: ServerProcess) -> None:
     site = ServerProcess([*COMMAND, "ui", str(lake), "--address", server.address, "--index", ":memory:"])
     try:
         with httpx.Client(base_url=site.address, timeout=200.0) as http:

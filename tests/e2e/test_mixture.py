@@ -61,7 +61,7 @@ def mixed(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return folder / "run"
 
 
-def test_each_environment_is_told_of(mixed: Path) -> None:
+def test_each_environment_is_described(mixed: Path) -> None:
     groups = {"arms": 0.0, "lake": 0.0}
     for record in lines(mixed / "metrics.jsonl"):
         values = record["metrics"]
@@ -99,7 +99,7 @@ def test_each_environment_is_told_of(mixed: Path) -> None:
     )
 
 
-def test_the_curriculum_rises_and_goes_on_from_a_checkpoint_bit_for_bit(mixed: Path, tmp_path: Path) -> None:
+def test_the_curriculum_rises_and_continues_from_a_checkpoint_bit_for_bit(mixed: Path, tmp_path: Path) -> None:
     levels = [record["metrics"]["environments/lake/level"] for record in lines(mixed / "metrics.jsonl")]
     assert levels[0] == 0 and levels == sorted(levels) and levels[-1] > 0
     # Cut within the window of a level.

@@ -75,14 +75,14 @@ def test_solver_and_verifier_have_weights_of_their_own(team: Path) -> None:
     assert "verifier: gradient norm" in report and "solver: growth of its squared gradients" in report
 
 
-def test_a_team_goes_on_bit_for_bit(team: Path, tmp_path: Path) -> None:
+def test_a_team_continues_bit_for_bit(team: Path, tmp_path: Path) -> None:
     cut = rewound(team, 1, tmp_path / "run")
     train(run_dir=cut, resume=True, base=())
     assert learnt(cut) == learnt(team)
     assert digests(cut) == digests(team)
 
 
-def test_another_set_of_policies_cannot_go_on(team: Path) -> None:
+def test_another_set_of_policies_cannot_continue(team: Path) -> None:
     errors = train("script.policies=[verifier,solver]", run_dir=team, resume=True, status=2, base=())
     assert "script.policies is ['verifier', 'solver'], but the run that is resumed has ['solver', 'verifier']" in errors
 

@@ -285,7 +285,7 @@ def test_nothing_that_happens_to_a_run_changes_a_digit(
     assert now.pop("environment").pop("addresses") == [one.address, other.address] and now.items() <= was.items()
 
 
-def test_a_run_that_sees_and_begins_near_the_end_goes_on_bit_for_bit(server: ServerProcess, tmp_path: Path) -> None:
+def test_a_run_that_sees_and_begins_near_the_end_continues_bit_for_bit(server: ServerProcess, tmp_path: Path) -> None:
     base = ("visual_lake", *SMALL[1:], f"environment.addresses=[{server.address}]", "environment.expert_moves_left=2")
     few = ("collect.groups=2", "evaluation.episodes=2", "warm_start.steps=10", "warm_start.episodes=20")
     train(*few, "stop.iterations=2", run_dir=tmp_path / "whole", base=base)

@@ -81,7 +81,7 @@ def test_bad_specs_are_refused(changes: dict[str, Any], message: str) -> None:
         registry.add(variant(**changes))
 
 
-def test_a_name_stands_for_its_versions_and_not_for_longer_names() -> None:
+def test_a_name_selects_its_versions_and_no_longer_names() -> None:
     registry = Registry([Walk, OldWalk, variant(id="walk-far-v1"), variant(id="walk-v2")])
     assert registry.select(["walk"]).ids == ["walk-v1", "walk-v2"]
     assert registry.select(["walk-far"]).ids == registry.select(["walk-far-v1"]).ids == ["walk-far-v1"]

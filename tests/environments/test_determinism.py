@@ -32,7 +32,7 @@ def test_other_processes_and_threads_play_the_same() -> None:
 @each_case
 @settings(max_examples=6)
 @given(seed=SEEDS, dynamics_seed=SEEDS, choices=SEEDS, turns=st.integers(0, 5))
-def test_forks_and_snapshots_go_on_the_same(
+def test_forks_and_snapshots_continue_equally(
     case: Case, seed: int, dynamics_seed: int, choices: int, turns: int
 ) -> None:
     original = start_case(case, seed, dynamics_seed)

@@ -52,7 +52,7 @@ class GuardedTrack(Track):
 
 
 @pytest.mark.parametrize("name", ["track-v1", "guarded-track-v1"])
-async def test_a_snapshot_tells_given_options_from_defaults(name: str) -> None:
+async def test_a_snapshot_distinguishes_given_options_from_defaults(name: str) -> None:
     server = EnvironmentServer(Registry([Track, GuardedTrack]), ServerConfig(port=0))
     await server.start()
     try:

@@ -78,7 +78,7 @@ def test_it_drains_before_it_ends(program: Path, number: signal.Signals) -> None
 
 
 @pytest.mark.languages
-def test_a_port_that_is_taken_is_told(program: Path, example: ServerProcess) -> None:
+def test_a_port_that_is_taken_is_reported(program: Path, example: ServerProcess) -> None:
     done = subprocess.run([program, "--port", str(example.port)], capture_output=True, text=True, timeout=250)
     assert done.returncode == 1
     assert "usage" in subprocess.run([program, "--prot"], capture_output=True, text=True, timeout=250).stderr

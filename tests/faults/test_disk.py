@@ -51,7 +51,7 @@ def little_disk(folder: Path, kibibytes: int) -> Iterator[Path]:
 
 
 @pytest.mark.minutes
-def test_a_run_on_a_full_disk_keeps_its_checkpoint_and_goes_on(undisturbed_run: Path, tmp_path: Path) -> None:
+def test_a_run_on_a_full_disk_keeps_its_checkpoint_and_continues(undisturbed_run: Path, tmp_path: Path) -> None:
     """Full in the middle of a checkpoint; then there is room, and the run is resumed."""
     with little_disk(tmp_path, 1_700):
         errors = train(*SMALL, run_dir=tmp_path / "run", status=1)

@@ -48,7 +48,7 @@ async def test_a_server_is_killed_between_a_reply_and_the_end_of_the_step(model:
     assert [first.reward, second.reward] == [replies[turn, 2] for turn in (0, 1)]
 
 
-async def test_without_a_journal_a_session_goes_on_from_its_snapshot(model: Model) -> None:
+async def test_without_a_journal_a_session_continues_from_its_snapshot(model: Model) -> None:
     with start_server(*MODULE, environment=model.variables) as server:
         async with Fleet(server.address, **QUICK) as fleet:
             (session,) = await fleet.open("judged-v1", seed=1)

@@ -120,7 +120,7 @@ def others_than_refused(crimes: Iterable[str], results: list[str]) -> dict[str, 
     return {crime: result for crime, result in zip(crimes, results, strict=True) if result not in REFUSED[crime]}
 
 
-def test_crimes_are_refused_and_the_session_goes_on(target: Target, tmp_path: Path) -> None:
+def test_crimes_are_refused_and_the_session_continues(target: Target, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_text("secret")
     logged, before = len(target.server.log), os.stat(MODULE)
@@ -248,7 +248,7 @@ LIES = {
 
 
 @pytest.mark.parametrize(("lie", "cause"), LIES.items())
-def test_a_lie_costs_the_liar_his_session_alone(target: Target, lie: str, cause: str) -> None:
+def test_a_lying_environment_loses_only_its_own_session(target: Target, lie: str, cause: str) -> None:
     logged = len(target.server.log)
     with target.unharmed():
         lose_session(target, lie)
@@ -273,7 +273,7 @@ def test_what_was_applied_is_logged(target: Target) -> None:
         assert re.search(rf"applied: .*\b{layer}\b.*; missing", line), line
 
 
-def test_what_holds_is_told_by_describe(target: Target) -> None:
+def test_describe_reports_the_sandbox(target: Target) -> None:
     """`describe` reports before the first session, with the parts that are missing."""
     response = target.stub.Describe(pb.DescribeRequest(), metadata=target.metadata)
     specs = {spec.id: spec for spec in response.environments}

@@ -136,7 +136,7 @@ def is_restored(target: Target, snapshot: pb.SessionSnapshot) -> bool:
     return True
 
 
-def test_a_snapshot_is_worth_as_much_as_its_bytes_to_whoever_holds_them(target: Target) -> None:
+def test_a_snapshot_restores_sessions_of_the_caller_only(target: Target) -> None:
     """A snapshot does not name its owner, and restores sessions of the caller only."""
     session = restore(target, snapshot_of(target))
     assert session.session_id not in (target.witness.session_id, "")

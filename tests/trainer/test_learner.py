@@ -166,7 +166,7 @@ def test_gradients_by_agent_are_of_their_own_weights() -> None:
 
 
 @pytest.mark.parametrize(("make", "agents"), [(make_one, ("",)), (make_several, AGENTS)], ids=["one", "several"])
-def test_learners_that_go_on_are_as_if_they_had_never_stopped_but_take_new_rates(
+def test_resumed_learners_equal_uninterrupted_ones_but_take_new_rates(
     make: Callable[..., Learner], agents: Sequence[str]
 ) -> None:
     algorithm = AlgorithmConfig.model_validate({"preset": "dapo", "advantage": "dr_mas", "kl": {"where": "loss"}})

@@ -96,7 +96,7 @@ def test_runs_are_paired_as_the_site_pairs_them(folder: RunFolder, tmp_path: Pat
         RunResults(folder.path).compare(RunResults(other.path))
 
 
-def test_it_shows_itself_and_nothing_of_what_it_shows_is_markup(folder: RunFolder) -> None:
+def test_it_shows_itself_and_its_texts_are_escaped(folder: RunFolder) -> None:
     shown = RunResults(folder.path)._repr_html_()
     assert "A &lt;walk&gt;" in shown and "walk-v1" in shown and "75 % of 4 episodes" in shown
     record = episode(0, solved=True)

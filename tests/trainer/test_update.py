@@ -379,7 +379,7 @@ def test_a_truncated_episode_is_worth_what_the_critic_says_of_the_next_context(f
     assert scored_table(of, [episode])[1].bootstrap_B.item() == 0
 
 
-def test_truncated_episodes_are_valued_alike_alone_and_together() -> None:
+def test_truncated_episodes_are_valued_equally_alone_and_together() -> None:
     of = make_trainer(AlgorithmConfig(preset="starpo-s", advantage={"bootstrap_truncated": True}), opinion=True)
     episodes = group_of(of.policy, 1, (0.5, 0.0, 1.0, 0.2)).episodes
     for episode, tail in zip(episodes, ([7, 8, 9], [4] * 20, [], [5]), strict=True):

@@ -108,7 +108,7 @@ async def test_an_episode_keeps_its_score(walk: Setting) -> None:
     assert "at " in episode.first and Reader().ask(0) in episode.first
 
 
-async def test_a_group_shares_its_start_and_not_its_luck(walk: Setting) -> None:
+async def test_a_group_shares_its_start_and_not_its_random_state(walk: Setting) -> None:
     moves = ["<answer>Right</answer>"] * 3
     played = await asyncio.gather(*(play(walk, {"seed": 5}, *moves) for _ in range(4)))
     assert len({episode.first for episode, _ in played}) == 1

@@ -235,7 +235,7 @@ def read_back(text: str) -> list[dict[str, str]]:
     return messages
 
 
-def test_log_probabilities_stand_beside_their_tokens(walk: Setting, tmp_path: Path) -> None:
+def test_log_probabilities_are_aligned_with_their_tokens(walk: Setting, tmp_path: Path) -> None:
     trainer = make_rollout_trainer(walk, tmp_path)
     generate = trainer._generate_single_turn
 

@@ -107,7 +107,7 @@ async def test_a_judge_is_asked_until_it_replies(serve: Serve, model: Model, tmp
 
 
 @pytest.mark.parametrize("line", ["hello", "swallow"])
-async def test_a_judge_that_goes_on_failing_is_no_reward(serve: Serve, model: Model, line: str) -> None:
+async def test_a_judge_that_keeps_failing_gives_no_reward(serve: Serve, model: Model, line: str) -> None:
     """Whatever the environment makes of it. Copies of the turn that failed ask only for what is missing."""
     fleet = await serve(patience=0.5)
     session = await opened(fleet)
@@ -163,7 +163,9 @@ async def test_a_reset_that_fails_is_asked_again(serve: Serve, model: Model) -> 
     model.asked_once(2)
 
 
-async def test_a_fork_shares_what_was_asked_and_with_the_same_luck_what_will_be(serve: Serve, model: Model) -> None:
+async def test_a_fork_shares_past_requests_and_with_the_same_random_state_future_ones(
+    serve: Serve, model: Model
+) -> None:
     session = await opened(await serve())
     await say(session, "hello")
     same = await session.fork(2)
@@ -246,7 +248,7 @@ def test_a_reply_that_cannot_be_read_or_recorded_is_useless(tmp_path: Path, perf
         environment.effect("a question", perform)
 
 
-def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ServerError, match="cannot record effects"):
         EnvironmentServer(Registry(), ServerConfig(port=0, effects=tmp_path / "file"))

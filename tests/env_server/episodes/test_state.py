@@ -75,7 +75,7 @@ def test_arrays_come_back(dtype: str) -> None:
 
 
 @given(st.integers(), st.integers(0, 50))
-def test_a_random_stream_goes_on_where_it_was(seed: int, draws: int) -> None:
+def test_a_random_stream_continues_where_it_was(seed: int, draws: int) -> None:
     stream = random.Random(seed)
     for _ in range(draws):
         stream.random()

@@ -108,7 +108,7 @@ def test_episodes_are_those_of_gymnasium(id: str, hosted: str, episodes: int, fl
     fleet.close_sessions(sessions)
 
 
-def test_a_group_shares_its_start_and_only_its_first_member_has_gymnasiums_luck(fleet: SyncFleet) -> None:
+def test_a_group_shares_its_start_and_only_its_first_member_has_gymnasiums_random_state(fleet: SyncFleet) -> None:
     sessions = fleet.open(LAKE, seed=11, count=6)
     walks = []
     for member, session in enumerate(sessions):
@@ -238,7 +238,7 @@ def test_copies_and_snapshots_are_offered_where_they_are_true(fleet: SyncFleet) 
             getattr(session, call)()
 
 
-def test_a_copy_of_what_never_repeats_goes_on_as_the_original(fleet: SyncFleet) -> None:
+def test_a_copy_of_what_never_repeats_continues_as_the_original(fleet: SyncFleet) -> None:
     (session,) = fleet.open(UNSEEDED)
     session.step("0")
     (copy,) = session.fork()
@@ -248,7 +248,7 @@ def test_a_copy_of_what_never_repeats_goes_on_as_the_original(fleet: SyncFleet) 
     assert copy.done
 
 
-def test_a_fork_with_new_luck_has_the_luck_that_was_given(fleet: SyncFleet) -> None:
+def test_a_reseeded_fork_has_the_given_random_state(fleet: SyncFleet) -> None:
     (session,) = fleet.open(BLACKJACK, seed=9)
     one, two, other = session.fork(3, reseed=True, dynamics_seeds=[1, 1, 2])
     results = []
@@ -322,7 +322,7 @@ def test_copies_and_their_absence_keep_the_contract(server: ServerProcess) -> No
     assert [FORKED_AND_SAVED & {*each} for each in skipped.values()] == [FORKED_AND_SAVED, {"F-10"}, set()]
 
 
-async def test_a_killed_server_is_played_on(server: ServerProcess) -> None:
+async def test_episodes_survive_a_killed_server(server: ServerProcess) -> None:
     await check_recovery(server, LAKE, ["0", "3"])
 
 

@@ -65,5 +65,5 @@ def test_they_keep_the_contract(server: ServerProcess) -> None:
     check_contract(server, LEVELS["BabyAI-GoToRedBall-v0"])
 
 
-async def test_a_killed_server_is_played_on(server: ServerProcess) -> None:
+async def test_episodes_survive_a_killed_server(server: ServerProcess) -> None:
     await check_recovery(server, LEVELS["BabyAI-GoToRedBall-v0"], ["2", "1", "2"])

@@ -98,7 +98,7 @@ def test_seeds_ends_and_arguments_reach_the_environment(fleet: SyncFleet) -> Non
 
 
 @pytest.mark.parametrize(("id", "action"), [("openenv-counter-v1", "1"), ("openenv-parrot-v1", "hello")])
-def test_a_copy_goes_on_as_the_original(fleet: SyncFleet, id: str, action: str) -> None:
+def test_a_copy_continues_as_the_original(fleet: SyncFleet, id: str, action: str) -> None:
     check_copies(fleet, id, action, action)
 
 
@@ -121,7 +121,7 @@ def test_they_keep_the_contract(server: ServerProcess) -> None:
     check_contract(server, "openenv-counter-v1", "openenv-tool-v1", "openenv-parrot-v1")
 
 
-async def test_a_killed_server_is_played_on_or_told(server: ServerProcess) -> None:
+async def test_episodes_survive_a_killed_server_or_are_reported(server: ServerProcess) -> None:
     await check_recovery(server, "openenv-counter-v1", [JSON({"by": 2})], "unknown-v1")
 
 

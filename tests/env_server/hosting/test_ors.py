@@ -84,7 +84,7 @@ def test_the_contract_is_kept(server: ServerProcess) -> None:
     check_contract(server, SUMS, WALK)
 
 
-async def test_a_killed_server_is_played_on_or_told(server: ServerProcess) -> None:
+async def test_episodes_survive_a_killed_server_or_are_reported(server: ServerProcess) -> None:
     await check_recovery(server, WALK, [ToolCall("walk", {"steps": 1})], "unknown-v1")
 
 
@@ -111,7 +111,7 @@ def test_a_call_whose_connection_breaks_is_made_once(ors: str) -> None:
         ("/sums?difficulty=2", "a running server takes no arguments"),
     ],
 )
-def test_what_cannot_be_hosted_is_told(ors: str, place: str, told: str) -> None:
+def test_unhostable_environments_are_reported(ors: str, place: str, told: str) -> None:
     check_refusal(host, ors + place, re.escape(told))
 
 
@@ -122,7 +122,7 @@ def test_a_busy_server_names_a_number_of_seconds_or_a_date() -> None:
     assert 15 < wait_seconds(later) <= 20
 
 
-def test_a_server_that_is_not_there_is_told() -> None:
+def test_a_server_that_is_not_there_is_reported() -> None:
     check_refusal(host, "http://127.0.0.1:1/sums", r"no ORS server answers at http://127.0.0.1:1: .*refused")
     check_refusal(host, "sums", "http://HOST:PORT/ENVIRONMENT")
 

@@ -87,7 +87,7 @@ def test_it_keeps_the_contract(server: ServerProcess) -> None:
     check_contract(server, BY_HASH, shown={EXPERT})
 
 
-async def test_a_killed_server_is_played_on(server: ServerProcess) -> None:
+async def test_episodes_survive_a_killed_server(server: ServerProcess) -> None:
     await check_recovery(server, LEGS)
 
 

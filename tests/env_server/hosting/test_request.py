@@ -36,7 +36,7 @@ def test_an_id_is_hosted_once() -> None:
         add_hosted(registry, "gymnasium:CliffWalking-v1#id=Other")
 
 
-def test_a_star_stands_for_any_text() -> None:
+def test_a_star_matches_any_text() -> None:
     registry = Registry()
     ids = add_hosted(registry, "gymnasium:Frozen*#instructions=brief")
     assert ids == registry.ids == ["gymnasium-frozen-lake-v1", "gymnasium-frozen-lake8x8-v1"]

@@ -96,7 +96,7 @@ def test_it_keeps_the_contract(server: ServerProcess) -> None:
     check_contract(server, GSM8K, "apart-v1")
 
 
-async def test_a_killed_server_is_played_on_or_told(server: ServerProcess) -> None:
+async def test_episodes_survive_a_killed_server_or_are_reported(server: ServerProcess) -> None:
     await check_recovery(server, GSM8K, ["Hm.", "It is #### 4", "No: #### 5"], "unknown-v1")
 
 

@@ -87,7 +87,7 @@ def test_a_reward_that_is_no_number_is_the_games_bug(fleet: SyncFleet) -> None:
         session.step("nonsense")
 
 
-def test_copies_play_on_alike(fleet: SyncFleet) -> None:
+def test_copies_continue_equally(fleet: SyncFleet) -> None:
     check_copies(fleet, MEGA_EASY, "[left]", "[up]")
 
 
@@ -123,7 +123,7 @@ def test_it_keeps_the_contract(server: ServerProcess) -> None:
     check_contract(server, MASTERMIND, TIC_TAC_TOE)
 
 
-async def test_a_killed_server_is_played_on(server: ServerProcess) -> None:
+async def test_episodes_survive_a_killed_server(server: ServerProcess) -> None:
     await check_recovery(server, MEGA_EASY, ["[left]", "[up]", "[right]"])
 
 

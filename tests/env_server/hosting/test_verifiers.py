@@ -89,7 +89,7 @@ def test_copies_are_episodes_played_again(fleet: SyncFleet) -> None:
     assert ends == [1.0, 1.0]
 
 
-async def test_it_is_played_on_exactly_or_told(server: ServerProcess) -> None:
+async def test_episodes_survive_a_killed_server_or_are_reported(server: ServerProcess) -> None:
     """Sessions are rebuilt by replay of what was said."""
     await check_recovery(server, GUESS, ["1", "4", "9", "5"], unknown="unknown-v1")
 
@@ -115,7 +115,7 @@ def test_the_contract_is_kept_with_tools(server: ServerProcess) -> None:
         ("missing", "taskset 'missing' not found"),
     ],
 )
-def test_what_cannot_be_hosted_is_told(wanted: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unhostable_environments_are_reported(wanted: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(TASKSETS)
     check_refusal(host, wanted, re.escape(told))
 

@@ -17,7 +17,7 @@ from tests.env_server.troublesome import Uncopied
 from tests.waiting import eventually
 
 
-async def test_an_environment_that_stood_still_with_its_server_is_not_hung(client: Client) -> None:
+async def test_an_environment_that_was_paused_with_its_server_is_not_hung(client: Client) -> None:
     session = await client.open("fragile-v1")
     host = client.table[session.session_id].host
     assert isinstance(host, ProcessHost) and host._child._process is not None

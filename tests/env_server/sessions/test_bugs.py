@@ -109,7 +109,7 @@ async def test_a_step_that_broke_is_not_played_again_by_its_repeat_in_the_same_b
     assert (first.bug, second.reason) == (LOST, "SESSION_LOST")
 
 
-async def test_a_step_that_broke_is_told_even_where_no_call_may_be_in_flight(serve: Serve) -> None:
+async def test_a_step_that_broke_is_reported_even_where_no_call_may_be_in_flight(serve: Serve) -> None:
     client = await serve(limits=ServerLimits(max_calls_in_flight=1))
     slow, session = await client.open("waiting-v1"), await client.open("unruly-v1")
     stream = Stream(client)

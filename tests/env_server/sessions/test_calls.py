@@ -231,7 +231,7 @@ async def test_wrong_options_are_named_up_to_a_number(client: Client) -> None:
     assert await client.live() == 0
 
 
-async def test_a_group_shares_the_start_and_not_the_luck(client: Client) -> None:
+async def test_a_group_shares_the_start_and_not_the_random_state(client: Client) -> None:
     group = await client.group("walk-v1", 4, seed=9)
     assert [session.member for session in group] == [0, 1, 2, 3]
     assert len({text_of(session) for session in group}) == 1
@@ -243,7 +243,7 @@ async def test_a_group_shares_the_start_and_not_the_luck(client: Client) -> None
     assert len({text_of(await client.step(session, 0, "Right")) for session in same}) == 1
 
 
-async def test_a_member_opened_again_alone_keeps_its_luck_through_resets(client: Client) -> None:
+async def test_a_reopened_member_keeps_its_random_state_through_resets(client: Client) -> None:
     group = await client.group("walk-v1", 4, seed=9)
     alone = await client.open("walk-v1", seed=9, first_member=2)
     assert (alone.member, alone.dynamics_seed) == (2, group[2].dynamics_seed)
@@ -262,7 +262,7 @@ async def test_a_group_with_a_slow_reset_equals_its_members_opened_alone(client:
             assert await client.step(alone, index, "draw") == await client.step(session, index, "draw")
 
 
-async def test_without_a_seed_the_server_draws_and_tells_one(client: Client) -> None:
+async def test_without_a_seed_the_server_draws_and_returns_one(client: Client) -> None:
     one, other = [(await client.ask("Open", environment_id="walk-v1")).sessions[0] for _ in range(2)]
     assert one.seed != other.seed
     again = await client.open("walk-v1", seed=one.seed, dynamics_seed=one.dynamics_seed)
@@ -282,7 +282,7 @@ async def test_a_key_opens_once_even_when_asked_at_the_same_time(client: Client)
 
 
 @pytest.mark.parametrize(("environment", "action"), [("walk-v1", "Right"), ("fragile-v1", "fine")])
-async def test_forks_keep_or_reseed_their_luck(client: Client, environment: str, action: str) -> None:
+async def test_forks_keep_or_reseed_their_random_state(client: Client, environment: str, action: str) -> None:
     session = await client.open(environment)
     await client.step(session, 0, action)
     kept = await client.fork(session, 1, count=2, key="kept")
@@ -303,7 +303,9 @@ async def test_forks_keep_or_reseed_their_luck(client: Client, environment: str,
 @pytest.mark.parametrize(
     ("environment", "action"), [("walk-v1", "Right"), ("fragile-v1", "fine"), ("searched-v1", "draw")]
 )
-async def test_a_snapshot_goes_on_elsewhere(client: Client, serve: Serve, environment: str, action: str) -> None:
+async def test_a_snapshot_continues_on_another_server(
+    client: Client, serve: Serve, environment: str, action: str
+) -> None:
     session = await client.open(environment)
     await client.step(session, 0, action)
     taken = await client.ask("Snapshot", session)

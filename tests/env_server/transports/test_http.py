@@ -124,7 +124,7 @@ async def test_camel_case_unknown_fields_and_numbers_as_text_are_taken(http: Htt
     assert reply["sessions"][0]["seed"] == "5"
 
 
-async def test_errors_have_the_status_of_their_code_and_tell_when_to_try_again(serve_http: ServeHttp) -> None:
+async def test_errors_have_the_status_of_their_code_and_say_when_to_retry(serve_http: ServeHttp) -> None:
     http = await serve_http(limits=ServerLimits(max_sessions=1))
     session = await http.open("walk-v1")
     response = await http.caller.post("/v1/sessions:open", json={"environment_id": "walk-v1"})

@@ -212,7 +212,7 @@ async def test_a_bug_is_no_result(serve_ors: ServeOrs, environment: str, action:
         ),
     ],
 )
-async def test_what_is_refused_is_told(serve_ors: ServeOrs, path: str, body: Any, status: int, told: str) -> None:
+async def test_refusals_have_a_reason(serve_ors: ServeOrs, path: str, body: Any, status: int, told: str) -> None:
     """The request is refused before the response begins, and the session continues."""
     caller = await serve_ors()
     if "task_id" in body:

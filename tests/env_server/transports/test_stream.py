@@ -228,7 +228,7 @@ async def test_columns_that_do_not_fit_fail_row_by_row(client: Client) -> None:
     await client.step(session, 0, "Right")
 
 
-async def test_a_timeout_answers_and_the_work_goes_on(client: Client) -> None:
+async def test_a_timeout_answers_and_the_work_continues(client: Client) -> None:
     session = await client.open("waiting-v1")
     stream = Stream(client)
     step = step_request(session, 0, "gate")

@@ -27,7 +27,7 @@ async def timed(call: Any) -> tuple[float, float]:
     return environment, queue
 
 
-async def test_waiting_for_another_call_and_for_the_environment_are_told_apart(client: Client) -> None:
+async def test_waiting_for_another_call_and_for_the_environment_are_distinguished(client: Client) -> None:
     session = await client.open("waiting-v1")
     first = asyncio.create_task(client.step(session, 0, "gate"))
     await entered()
@@ -53,7 +53,7 @@ async def test_a_call_that_is_refused_or_repeated_costs_the_environment_nothing(
     assert played > again == refused == 0
 
 
-async def test_messages_of_a_stream_tell_sums_over_their_calls(client: Client) -> None:
+async def test_messages_of_a_stream_report_sums_over_their_calls(client: Client) -> None:
     stream, quick = Stream(client), await client.group("walk-v1", 20)
     await stream.ask(*((session, 0, "Right") for session in quick))
     await stream.ask((await client.open("waiting-v1"), 0, "40"))

@@ -68,7 +68,7 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize("program", ATTACKS)
-def test_an_attack_is_a_failed_attempt_and_the_session_goes_on(program: str) -> None:
+def test_an_attack_is_a_failed_attempt_and_the_session_continues(program: str) -> None:
     episode = start(3, attempts=2, max_seconds=1)
     transition = turn(episode, program)
     assert isinstance(transition.parts, str)
@@ -158,7 +158,7 @@ def test_what_a_process_claims_is_not_believed() -> None:
         assert sum(start(seed).turn([claim], Want()).details.criteria.values()) == 0  # type: ignore[union-attr]
 
 
-def test_feedback_tells_the_examples_alone_and_attempts_end() -> None:
+def test_feedback_contains_only_the_examples_and_attempts_end() -> None:
     episode = start(3, attempts=2)
     environment = episode.environment
     task = environment.task
@@ -192,7 +192,7 @@ def test_share_pays_for_the_best_so_far() -> None:
     assert [turn(episode, program).reward for program in (half, "pass", half, task.program)] == [0.5, 0, 0, 0.5]
 
 
-def test_texts_hash_alike_in_every_process() -> None:
+def test_texts_have_the_same_hash_in_every_process() -> None:
     program = "raise ValueError(list({'a', 'b', 'c', 'd', 'e', 'f'}))"
     assert len({str(turn(start(3), program).parts) for _ in range(2)}) == 1
 
@@ -249,7 +249,7 @@ def test_half_a_surrogate_pair_is_a_failed_attempt_and_its_observation_can_be_se
     assert turn(episode, episode.environment.expert_action()).success
 
 
-def test_forks_and_snapshots_go_on_the_same() -> None:
+def test_forks_and_snapshots_continue_equally() -> None:
     original = start(5)
     turn(original, "pass")
     twin, restored = original.fork(None), LiveEpisode.load(Coding, original.save())

@@ -100,7 +100,7 @@ def test_precedence_and_what_has_no_value(text: str, value: float | None) -> Non
     assert parse(text).value == value
 
 
-def test_the_largest_values_are_worked_out_and_told_in_short() -> None:
+def test_the_largest_values_are_computed_and_shown_in_short() -> None:
     largest = "*".join(["9999**713"] * 18)
     assert answer(f"{largest} // 3", [3, 5], 8).outcomes[0].info == {"value": "a number of 170532 bits"}
     transition = answer("999**999 * 999**999", [999] * 4, 8)

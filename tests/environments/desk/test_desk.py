@@ -28,7 +28,7 @@ def criteria(transition: TurnResult) -> dict[str, bool]:
 
 
 @given(seed=st.integers(0, 2**64 - 1), count=st.integers(1, 4))
-def test_tool_calls_and_their_texts_do_every_task_alike(seed: int, count: int) -> None:
+def test_tool_calls_and_their_texts_do_every_task_equally(seed: int, count: int) -> None:
     by_tool, by_text = start(seed, count=count), start(seed, count=count, expert_calls="text")
     schemas = {tool.name: tool.parameters for tool in TOOLS}
     while not by_tool.end_reason:
@@ -50,7 +50,7 @@ def test_finishing_at_once_is_no_success(kind: str) -> None:
         assert not any(criteria(transition).values())
 
 
-def test_whatever_else_is_changed_is_noticed_and_can_be_mended() -> None:
+def test_any_other_change_is_noticed_and_can_be_repaired() -> None:
     episode = start(1, tasks=["report"])
     office, _ = episode.environment.start
     day = next(iter(office.events.values())).day

@@ -97,7 +97,7 @@ def test_the_lamp_shines_on_what_is_held() -> None:
     assert state.done()
 
 
-def test_two_things_have_to_lie_there_at_once() -> None:
+def test_two_things_have_to_be_there_at_once() -> None:
     state = small(HouseTask("place_two", "pen", "shelf"), {"pen 1": "desk 1", "pen 2": "desk 1"})
     act(state, "go to desk 1", "take pen 1 from desk 1", "go to shelf 1", "put pen 1 in/on shelf 1")
     act(state, "take pen 1 from shelf 1", "put pen 1 in shelf 1")
@@ -106,7 +106,7 @@ def test_two_things_have_to_lie_there_at_once() -> None:
     assert state.done()
 
 
-def test_what_is_behind_a_door_is_not_told() -> None:
+def test_contents_behind_a_door_are_not_shown() -> None:
     house = start(5, furniture=12).environment
     told = house.observe()
     for thing, place in house.state.things.items():

@@ -64,7 +64,7 @@ def test_the_expert_solves_every_cube_in_the_fewest_turns(seed: int, depth: int)
     assert best_action(episode.environment.cube) is None
 
 
-def test_drawn_scrambles_are_as_far_as_asked() -> None:
+def test_drawn_scrambles_have_the_requested_distance() -> None:
     for seed in range(30):
         assert distance(start(seed, scramble_depth=6, min_distance=4).environment.cube) >= 4
         assert not is_solved(start(seed, scramble_depth=2).environment.cube)

@@ -199,7 +199,7 @@ def test_state_keys_are_of_the_state_alone() -> None:
 
 @settings(max_examples=15)
 @given(seed=SEEDS, choices=SEEDS, turns=st.integers(0, 8), past=st.integers(0, 2))
-def test_forks_and_snapshots_go_on_the_same(seed: int, choices: int, turns: int, past: int) -> None:
+def test_forks_and_snapshots_continue_equally(seed: int, choices: int, turns: int, past: int) -> None:
     rng = random.Random(choices)
 
     def play(episode: LiveEpisode, count: int, rng: random.Random) -> list[Any]:

@@ -20,7 +20,9 @@ SEEDS = st.integers(0, 2**64 - 1)
 
 
 @given(seed=SEEDS, steps=st.integers(1, 8), largest=st.sampled_from([5, 50, 1000]), distractors=st.integers(0, 4))
-def test_steps_are_as_many_as_asked_and_use_what_is_told(seed: int, steps: int, largest: int, distractors: int) -> None:
+def test_steps_are_as_many_as_asked_and_use_facts_of_the_story(
+    seed: int, steps: int, largest: int, distractors: int
+) -> None:
     rng = random.Random(seed)
     problem = draw_problem(rng, min_steps=steps, max_steps=steps, largest=largest, distractors=distractors)
     words = {"twice": 2, "three": 3}
@@ -47,7 +49,7 @@ def test_the_expert_is_right_and_its_score_rises(mode: str, seed: int) -> None:
     assert episodes.play_expertly(episode)[-1].reward == 1
 
 
-def test_the_calculator_tells_values_and_a_wrong_answer_ends() -> None:
+def test_the_calculator_shows_values_and_a_wrong_answer_ends_the_episode() -> None:
     episode = start(3)
     environment = episode.environment
     assert episode.turn(["calculate[(2 + 3) * 4]"], Want()).parts == "(2 + 3) * 4 = 20"

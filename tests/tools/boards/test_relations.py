@@ -125,7 +125,7 @@ def test_on_ice_that_slips_a_prediction_may_be_of_what_was_meant(actions: list[s
     assert paid({"prediction": came}, actions=actions, intended=True)["prediction"] < 0.25
 
 
-def test_what_a_room_comes_to_is_what_was_meant() -> None:
+def test_intended_relations_in_a_room_are_the_next_ones() -> None:
     turn = Turn(observation=ROOM, fresh=True, actions=["Right"])
     after = "######\n#OPX_#\n#√___#\n#____#\n######"
     told = describe_turn(Episode(0, 0, "sokoban-v1", turns=[turn]), turn, after)

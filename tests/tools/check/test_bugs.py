@@ -84,7 +84,7 @@ def test_a_broken_step_is_one_failure(address: str, id_: str) -> None:
     assert "stopped by the bug that C-30 reports" in skipped
 
 
-def test_it_is_told_where_the_requirement_that_tells_it_is_not_asked_for(address: str) -> None:
+def test_it_is_reported_even_if_its_requirement_is_not_checked(address: str) -> None:
     (message,) = _failures(_examine(address, "number", STREAM)).values()
     assert STEPS["number"][1] in message
 
@@ -112,7 +112,7 @@ def test_a_server_that_raises_is_one_failure() -> None:
     assert list(_failures(asyncio.run(examine()))) == ["C-30"]
 
 
-def test_a_server_that_drains_is_told_once() -> None:
+def test_a_server_that_drains_is_reported_once() -> None:
     """There used to be 83 failures."""
     opening = pb.OpenRequest(environment_id="bandit-v1", seed=1)
     with start_server("bandit") as server, grpc.insecure_channel(server.address) as channel:

@@ -163,7 +163,7 @@ def test_a_wrong_call_is_exit_status_2(arguments: list[str], message: str) -> No
     assert message in result.output
 
 
-def test_no_server_is_told_in_the_report_too(tmp_path: Path) -> None:
+def test_an_unreachable_server_is_also_reported_in_the_report(tmp_path: Path) -> None:
     """A report of an earlier check must not stand for this one."""
     file = tmp_path / "report.json"
     file.write_text("of yesterday")

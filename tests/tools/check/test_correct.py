@@ -96,7 +96,7 @@ def test_sessions_last_as_long_as_a_test_may() -> None:
     assert min(leases) > 300
 
 
-def test_an_option_that_no_environment_has_is_told() -> None:
+def test_an_option_that_no_environment_has_is_reported() -> None:
     with pytest.raises(CannotCheck, match="no environment has the option 'lenght'"):
         _run(ReferenceService(), ("C-06",), options=["lenght=12"])
 

@@ -150,7 +150,7 @@ def test_the_environment_of_make_hub_has_what_our_own_environments_need() -> Non
     assert needed <= set(installed.split(","))
 
 
-def test_what_the_time_does_not_suffice_for_is_told(tmp_path: Path) -> None:
+def test_environments_without_enough_time_are_reported(tmp_path: Path) -> None:
     done = CliRunner().invoke(starpod, ["hub", "bandit", "--minutes", "0.00001", "--out", str(tmp_path)])
     assert done.exit_code == 1
     assert "bandit-v1: not checked: out of time" in done.output

@@ -246,7 +246,7 @@ def test_describe_shows_actions_options_and_limits(server: ServerProcess) -> Non
     assert spec["id"] == "sokoban-v1" and spec["capabilities"]["fork"] is True
 
 
-def test_why_there_is_no_connection_is_told_in_one_line(server: ServerProcess, tmp_path: Path) -> None:
+def test_the_reason_for_a_failed_connection_is_one_line(server: ServerProcess, tmp_path: Path) -> None:
     """The line contains neither gRPC's message nor its log lines."""
     files = {name: str(file) for name, file in credentials(tmp_path).items()}
     ca, token = ("--ca", files["ca"]), ("--token-file", files["token"])

@@ -64,7 +64,7 @@ def test_its_types_hold(folder: Path) -> None:
 
 
 @pytest.mark.minutes
-def test_it_can_be_trained_as_it_is_and_evaluated_as_it_is_told(folder: Path) -> None:
+def test_it_can_be_trained_as_it_is_and_evaluated_as_it_is_reported(folder: Path) -> None:
     run_starpod("new", "vault", "--options", "--expert")
     small = ("collect.groups=4", "warm_start.steps=4", "warm_start.episodes=50", "evaluation.episodes=8")
     done = run_starpod("train", "vault.yaml", *small, "stop.iterations=1", "--run-dir", "run")

@@ -168,7 +168,7 @@ async def test_sampling_is_the_gateways_and_streams_are_the_sessions() -> None:
     assert len({request.seed for request in requests}) == 2
 
 
-async def test_replies_of_the_same_text_and_other_thoughts_are_told_apart_after_a_restart(tmp_path: Path) -> None:
+async def test_replies_of_equal_text_and_different_thoughts_are_distinguished_after_a_restart(tmp_path: Path) -> None:
     """A client sees the same text of both, so that both end the same history; only one of them has the child."""
     begun, go = asyncio.Event(), asyncio.Event()
     sampler = scripted(lambda request, text: "Up")

@@ -188,7 +188,7 @@ each_api = pytest.mark.parametrize("api", APIS.values(), ids=APIS)
 
 
 @each_api
-async def test_a_tools_result_goes_on_from_what_was_sampled(api: Api, tmp_path: Path) -> None:
+async def test_a_tools_result_continues_the_sampled_ids(api: Api, tmp_path: Path) -> None:
     sampler = says(f"<think>a</think>I move.{CALL}")
     async with gateway(sampler, tmp_path) as it:
         first = (await it.post(api.path, api.body)).json()
@@ -394,7 +394,7 @@ async def test_a_choice_of_tool_is_honoured(tmp_path: Path, choice: Any, tools: 
         '{"name": "move", "arguments": ' + '{"a":' * 2000 + "1" + "}" * 2001,
     ],
 )
-async def test_what_no_client_could_read_as_a_call_is_none(tmp_path: Path, said: str) -> None:
+async def test_text_that_no_client_could_read_as_a_call_is_no_call(tmp_path: Path, said: str) -> None:
     async with gateway(says(said, max_reply_tokens=20_000, max_episode_tokens=30_000), tmp_path) as it:
         reply = await it.post("/v1/messages", {**APIS["messages"].body, "max_tokens": 20_000})
     assert read_message(reply.json()) == (None, said, [], "end_turn")

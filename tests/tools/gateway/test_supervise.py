@@ -77,13 +77,13 @@ def test_a_program_that_never_ends_is_ended(tmp_path: Path, how: str) -> None:
     assert [runs(pid) for pid in daemons(tmp_path / "pids")] == [False, False]
 
 
-def test_a_program_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_program_that_is_not_there_is_reported(tmp_path: Path) -> None:
     with start([*COMMAND, str(tmp_path / "missing")]) as process:
         assert process.stdout is not None
         assert "No such file" in json.loads(process.stdout.read())["refused"]
 
 
-def test_only_the_end_of_what_it_says_is_told() -> None:
+def test_only_the_end_of_its_output_is_reported() -> None:
     talks = "import sys\nfor n in range(100_000):\n    print('word', file=sys.stderr)\nsys.exit('the end')"
     with start([*COMMAND, sys.executable, "-c", talks]) as process:
         assert process.stdout is not None

@@ -93,7 +93,7 @@ def test_the_number_of_tries_is_bounded(raw: str, monkeypatch: pytest.MonkeyPatc
     assert len(tries) <= tools._MOST_BROKEN + 1
 
 
-def test_a_reply_that_was_cut_is_told_as_cut_even_with_whole_calls() -> None:
+def test_a_cut_reply_is_reported_as_cut_even_with_whole_calls() -> None:
     ask = Ask((USER,))
     answer = Answer("x", 1, "", None, (ReplyCall("move", "{}", "c"),), "length", 1, 1, 0, 0)
     told = ChatCompletions().write(ask, answer)["choices"][0]["finish_reason"]

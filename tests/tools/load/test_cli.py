@@ -32,7 +32,7 @@ QUICK = ("--sessions", "4", "--seconds", "0.5", "--warmup", "100ms")
         (("--compare", "README.md", "README.md"), "README.md"),
     ],
 )
-def test_a_wrong_call_is_told_in_one_line(server: ServerProcess, arguments: tuple[str, ...], told: str) -> None:
+def test_a_wrong_call_is_reported_in_one_line(server: ServerProcess, arguments: tuple[str, ...], told: str) -> None:
     done = run_load(server.address, *arguments)
     assert done.status == 2 and told in done.complaint
 

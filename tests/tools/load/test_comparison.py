@@ -82,7 +82,7 @@ def test_too_few_latencies_have_no_tail() -> None:
     assert "step.p99_ms" not in intervals_of(few["stages"][0])
 
 
-def test_other_settings_are_told() -> None:
+def test_other_settings_are_reported() -> None:
     before, after = report(1), report(2)
     after["plan"]["processes"] = 4
     after["stages"][0]["warnings"].append("ended early")

@@ -27,6 +27,6 @@ def test_every_command_runs(server: ServerProcess, tmp_path: Path, monkeypatch: 
         assert (tmp_path / written).stat().st_size > 1000
 
 
-def test_every_class_is_told() -> None:
+def test_every_class_is_reported() -> None:
     for name in CLASSES:
         assert f"`{name}`" in PAGE

@@ -49,7 +49,9 @@ async def test_a_closed_loop(server: ServerProcess, wire: str) -> None:
     ("wire", "actions", "path"),
     [("stream", ("Left", "Up"), "columns"), ("stream", (), "messages"), ("unary", ("Left", "Up"), "unary")],
 )
-async def test_the_path_of_steps_is_told(server: ServerProcess, wire: str, actions: tuple[str, ...], path: str) -> None:
+async def test_the_path_of_steps_is_reported(
+    server: ServerProcess, wire: str, actions: tuple[str, ...], path: str
+) -> None:
     """Environments with named actions are not asked for valid actions, so their steps travel in columns."""
     stage = Stage("short", sessions=8, seconds=0.1, warmup=0.0)
     for _ in range(10):  # on a machine that is held up, a tenth of a second may not be enough for a step
@@ -69,7 +71,7 @@ async def test_sessions_think(server: ServerProcess) -> None:
 
 
 @minutes
-async def test_an_environments_time_is_told_apart(server: ServerProcess) -> None:
+async def test_an_environments_time_is_distinguished(server: ServerProcess) -> None:
     plan = make_plan(server.address, environment="waits-v1", wire="unary")
     (report,) = (await play(plan, Stage("waits", 2, 0.4, 0.1))).reports
     assert report["server_time"]["environment_ms"] >= 20

@@ -83,7 +83,7 @@ def test_players_differ_and_runs_do_not() -> None:
         ('{"format": "starpod-load-recording", "environment": "y-v1"}\n{"turns": [["a"]]}', "recorded in y-v1"),
     ],
 )
-def test_what_is_no_recording_is_told(text: str, told: str, tmp_path: Path) -> None:
+def test_an_invalid_recording_is_reported(text: str, told: str, tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text(text)
     with pytest.raises(ValueError, match=told):

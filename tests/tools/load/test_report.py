@@ -77,13 +77,13 @@ def test_figures_of_all_servers_and_intervals() -> None:
         ({"ended": "no server answers"}, "ended early: no server answers"),
     ],
 )
-def test_what_to_beware_of_is_told(given: dict[str, Any], told: str) -> None:
+def test_warnings_are_printed(given: dict[str, Any], told: str) -> None:
     assert a_stage()["warnings"] == []
     (warning,) = a_stage(**given)["warnings"]
     assert warning.startswith(told)
 
 
-def test_how_many_servers_sessions_need_is_told() -> None:
+def test_how_many_servers_sessions_need_is_reported() -> None:
     """Two servers sustained 800 steps/s; each is planned for two thirds of its half."""
     report = a_document(a_stage())
     assert re.match(
@@ -105,7 +105,7 @@ def test_how_many_servers_sessions_need_is_told() -> None:
         ({}, 0, "no step was answered"),
     ],
 )
-def test_the_path_is_told_in_words(paths: dict[str, float], resets: int, told: str) -> None:
+def test_the_path_is_described_in_words(paths: dict[str, float], resets: int, told: str) -> None:
     calls = {"step": {"count": 200}, **({"reset": {"count": resets}} if resets else {})}
     assert describe_paths({"paths": paths, "calls": calls}) == told
 

@@ -58,6 +58,6 @@ def test_think_times(text: str, mean: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["gaussian:5ms", "uniform:5ms", "exponential:", "lognormal:5ms", "soon"])
-def test_what_is_no_think_time_is_told(text: str) -> None:
+def test_an_invalid_think_time_is_reported(text: str) -> None:
     with pytest.raises(ValueError, match="lognormal:MEDIAN,SIGMA"):
         Think(text)

@@ -90,7 +90,7 @@ def test_what_was_not_measured_is_not_met_and_said_so() -> None:
         ("step.p99<soon", "not a duration"),
     ],
 )
-def test_what_makes_no_sense_is_told(text: str, told: str) -> None:
+def test_senseless_values_are_reported(text: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         parse_requirement(text)
 

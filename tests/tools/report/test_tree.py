@@ -20,7 +20,7 @@ def texts(svg: str) -> list[str]:
     return [each.text or "" for each in ElementTree.fromstring(svg).iter("text")]
 
 
-def test_what_was_played_alike_is_one_branch() -> None:
+def test_equal_play_is_one_branch() -> None:
     lines = [Continuation(["Up", "Left"], 1.0, True), Continuation(["Up", "Right", "Right"], 0.0, False)]
     svg = draw_tree([*lines, Continuation(["Down"], 0.0, False)], "From turn 2")
     assert 'aria-label="From turn 2: 1 of 3 solved. Up: 1 of 2; Down: 0 of 1"' in svg

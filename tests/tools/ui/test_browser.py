@@ -353,7 +353,7 @@ def test_a_run_is_tagged_by_keyboard(phone: Any, tmp_path: Path, calm: Path) -> 
         assert [chip.text for chip in find(phone, ".chip")] == ["made up", "baseline"] and fits(phone)
 
 
-def test_a_list_of_a_live_run_tells_of_newer_episodes(phone: Any, tmp_path: Path) -> None:
+def test_a_list_of_a_live_run_announces_newer_episodes(phone: Any, tmp_path: Path) -> None:
     """The list itself does not change while it is read."""
     folder = make_run(tmp_path / "live")
     folder.facts.write_text("{}", encoding="utf-8")
@@ -467,7 +467,7 @@ def test_what_is_polled_keeps_the_place_of_focus(phone: Any, address: str, other
     assert 'value="Left"' in focused(phone) and find(phone, "#seen details")[0].get_attribute("open")
 
 
-def test_what_is_played_keeps_the_place_of_focus_and_is_told(phone: Any, address: str) -> None:
+def test_playing_keeps_the_focus_and_announces_the_state(phone: Any, address: str) -> None:
     start_game(phone, address, "frozen_lake-v1?option-success_rate=1.0", "10000")
     phone.execute_script("window.kept = true")
     press(phone, "select[name=count]", "on 4")
@@ -487,7 +487,7 @@ def test_what_is_played_keeps_the_place_of_focus_and_is_told(phone: Any, address
     assert len(set(regions)) == len(regions) == 2
 
 
-def test_a_server_that_goes_away_is_told_beside_the_game(phone: Any, tmp_path: Path) -> None:
+def test_a_server_that_goes_away_is_reported_next_to_the_game(phone: Any, tmp_path: Path) -> None:
     with start_server("bandit") as server:
         for site in serve_site(tmp_path, "--address", server.address, page="/fleet", shown="bandit-v1"):
             start_game(phone, site, "bandit-v1")

@@ -85,7 +85,7 @@ def test_the_seeds_of_the_episodes_own_run_count(
         assert "held out by seeds.final (10000 to 10099)" in visitor.text and "seed=500" in visitor.text
 
 
-def test_what_is_saved_unsolved_is_told(visitor: Visitor) -> None:
+def test_saving_an_unsolved_episode_gives_a_warning(visitor: Visitor) -> None:
     start(visitor, "frozen_lake-v1", seed="10001")
     visitor.send("act", action="Left")
     assert visitor.send("save", kind="demonstrations") == 200
@@ -107,7 +107,7 @@ def test_calls_of_tools_are_saved_as_the_texts_of_policies(visitor: Visitor, los
 # --- continuations ----------------------------------------------------------------------------------------------------
 
 
-def test_a_continuation_is_opened_where_it_stood(visitor: Visitor) -> None:
+def test_a_continuation_is_opened_in_its_state(visitor: Visitor) -> None:
     """The session keeps the random state. On slippery ice, the same actions would otherwise lead elsewhere."""
     start(visitor, "frozen_lake-v1", seed="10002", success_rate="0.3", size="6")
     visitor.send("act", action="Right")

@@ -250,7 +250,7 @@ def test_a_game_is_played_and_taken_back(visitor: Visitor) -> None:
     assert "turn <b>0</b>" in visitor.text and re.findall(r"base64,([^\"]+)", visitor.text)[0] == first
 
 
-def test_what_was_wrong_with_a_turn_is_told_beside_the_moves_and_a_game_that_is_over_leads_to_another(
+def test_a_turns_problem_is_shown_next_to_the_moves_and_a_finished_game_leads_to_another(
     visitor: Visitor,
 ) -> None:
     start(visitor, "bandit-v1")
@@ -340,7 +340,7 @@ def test_forms_of_other_sites_are_refused(visitor: Visitor) -> None:
         ({"option-boxes": "1000"}, "less than or equal to 8"),
     ],
 )
-def test_a_form_that_is_wrong_is_told_and_keeps_what_was_typed(
+def test_a_form_that_is_wrong_is_reported_and_keeps_what_was_typed(
     visitor: Visitor, fields: dict[str, str], told: str
 ) -> None:
     visitor.get("/play/sokoban-v1")
@@ -409,7 +409,7 @@ def test_continuations_of_a_game(visitor: Visitor) -> None:
     assert visitor.send("branch", policy="nobody", count="4") == 400
 
 
-def test_a_policy_goes_on_in_the_session_itself(visitor: Visitor) -> None:
+def test_a_policy_continues_in_the_session_itself(visitor: Visitor) -> None:
     start(visitor, "frozen_lake-v1", success_rate="1.0")
     assert visitor.send("branch", policy="expert", count="1") == 200 and "Solved." in visitor.text
     played = visitor.text.count("<td>the environment&#39;s expert</td>")
@@ -524,7 +524,7 @@ def checkpoint(page: str, words: str = "the run&#39;s best") -> str:
 
 
 @pytest.mark.minutes
-def test_the_checkpoint_of_the_run_goes_on(server: ServerProcess, tmp_path: Path) -> None:
+def test_the_checkpoint_of_the_run_continues(server: ServerProcess, tmp_path: Path) -> None:
     """The checkpoint plays on copies, in the session itself, and after a person's turn. Jobs: e2e/test_live.py."""
     words = ["frozen_lake", "--run-dir", str(tmp_path / "lake"), "warm_start.steps=60", "stop.iterations=1"]
     words += ["collect.groups=8", "evaluation.episodes=2", "evaluation.reference=[]", "warm_start.episodes=60"]

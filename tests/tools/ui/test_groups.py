@@ -47,7 +47,7 @@ def test_members_part_by_actions_and_by_states() -> None:
 
 
 @given(PLAYED)
-def test_ways_are_the_same_as_far_as_all_was_the_same(played: list[list[tuple[str, str]]]) -> None:
+def test_paths_are_shared_up_to_the_first_difference(played: list[list[tuple[str, str]]]) -> None:
     """Each member is in one branch after a divergence."""
     members = members_of(played)
     partings = part_ways(members)

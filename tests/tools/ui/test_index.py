@@ -128,7 +128,7 @@ def test_a_run_that_was_stopped_is_not_shown_as_ended(indexed: tuple[Path, RunIn
     assert only(index)["status"] == "stopped"
 
 
-def test_the_last_evaluation_is_shown_beside_the_final_figure_of_an_earlier_policy(
+def test_the_last_evaluation_is_shown_next_to_the_final_figure_of_an_earlier_policy(
     indexed: tuple[Path, RunIndex, Indexer],
 ) -> None:
     folder, index, indexer = indexed
@@ -139,7 +139,7 @@ def test_the_last_evaluation_is_shown_beside_the_final_figure_of_an_earlier_poli
     assert (run["evaluation"]["success"], run["last"]) == (0.65, {"step": 175, "success": 0.0})
 
 
-def test_a_half_written_line_waits_and_a_damaged_one_is_told(indexed: tuple[Path, RunIndex, Indexer]) -> None:
+def test_a_half_written_line_waits_and_a_damaged_one_is_reported(indexed: tuple[Path, RunIndex, Indexer]) -> None:
     folder, index, indexer = indexed
     line = json.dumps({"step": 151, "time": 1.0, "metrics": {"collect/success": 0.5}})
     append(folder, "{damaged\n" + line[:20])
@@ -151,7 +151,7 @@ def test_a_half_written_line_waits_and_a_damaged_one_is_told(indexed: tuple[Path
     assert steps(index)[-1] == 151
 
 
-def test_a_resumed_run_that_cuts_its_metrics_is_read_anew(indexed: tuple[Path, RunIndex, Indexer]) -> None:
+def test_a_resumed_run_that_cuts_its_metrics_is_read_again(indexed: tuple[Path, RunIndex, Indexer]) -> None:
     folder, index, indexer = indexed
     JsonlSink(folder / "calm" / "metrics.jsonl", resumed_step=100).close()
     indexer.update()
@@ -170,7 +170,7 @@ def test_a_deleted_run_and_deleted_episodes_are_gone(indexed: tuple[Path, RunInd
     assert index.runs() == [] and index.count(Filter(run)) == 0
 
 
-def test_a_damaged_file_of_episodes_is_told_and_its_good_part_kept(indexed: tuple[Path, RunIndex, Indexer]) -> None:
+def test_a_damaged_file_of_episodes_is_reported_and_its_good_part_kept(indexed: tuple[Path, RunIndex, Indexer]) -> None:
     folder, index, indexer = indexed
     episodes = folder / "calm" / "episodes"
     whole = (episodes / "train-000150.jsonl.gz").read_bytes()
@@ -321,7 +321,7 @@ def test_a_full_disk_is_a_sentence_and_mends_itself(indexed: tuple[Path, RunInde
     assert indexer.problem == "" and {run["path"] for run in index.runs()} == {"calm", "second"}
 
 
-def test_a_damaged_index_is_made_anew(indexed: tuple[Path, RunIndex, Indexer]) -> None:
+def test_a_damaged_index_is_rebuilt(indexed: tuple[Path, RunIndex, Indexer]) -> None:
     folder, _, _ = indexed
     for suffix in ("-wal", "-shm"):
         Path(f"{folder / NAME}{suffix}").unlink(missing_ok=True)

@@ -17,7 +17,7 @@ ROOMY = SAMPLING.model_copy(update={"max_episode_tokens": 4000})
 
 
 @pytest.mark.parametrize("style", ["compact", "full"])
-async def test_a_branch_goes_on_with_what_the_turns_before_were_told(
+async def test_a_branch_continues_with_the_context_of_earlier_turns(
     fleet: Fleet, style: Literal["compact", "full"]
 ) -> None:
     """The context of the model's last reply, and that reply, are trained. A fork's session has previous turns, too."""
@@ -34,7 +34,7 @@ async def test_a_branch_goes_on_with_what_the_turns_before_were_told(
     assert sample.tokens == engine.requests[-1].prompt + episode.turns[-1].reply
 
 
-async def test_turns_that_nobody_sampled_are_told_as_if_they_had_been(fleet: Fleet) -> None:
+async def test_unsampled_turns_are_shown_like_sampled_ones(fleet: Fleet) -> None:
     engine = ScriptedEngine(TEMPLATE, reply("Down"))
     (session,) = await TASK.open(fleet, 1, 1, Want())
     played = Turn(fresh=True, observation="P 0 0 G 2 2", text="Right", actions=["Right"])

@@ -105,7 +105,7 @@ async def test_accepted_proposals_are_sent_and_what_they_earn_is_the_solvers(fle
     assert not any("Proposed" in TEMPLATE.tokenizer.decode(turn.prompt) for turn in episode.turns[::2])
 
 
-async def test_a_rejection_is_proposed_anew_and_the_last_proposal_is_not_judged(fleet: Fleet) -> None:
+async def test_a_rejected_action_is_proposed_again_and_the_last_proposal_is_not_judged(fleet: Fleet) -> None:
     say = verdicts("Reject", "Accept", "Reject", "Reject")
     episode, engine = await collect(fleet, {"name": "solver_verifier", "proposals": 3}, say)
     assert "".join(turn.agent_id[0] for turn in episode.turns) == "svsv" + "svsvs" + "svsv" + "svsvs"
@@ -140,7 +140,7 @@ async def test_each_role_has_its_own_instructions_where_there_is_a_system_messag
 
 
 @pytest.mark.parametrize("name", ["solver_verifier", "attempts"])
-async def test_an_episode_goes_on_from_what_a_checkpoint_holds(fleet: Fleet, name: str) -> None:
+async def test_an_episode_continues_from_what_a_checkpoint_holds(fleet: Fleet, name: str) -> None:
     whole, _ = await collect(fleet, {"name": name}, verdicts("Reject", "Accept"))
     cut = Episode.from_json(whole.to_json())
     del cut.turns[3:]

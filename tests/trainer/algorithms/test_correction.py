@@ -86,7 +86,7 @@ def test_weights_stay_finite_and_within_the_cap(options: dict[str, Any]) -> None
     assert items.max() <= getattr(config, "cap", 1.0) * (1 + 1e-9)
 
 
-def test_three_policies_are_told_apart() -> None:
+def test_three_policies_are_distinguished() -> None:
     rollout = a_rollout([[0.0, 1.0]], groups=[0], old=[[math.log(0.5), math.log(0.2)]])
     rollout = replace(rollout, sampler_logprobs_BT=doubles([math.log(0.4), math.log(0.4)]))
     tis, bypass = TruncatedWeights(), NoWeights(mode="bypass")

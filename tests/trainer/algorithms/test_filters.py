@@ -122,7 +122,7 @@ LATER = replies(2, [1.0, 0.8], [[5], [6]], [[5], [7]])
 EQUAL = replies(3, [1.0, 1.0], [[5]], [[5]])
 
 
-def test_groups_of_one_reply_are_told_apart_from_those_that_chose() -> None:
+def test_groups_of_one_reply_are_distinguished_from_groups_of_several() -> None:
     assert [group.identical for group in (LUCK, CHOICE, LATER, EQUAL)] == [True, False, False, True]
     assert not Group(4, LUCK.episodes[:1]).identical and not Group(5, []).identical
     # Of three groups that differ in their rewards one did so by luck.
@@ -135,7 +135,7 @@ def test_groups_of_one_reply_are_told_apart_from_those_that_chose() -> None:
 @pytest.mark.parametrize(
     "strategy", [{"strategy": "none"}, {"strategy": "top_fraction", "value": 1.0}, {"strategy": "top_p", "value": 1.0}]
 )
-def test_what_differs_by_luck_alone_can_be_left_out(strategy: dict[str, Any]) -> None:
+def test_random_differences_can_be_left_out(strategy: dict[str, Any]) -> None:
     groups = [LUCK, CHOICE, LATER]
     assert filter_groups(a_filter(strategy), groups) == groups
     assert filter_groups(a_filter({**strategy, "drop_identical": True}), groups) == [CHOICE, LATER]

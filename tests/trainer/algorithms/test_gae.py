@@ -31,7 +31,7 @@ def tensors() -> tuple[Tensor, Tensor, Tensor]:
         (1.0, 1.0, (1.1, 1.0, 0, 0, 0.7, 0.6)),
     ],
 )
-def test_gae_steps_over_what_lies_between_sampled_tokens(gamma: float, lam: float, expected: tuple[float, ...]) -> None:
+def test_gae_skips_tokens_between_sampled_tokens(gamma: float, lam: float, expected: tuple[float, ...]) -> None:
     rewards, values, mask = tensors()
     assert_close(gae(rewards, values, mask, gamma=gamma, lam=lam), *expected)
 

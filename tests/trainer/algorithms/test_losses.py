@@ -61,7 +61,7 @@ def test_the_clip_at_one_token(ratio: float, advantage: float, dual: float | Non
     assert result.ratio_BT.item() == pytest.approx(ratio)
 
 
-def test_clipped_tokens_are_told_by_the_bound_that_stopped_them() -> None:
+def test_clipped_tokens_are_reported_by_bound() -> None:
     ratios = [1.5, 0.5, 1.5, 0.5, 1.25, 0.75, 5.0]
     result = at_ratios(a_config(dual_clip=3.0), ratios, [1.0, -1.0, -1.0, 1.0, 1.0, -1.0, -1.0])
     assert result.clipped_high_BT.tolist() == [[True, False, False, False, False, False, True]]

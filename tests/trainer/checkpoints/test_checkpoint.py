@@ -176,7 +176,7 @@ def draw() -> list[object]:
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 700))
-def test_random_streams_go_on_where_they_stood(tmp_path_factory, seed, drawn):
+def test_random_streams_continue_where_they_were(tmp_path_factory, seed, drawn):
     torch.manual_seed(seed)
     np.random.seed(seed)
     random.seed(seed)
@@ -197,7 +197,7 @@ def test_random_streams_go_on_where_they_stood(tmp_path_factory, seed, drawn):
     st.sampled_from([torch.optim.AdamW, torch.optim.SGD]),
     st.booleans(),
 )
-def test_an_optimiser_goes_on_bit_for_bit(tmp_path_factory, seed, steps, dtype, kind, amsgrad):
+def test_an_optimiser_continues_bit_for_bit(tmp_path_factory, seed, steps, dtype, kind, amsgrad):
     torch.manual_seed(seed)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1)).to(dtype)
     model[0].bias.requires_grad_(False)  # a parameter without state
@@ -409,7 +409,7 @@ def test_killed_between_any_two_writes(tmp_path):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_weights_that_are_not_finite_are_told_before_they_are_used(tmp_path, value, dtype):
+def test_weights_that_are_not_finite_are_reported_before_they_are_used(tmp_path, value, dtype):
     good = {"policy": {"w": torch.ones(3)}, "optimizer": {"step": torch.tensor(1), "exp_avg": torch.ones(3)}}
     load_checkpoint(Checkpoints(tmp_path).save(1, good, {})).check_finite()
     for name, tensors in good.items():

@@ -126,7 +126,7 @@ def test_the_card_says_how_it_was_trained(run, tmp_path):
     assert [part for part in told if part not in body] == [] and "secret" not in body
 
 
-def test_the_card_tells_the_final_figure_where_it_is_of_these_weights(run, tmp_path):
+def test_the_card_states_the_final_figure_only_for_these_weights(run, tmp_path):
     folder = shutil.copytree(run, tmp_path / "run")
     final = {"step": 2, "success": 0.72, "success_low": 0.66, "success_high": 0.77, "episodes": 256}
     RunFolder(folder).write_final(final)

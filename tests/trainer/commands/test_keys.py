@@ -47,7 +47,7 @@ def test_a_section_or_a_key_is_printed_alone(wanted: str) -> None:
     assert shown(done.output) == [key for key in KEYS if key == wanted or key.startswith(f"{wanted}.")]
 
 
-def test_defaults_of_presets_and_choices_are_told() -> None:
+def test_defaults_of_presets_and_choices_are_reported() -> None:
     told = " ".join(explain("algorithm").split())
     assert "[default: 0.28 in starpo-s; or list of numbers]" in told
     assert "[default: token; or trajectory]" in told

@@ -98,7 +98,7 @@ def test_a_function_of_a_users_file_that_fails_in_a_run_is_named_with_the_way_on
         ("split=neither", "options.split: Input should be "),
     ],
 )
-def test_an_option_that_the_environment_refuses_is_all_that_is_told(tmp_path: Path, word: str, told: str) -> None:
+def test_only_the_option_that_the_environment_refuses_is_reported(tmp_path: Path, word: str, told: str) -> None:
     result = run("bandit", f"environment.options.{word}", "threads=1", "--run-dir", str(tmp_path / "runs/a"))
     assert result.exit_code == 2
     assert " ".join(result.output.partition("Error: ")[2].split()).startswith(told)
@@ -119,7 +119,7 @@ def test_pages_show_a_run_before_its_demonstrations_and_a_refused_one_leaves_not
     assert (shown, list(tmp_path.iterdir())) == (["a"], [])
 
 
-def test_a_reference_that_cannot_play_here_is_told_before_anything_is_learnt(tmp_path: Path) -> None:
+def test_a_reference_that_cannot_play_here_is_reported_before_anything_is_learnt(tmp_path: Path) -> None:
     words = ["frozen_lake", "environment.options.observation=grid", "warm_start.thought=", "warm_start.episodes=4"]
     words += ["evaluation.reference=[walk]", "monitor.screen=plain"]
     result = run(*words, "--run-dir", str(tmp_path / "runs/a"))
@@ -191,7 +191,7 @@ def test_a_model_that_is_nowhere_is_refused_at_once(monkeypatch: pytest.MonkeyPa
         ("minutes", ""),
     ],
 )
-def test_the_way_on_from_limits_is_told_with_higher_ones(limits: object, words: str) -> None:
+def test_the_command_that_continues_a_run_has_higher_limits(limits: object, words: str) -> None:
     """Whatever another program wrote into run.json."""
     stop = StopConfig(iterations=20, minutes=1.5, tokens=8_000_000, success=0.9).to_dict()
     folder = Path("runs/a")

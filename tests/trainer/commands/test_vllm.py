@@ -83,7 +83,7 @@ def test_a_server_on_cores_can_be_driven_and_uses_them_all(started: dict[str, An
     assert cores == os.sched_getaffinity(0)
 
 
-def test_what_the_user_says_counts_and_an_older_vllm_is_not_told_what_it_does_not_know(
+def test_the_users_settings_count_and_an_older_vllm_gets_no_unknown_ones(
     started: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "vllm" / "entrypoints" / "scale_out" / "factories.py").write_text("args.tokens_only")

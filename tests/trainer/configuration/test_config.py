@@ -206,7 +206,7 @@ def test_a_resolved_configuration_can_be_given_again(tmp_path: Path) -> None:
         (["seed.x=1"], "seed: Input should be a valid integer"),
     ],
 )
-def test_mistakes_are_told(words: list[str], told: str) -> None:
+def test_mistakes_are_reported(words: list[str], told: str) -> None:
     with pytest.raises(ConfigError) as error:
         load_config("frozen_lake", words)
     assert told in str(error.value)
@@ -225,7 +225,7 @@ def test_terms_that_are_written_out_are_the_estimator_of_that_name() -> None:
     assert load_config("frozen_lake", ["algorithm.advantage={kind: terms, terms: [{}]}", "algorithm.whiten=true"])
 
 
-def test_files_that_cannot_be_read_are_told(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_are_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="frozen_lake"):
         load_config("frozen_lak")
     (tmp_path / "list.yaml").write_text("- 1\n")

@@ -139,7 +139,7 @@ def test_one_observation_is_shown_alone_only_where_the_environment_says_that_it_
     )
 
 
-def test_a_configuration_may_begin_from_a_file_beside_it(tmp_path: Path) -> None:
+def test_a_configuration_may_have_a_base_in_its_folder(tmp_path: Path) -> None:
     write(tmp_path)
     (tmp_path / "mine.yaml").write_text("base: vault.py\nenvironment:\n  options:\n    marks: 5\n")
     config: Config = load_config(str(tmp_path / "mine.yaml"))
@@ -181,7 +181,7 @@ def test_of_several_environments_one_is_named(tmp_path: Path) -> None:
     ],
     ids=lambda value: value[1] if isinstance(value, tuple) else "",
 )
-def test_a_mistake_is_told_with_its_line(tmp_path: Path, change: tuple[str, str], told: str) -> None:
+def test_a_mistake_is_reported_with_its_line(tmp_path: Path, change: tuple[str, str], told: str) -> None:
     with pytest.raises(ConfigError, match=told) as caught:
         plan(write(tmp_path, change))
     assert "\n" not in str(caught.value)

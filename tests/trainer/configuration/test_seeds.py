@@ -69,7 +69,7 @@ def test_training_counts_upward_from_ten_thousand():
 
 
 @given(st.lists(st.integers(0, 20), max_size=5), st.lists(st.integers(0, 20), max_size=5), st.integers(0, 99))
-def test_a_cursor_goes_on_where_it_stood(before, after, run_seed):
+def test_a_cursor_continues_where_it_was(before, after, run_seed):
     seeds = SeedsConfig().train
     whole, first, second = (SeedCursor(seeds, run_seed) for _ in range(3))
     for count in before:

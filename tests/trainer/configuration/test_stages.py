@@ -43,7 +43,7 @@ def test_a_schedule_of_horizons() -> None:
     assert [horizons[done] for done in (0, 99, 100, 199, 200)] == [5, 5, 8, 8, 10]
 
 
-def test_a_metric_ends_a_stage_once_it_held_so_many_times_in_a_row() -> None:
+def test_a_metric_ends_a_stage_once_it_held_patience_times_in_a_row() -> None:
     stages = [until(metric="collect/success", at_least=0.6, patience=2), until(metric="collect/success", at_most=0.1)]
     values = [0.7, 0.5, 0.6, 0.6, 0.6, 0.05, 0.9, 0.0]
     assert indices(stages, values) == [0, 0, 0, 0, 1, 1, 2, 2]
@@ -57,7 +57,7 @@ def test_a_metric_ends_a_stage_once_it_held_so_many_times_in_a_row() -> None:
     st.lists(st.floats(0, 1), max_size=15),
     st.integers(0, 15),
 )
-def test_stages_never_go_back_and_go_on_from_a_checkpoint(
+def test_stages_never_go_back_and_continue_from_a_checkpoint(
     ends: list[tuple[int | None, float, int]], values: list[float], cut: int
 ) -> None:
     stages = [until(iteration=i, metric="collect/success", at_least=bound, patience=p) for i, bound, p in ends]

@@ -80,7 +80,7 @@ def test_a_section_goes_before_its_parts_at_any_depth() -> None:
     assert (config.algorithm.filter.value, config.prompt.thinking) == (0.5, False)
 
 
-def test_a_base_lies_beside_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_base_is_in_the_folder_of_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sub").mkdir()
     (tmp_path / "common.yaml").write_text("base: frozen_lake\nseed: 99\n")
     (tmp_path / "sub" / "common.yaml").write_text("base: frozen_lake\nseed: 7\n")

@@ -144,7 +144,7 @@ NAN = "grad_norm!: gradient norm is NaN or infinite, so updates are skipped: upd
         ),
     ],
 )
-def test_what_curves_are_told_of(curves: dict[str, Curve], expected: list[str]) -> None:
+def test_curves_give_the_expected_warnings(curves: dict[str, Curve], expected: list[str]) -> None:
     """expected: how each warning begins: its step, its signal, "!" where it says what to do, and its text."""
     told = [
         f"{w.step} {w.signal}{'!' * ('To do: ' in w.text)}: {w.text}"

@@ -121,7 +121,7 @@ def decode(tokens: list[int]) -> str:
         *(("state:1", reply, "") for reply in ("<think> </think> up", "<think> go up", "up", "</think>")),
     ],
 )
-def test_reasoning_is_what_stands_between_the_tags(prompt: str, reply: str, expected: str) -> None:
+def test_reasoning_is_the_text_between_the_tags(prompt: str, reply: str, expected: str) -> None:
     sample = reasoning_of([turn(prompt=ids(prompt), reply=ids(reply))], 0, decode, TAGS)
     assert (decode(sample.reasoning) if sample else "") == expected
     assert sample is None or decode(sample.prompt) == "state:1<think>"
@@ -178,7 +178,7 @@ def probe(**values: object) -> InformationProbe:
     return InformationProbe(MonitorConfig(information=InformationConfig(every=5, samples=16, **values)))  # type: ignore[arg-type]
 
 
-def test_reasoning_about_the_state_is_told_from_a_template() -> None:
+def test_reasoning_about_the_state_is_distinguished_from_a_template() -> None:
     for template, nats, above, found in (
         (False, math.log(4), 0.75, "diverse reasoning"),
         (True, 0, 0, "template collapse"),
@@ -203,7 +203,7 @@ def test_both_samplers_and_what_has_no_reasoning() -> None:
     assert probe().measure([], toy_score, toy_decode, generator()) == {}
 
 
-def test_every_so_many_steps_and_at_the_first() -> None:
+def test_at_the_first_step_and_at_regular_intervals() -> None:
     assert [step for step in range(1, 16) if probe().due(step)] == [1, 5, 10, 15]
     assert not InformationProbe(MonitorConfig()).due(1)
 

@@ -246,9 +246,7 @@ async def test_a_configuration_that_cannot_be_read_is_an_error(
 
 
 @pytest.mark.parametrize("restarts", [0, 1])
-async def test_a_server_that_was_started_anew_gets_the_weights_again(
-    policy: Policy, server: FakeServer, restarts: int
-) -> None:
+async def test_a_restarted_server_gets_the_weights_again(policy: Policy, server: FakeServer, restarts: int) -> None:
     """The server would otherwise sample from its initial weights without an error."""
     async with serving(server, restarts=restarts) as engine:
         await hand_over(engine, 5, changed(policy))
@@ -264,7 +262,7 @@ async def test_a_server_that_was_started_anew_gets_the_weights_again(
         assert engine.stats().restarts == restarts
 
 
-async def test_a_server_that_was_started_anew_goes_on_where_none_got_weights(server: FakeServer) -> None:
+async def test_a_restarted_server_continues_if_none_got_weights(server: FakeServer) -> None:
     """A server behind a gateway has its initial weights, however often it is restarted."""
     async with serving(server, restarts=0) as engine:
         expected = await engine.generate(ask([1, 2, 3]))

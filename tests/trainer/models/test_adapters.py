@@ -54,7 +54,7 @@ def told(policy: Policy) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("critic", ["shared", "separate"])
-def test_a_checkpoint_holds_what_is_trained_alone_and_goes_on_bit_for_bit(
+def test_a_checkpoint_holds_what_is_trained_alone_and_continues_bit_for_bit(
     base: Path, tmp_path: Path, critic: CriticKind
 ) -> None:
     trainer = make_trainer(adapted(base, critic))

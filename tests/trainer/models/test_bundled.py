@@ -243,7 +243,7 @@ def test_an_absent_package_is_named_with_its_command(
         build_policy(ModelConfig(name="smollm2"), texts=None, critic="none", seed=0)
 
 
-def test_a_name_of_ours_stands_for_a_model() -> None:
+def test_our_name_selects_a_model() -> None:
     assert model_title("smollm2") == "SmolLM2-135M-Instruct, dequantised from Q4_1"
     assert model_title("owner/model") == "owner/model"
 

@@ -44,7 +44,7 @@ def test_words_that_always_stand_together_are_one_token_and_cells_of_a_map_are_n
 
 
 @given(PIECES, st.sampled_from(SPECIALS), PIECES)
-def test_what_stands_behind_a_special_token_changes_nothing_before_it(left: str, special: str, right: str) -> None:
+def test_text_after_a_special_token_changes_nothing_before_it(left: str, special: str, right: str) -> None:
     whole = TOKENIZER.encode(left + special + right)
     assert whole == TOKENIZER.encode(left) + TOKENIZER.encode(special) + TOKENIZER.encode(right)
 

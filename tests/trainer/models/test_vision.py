@@ -135,7 +135,7 @@ def test_the_eyes_of_policy_and_critic_learn(policy: Policy) -> None:
     assert [name for name, grad in eyes.items() if grad is None or not grad.abs().sum() > 0] == []
 
 
-async def test_what_cannot_be_seen_is_told_of() -> None:
+async def test_things_that_cannot_be_seen_are_reported() -> None:
     ids, sampled = talk(tiny(), 0)
     with pytest.raises(ValueError, match="an image that was not given"):
         tiny().score(torch.tensor([ids]), torch.tensor([len(ids)]), torch.tensor([sampled]))

@@ -22,7 +22,7 @@ def server() -> Iterator[ServerProcess]:
         yield process
 
 
-async def test_sessions_are_told_while_somebody_looks(server: ServerProcess, tmp_path: Path) -> None:
+async def test_sessions_are_reported_while_somebody_looks(server: ServerProcess, tmp_path: Path) -> None:
     folder, screen = RunFolder.create(tmp_path / "run"), Screen()
     async with Fleet(server.address) as fleet:
         group = await fleet.open("bandit-v1", seed=3, count=2)

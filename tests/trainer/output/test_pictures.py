@@ -60,7 +60,7 @@ def test_the_report_shows_all_kept_episodes_and_pictures_of_those_that_have_some
     assert text.count('href="#eval-000000-') == 8
 
 
-def test_evaluations_between_are_shown_as_far_as_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluations_in_between_are_shown_if_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_run(tmp_path, steps=150)  # evaluated every 25
     size = folder.episodes.files()[1].stat().st_size
     monkeypatch.setattr(report, "BETWEEN", 2 * size + size // 2)

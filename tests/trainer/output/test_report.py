@@ -65,7 +65,7 @@ def read(path: Path) -> Page:
     return Page(path.read_text(encoding="utf-8"))
 
 
-def test_the_report_tells_the_run_and_fetches_nothing(tmp_path: Path) -> None:
+def test_the_report_describes_the_run_and_loads_nothing(tmp_path: Path) -> None:
     write_run(tmp_path, steps=100, title="FrozenLake <local> & StarPO-S")
     commands = {"go on": "starpod train --resume"}
     path = write_report(tmp_path, commands)
@@ -122,7 +122,7 @@ def test_groups_that_were_searched_are_drawn_as_trees(tmp_path: Path) -> None:
     assert "Branches" not in read(write_report(tmp_path)).text
 
 
-def test_warnings_are_told_and_marked(tmp_path: Path) -> None:
+def test_warnings_are_reported_and_marked(tmp_path: Path) -> None:
     write_run(tmp_path, steps=100, collapse=True)
     page = read(write_report(tmp_path))
     assert f"Step 66 {WARNING}" in page.text and "1 warning" in page.text
@@ -165,7 +165,7 @@ def test_the_headline_is_the_final_figure_and_the_curve_says_that_it_chose(tmp_p
     assert "latest" not in page.text
 
 
-def test_where_purchases_are_graded_the_return_has_a_curve_of_its_own(tmp_path: Path) -> None:
+def test_the_return_has_its_own_curve_if_purchases_are_graded(tmp_path: Path) -> None:
     folders: list[Path] = []
     for name, graded in (("plain", 0.0), ("graded", 0.4)):
         folder = RunFolder.create(tmp_path / name).begin({})

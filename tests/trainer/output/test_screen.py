@@ -99,7 +99,7 @@ def test_progress_is_logged_every_20_seconds_even_while_no_episode_ends() -> Non
     assert log(slow) == ["[0:00] collecting 60 demonstrations", "[0:20] demonstrations: 54 of 60"]
 
 
-def test_an_evaluation_stands_beside_the_ladder_and_the_final_figure_says_whose_it_is() -> None:
+def test_an_evaluation_is_shown_next_to_the_ladder_and_the_final_figure_names_its_policy() -> None:
     line = evaluation_line(50, EVALUATION)
     told = "evaluation at step 50 on selection seeds: success 72 % (66 to 77 %) of 256 episodes; beside random"
     assert line.startswith(told) and "avoid holes 86 %" in line
@@ -109,7 +109,7 @@ def test_an_evaluation_stands_beside_the_ladder_and_the_final_figure_says_whose_
     assert step_line(3, None, {}) == "step 3"
 
 
-def test_where_purchases_are_graded_the_return_stands_beside_success() -> None:
+def test_the_return_is_shown_next_to_success_if_purchases_are_graded() -> None:
     graded = {"success": 0.02, "return_mean": 0.61, "return_low": 0.58, "return_high": 0.642}
     line = evaluation_line(9, {**graded, "reference": {"random": {"success": 0.0, "return_mean": 0.1}}})
     assert line.endswith(": success 2.0 %, return 0.61 (0.58 to 0.642); beside random 0 % (0.1)")
@@ -182,7 +182,7 @@ def test_trends_take_any_values(values: list[float]) -> None:
     assert trend(values) in "↗↘→ "
 
 
-def test_a_warning_stands_until_it_is_withdrawn() -> None:
+def test_a_warning_is_shown_until_it_is_withdrawn() -> None:
     why = "it is over"
     told = ["entropy has fallen", "Echo Trap: 2 of 4 signals", withdrawal("an Echo Trap", why), "entropy rose"]
     assert standing_warnings(enumerate(told)) == [(0, told[0]), (3, told[3])]

@@ -29,7 +29,7 @@ def metrics_of(path: Path) -> list[tuple[int, dict[str, float]]]:
     return [(line["step"], line["metrics"]) for line in read_lines(path)]
 
 
-def test_one_object_per_step_readable_while_the_run_goes_on(tmp_path: Path) -> None:
+def test_one_object_per_step_readable_while_the_run_continues(tmp_path: Path) -> None:
     with Sinks(JSONL_ONLY, tmp_path, warn=fail) as sinks:
         sinks.write(1, {"collect/success": 0.5, "policy/kl": math.nan, "update/grad_norm": math.inf})
         sinks.write(2, {"collect/success": 0.6}, ["look out"])
@@ -161,7 +161,7 @@ class FakeWandb:
         self.finished = True
 
 
-def test_a_sink_that_fails_warns_once_and_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sink_that_fails_warns_once_and_training_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb = FakeWandb(good=2)
     monkeypatch.setitem(sys.modules, "wandb", wandb)  # type: ignore[arg-type]
     said: list[str] = []

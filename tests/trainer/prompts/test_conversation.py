@@ -56,7 +56,7 @@ def test_system_text_goes_where_the_template_takes_it() -> None:
     assert "system" not in text_of("chatml", template("chatml").first_prompt("", "hi"))
 
 
-def test_a_prefill_is_fed_and_told_but_not_sampled() -> None:
+def test_a_prefill_is_fed_and_reported_but_not_sampled() -> None:
     made = template("chatml", "<think>")
     assert text_of("chatml", made.first_prompt("", "hi")).endswith("<|im_start|>assistant\n<think>")
     assert text_of("chatml", made.next_ids("hi", [made.end])).endswith("<|im_start|>assistant\n<think>")

@@ -51,7 +51,7 @@ def prompter(
 # --- rules ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_system_message_tells_the_task_and_the_limits_in_force() -> None:
+def test_the_system_message_contains_the_task_and_the_limits_in_force() -> None:
     told = prompter().system()
     assert told.splitlines()[1:] == [
         "Walk to G.",
@@ -268,7 +268,7 @@ def test_recorded_training_texts(capsys: pytest.CaptureFixture[str]) -> None:
     parity.report("training texts", capsys)
 
 
-def test_folding_keeps_what_was_told() -> None:
+def test_folding_keeps_observations_and_replies() -> None:
     assert fold([], 0, "now") == "now"
     told = fold([("one", "<think>a</think>"), ("two", "b")], 5, "now")
     assert told.splitlines()[0] == "Turns so far: 5. Shown: 2."

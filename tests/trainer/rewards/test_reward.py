@@ -174,7 +174,7 @@ def test_functions_of_a_file_need_no_package(tmp_path: Path, monkeypatch: pytest
             Rewards(RewardConfig.model_validate({"shaping": {f"{tmp_path}/mine.py:{name}": 1.0}}))
 
 
-def test_an_unknown_function_is_told_before_anything_is_started() -> None:
+def test_an_unknown_function_is_reported_before_anything_is_started() -> None:
     for words in (["rewards.shaping={brevty: 1}"], ["rewards.shaping={absent.py:brevity: 1}", "--dry-run"]):
         done = CliRunner().invoke(train, ["frozen_lake", *words])
         assert done.exit_code == 2 and "brev" in done.output

@@ -440,7 +440,7 @@ def test_an_attempt_that_said_nothing_leaves_the_one_before_as_it_was() -> None:
     assert (turn.parts, turn.reward) == ({"environment": 0.0, "tools": 0.5, "attempt": 1.0}, 1.5)
 
 
-def test_a_turn_without_tokens_is_scored_zero_and_wherever_it_stands() -> None:
+def test_a_turn_without_tokens_is_scored_zero_at_any_position() -> None:
     """The table of a batch's turns ends with the last one that was sampled."""
     episode = Episode(0, 0, "doors-v1", turns=[a_turn(), a_turn(()), a_turn(())], end="terminal", success=True)
     scorer = QScorer(QConfig(), TRAINER.policy, lr=1e-3, micro_batch_tokens=64)

@@ -61,7 +61,7 @@ async def test_groups_are_taken_in_the_order_of_admission(fleet: Fleet) -> None:
     assert ahead.busy_seconds > 0
 
 
-async def test_what_is_in_play_goes_on_from_a_checkpoint(fleet: Fleet) -> None:
+async def test_episodes_in_play_continue_from_a_checkpoint(fleet: Fleet) -> None:
     """Sessions are rebuilt from the turns, so no token is sampled twice."""
     starts = [Start(3, 7), Start(4, 8)]
     engine = HeldEngine("train/3/1", turns=2)
@@ -151,7 +151,7 @@ async def test_an_episode_that_hangs_fails_and_tells_for_what_it_waited(
     )
 
 
-async def test_an_environment_that_hangs_is_told(server: ServerProcess, expire: Callable[[], None]) -> None:
+async def test_an_environment_that_hangs_is_reported(server: ServerProcess, expire: Callable[[], None]) -> None:
     async with Fleet(server.address, timeout=60) as fleet:
 
         def say(request: Request, context: str) -> str:

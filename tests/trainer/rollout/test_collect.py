@@ -33,7 +33,7 @@ async def test_a_solved_episode(fleet: Fleet) -> None:
     assert len({request.seed for request in engine.requests}) == len(engine.requests)
 
 
-async def test_an_ill_formed_reply_costs_a_turn_and_is_told(fleet: Fleet) -> None:
+async def test_an_ill_formed_reply_costs_a_turn_and_is_reported(fleet: Fleet) -> None:
     def say(request: Request, context: str) -> str:
         return reply("Down", "Right") if "Invalid" in context else "<think>nothing"
 

@@ -21,7 +21,7 @@ def test_a_level_is_left_when_the_mean_of_its_window_is_high_enough() -> None:
     assert curriculum.level == 2
 
 
-def test_it_goes_on_from_a_checkpoint_in_the_middle_of_a_window() -> None:
+def test_it_continues_from_a_checkpoint_in_the_middle_of_a_window() -> None:
     config = CurriculumConfig(levels=LEVELS, success=0.8, window=3)
     one = Curriculum(config)
     for success in (0.9, 0.9, 0.9, 0.9, 0.9):

@@ -16,7 +16,7 @@ async def opened(fleet: Fleet, lake: EnvironmentConfig, moves: int, count: int =
 
 
 @pytest.mark.parametrize("moves", [1, 3, 4, 9])
-async def test_a_group_begins_so_many_moves_before_success(fleet: Fleet, moves: int) -> None:
+async def test_a_group_begins_a_number_of_moves_before_success(fleet: Fleet, moves: int) -> None:
     sessions = await opened(fleet, LAKE, moves)
     needed = min(moves, 4)
     # The expert's moves take nothing off the limits.
@@ -33,7 +33,7 @@ async def test_a_group_begins_so_many_moves_before_success(fleet: Fleet, moves: 
     await fleet.close_sessions(sessions)
 
 
-async def test_members_have_luck_of_their_own_and_the_same_in_each_run(fleet: Fleet) -> None:
+async def test_members_have_their_own_random_states_and_the_same_in_each_run(fleet: Fleet) -> None:
     ice = LAKE.with_options({"success_rate": 0.5}).model_copy(update={"max_turns": 50, "max_actions": 50})
     paths = []
     for _ in range(2):

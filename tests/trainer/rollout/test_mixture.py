@@ -36,7 +36,7 @@ def several(**values: Any) -> Config:
     return parse_config({"environments": TWO} | values)
 
 
-def test_what_differs_lies_over_the_sections_of_the_run() -> None:
+def test_keys_of_an_environment_override_sections_of_the_run() -> None:
     lake = {"prompt": {"words": 7}, "evaluation": {"options": {"size": 5}, "episodes": 9}, "rewards": {"shaping": {}}}
     config = several(
         environments={"arms": "bandit-v1", "lake": {"id": "frozen_lake-v1", "options": {"size": 4, "map": []}, **lake}},
@@ -71,7 +71,7 @@ def test_what_differs_lies_over_the_sections_of_the_run() -> None:
         ({"environments": {"lake": {"id": "a", "evaluation": {"episodes": 9999}}}}, "fewer than the 9999 episodes"),
     ],
 )
-def test_mistakes_are_told(values: dict[str, Any], told: str) -> None:
+def test_mistakes_are_reported(values: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError) as error:
         several(**values)
     assert told in str(error.value) and "\n" not in str(error.value)
@@ -173,7 +173,7 @@ def test_each_environment_has_a_quota_of_the_filter() -> None:
     assert [group.id for group in kept] == [2, 3, 5]
 
 
-def test_the_mean_of_evaluations_counts_each_environment_alike() -> None:
+def test_the_mean_of_evaluations_weights_environments_equally() -> None:
     low, high = wilson_interval(8, 16)
     one = {"episodes": 16, "failed": 1, "success": 0.5, "success_low": low, "success_high": high, "return_mean": 0.5}
     one |= {"return_low": None, "return_high": None, "turns_mean": 2.0, "format_rate": 1.0}
@@ -208,7 +208,7 @@ class Tasks(ScriptedCollector):
         return Group(start.id, [played(task, start.id, member, reward) for member, reward in enumerate(rewards)])
 
 
-async def test_a_run_asks_the_same_environment_again_and_tells_of_each(tmp_path: Path) -> None:
+async def test_a_run_asks_the_same_environment_again_and_reports_each_retry(tmp_path: Path) -> None:
     Tasks.seen = []
 
     def plays(**shared: Any) -> ScriptedCollector:

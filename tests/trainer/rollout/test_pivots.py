@@ -66,7 +66,7 @@ def test_deep_states_that_never_recover_lose_their_chance() -> None:
     assert (again.weight, again.bias, again.fitted) == (pivots.weight, pivots.bias, True)
 
 
-def test_metrics_tell_in_which_third_pivots_lie() -> None:
+def test_metrics_report_the_third_that_pivots_are_in() -> None:
     """Each branched state once, whatever the number of its branches."""
     groups = [played(number, 9, turn, [False, True]) for number, turn in enumerate((1, 2, 3, 7))]
     found = search_metrics(groups)
@@ -74,7 +74,7 @@ def test_metrics_tell_in_which_third_pivots_lie() -> None:
     assert found["search/branch_depth"] == pytest.approx(13 / 36)
 
 
-def test_where_success_is_not_told_a_better_return_counts() -> None:
+def test_a_better_return_counts_if_success_is_unknown() -> None:
     pivots = Recoverability()
     pivots.observe([played(number, 4, 1, [None], paid=0.5) for number in range(6)])
     pivots.observe([played(number, 4, 3, [None]) for number in range(6)])

@@ -72,7 +72,7 @@ def test_saved_states_are_shared_out_by_the_number_of_the_tasks_group(tmp_path: 
         (SavedStart("frozen_lake-v1", 1, 1, "Up", "seen").to_line(), "actions are a list of texts"),
     ],
 )
-def test_a_file_that_holds_none_is_told(tmp_path: Path, text: str | None, told: str) -> None:
+def test_a_file_that_holds_none_is_reported(tmp_path: Path, text: str | None, told: str) -> None:
     path = tmp_path / "starts.jsonl"
     if text is not None:
         path.write_text(text)

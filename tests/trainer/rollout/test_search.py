@@ -187,7 +187,7 @@ async def test_chosen_replies_are_weighed_where_asked_for(server: ServerProcess)
     assert len(weights) > 1
 
 
-async def test_no_search_sees_the_luck_that_will_come(server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_search_sees_future_randomness(server: ServerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     config = {"strategy": "beam", "width": 2, "keep": 1, "naive": 0.0, "score": "reward"}
 
     async def first_turns_won() -> float:

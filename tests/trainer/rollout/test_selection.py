@@ -21,7 +21,7 @@ def test_golden_chances_and_weights() -> None:
     assert [weight(*each, 4) for each in three] == pytest.approx([8.0, 0.864304, 0.338753], abs=1e-6)
 
 
-def test_weights_undo_the_choice_whatever_scores_are_alike() -> None:
+def test_weights_undo_the_choice_even_with_equal_scores() -> None:
     """All draws of three tries of four replies, of which two have the same score; of equal ones the first is chosen."""
     policy, scores = (0.1, 0.4, 0.3, 0.2), (0, 1, 1, 2)
     search = [0.0] * 4

@@ -50,7 +50,7 @@ async def test_groups_that_are_too_small_are_asked_for_again_as_often_as_configu
     assert collection.metrics["collect/groups_dropped"] == 9
 
 
-async def test_what_failed_episodes_is_told_and_where_no_group_is_left_ends_the_run() -> None:
+async def test_the_cause_of_failed_episodes_is_reported_and_a_run_without_groups_ends() -> None:
     collecting = make_collecting(lambda n: [1.0, 0.0] if n % 4 else [1.0], algorithm="starpo-grpo")
     told: list[str] = []
     cast(Any, collecting)._screen.warn = told.append

@@ -131,7 +131,7 @@ async def test_what_a_step_has_spent_is_what_was_played_for_it(tmp_path: Path) -
     assert spent_in(run.report.metrics | {f"search/{name}": value for name, value in searched.items()}) == searched
 
 
-async def test_episodes_go_on_during_an_update(tmp_path: Path) -> None:
+async def test_episodes_continue_during_an_update(tmp_path: Path) -> None:
     """The update waits for a group of a later step, which waits for the update to begin."""
     collect = {"groups": 4, "group_size": 2, "max_staleness": 1}
     loop, updating, played = asyncio.get_running_loop(), asyncio.Event(), threading.Event()

@@ -55,7 +55,7 @@ def sizes(estimate: Estimate) -> dict[str, float]:
     return {item.what: item.size / GIB for item in estimate.items}
 
 
-def test_a_run_that_needs_more_than_a_gpu_has_is_told_from_one_that_fits(qwen: str) -> None:
+def test_a_run_that_needs_more_than_a_gpu_is_distinguished_from_one_that_fits(qwen: str) -> None:
     estimate = estimated(qwen, "engine.gpu_memory_fraction=0.4")
     parts = sizes(estimate)
     assert parts["weights"] == pytest.approx(3_085_938_688 * 4 / GIB)

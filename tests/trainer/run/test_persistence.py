@@ -78,7 +78,9 @@ async def test_an_error_is_survived_by_the_last_step_whose_weights_were_whole(tm
     assert loaded.tensors["policy"]["weight"].item() == 1.0
 
 
-async def test_a_checkpoint_is_written_while_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_checkpoint_is_written_while_training_continues(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     persistence, progress, learner, _ = make_persistence(tmp_path, [])
     disk, write = threading.Event(), Checkpoints.write
 

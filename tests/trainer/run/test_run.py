@@ -54,7 +54,7 @@ async def test_uniform_groups_that_leave_nothing_are_no_failure(tmp_path: Path) 
     assert run.report.metrics["collect/response_diversity"] == 0, "it is that of all that was played"
 
 
-def test_the_first_iterations_tell_how_many_fit_into_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_iterations_show_how_many_fit_into_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Progress, "elapsed", 30.0)
     for iterations, count in ((50, 20), (10, 10)):
         run = make_run(tmp_path, path=str(iterations), stop={"minutes": 2, "iterations": iterations})
@@ -215,7 +215,7 @@ def progress(run: Run) -> Any:
     return {**saved_by(run).state, "elapsed": None}
 
 
-async def test_a_warm_start_that_a_signal_ends_goes_on_from_that_step(
+async def test_an_interrupted_warm_start_continues_from_its_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     played: list[str] = []

@@ -138,7 +138,7 @@ def test_several_processes_must_be_told_their_folder(monkeypatch: pytest.MonkeyP
     assert "--run-dir" in told.output
 
 
-def test_a_copy_to_sample_from_has_its_own_of_what_is_trained_and_shares_what_is_frozen(tmp_path: Path) -> None:
+def test_a_sampling_copy_has_its_own_trained_weights_and_shares_frozen_ones(tmp_path: Path) -> None:
     tiny_policy().save(tmp_path)
     config = ModelConfig(name=str(tmp_path), lora=LoraConfig(rank=4))
     for each in (tiny_policy(), build_policy(config, texts=None, critic="none", seed=1)):

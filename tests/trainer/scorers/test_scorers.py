@@ -193,7 +193,7 @@ def test_soft_labels_have_a_floor_that_the_head_reaches() -> None:
     assert scorer.score([episode]) == [[pytest.approx(0.75, abs=0.02)]]
 
 
-def test_a_fit_to_q_tells_turns_apart_and_moves_the_trunk() -> None:
+def test_a_fit_to_q_distinguishes_turns_and_moves_the_trunk() -> None:
     scorer, made = make("q", lr=1e-2), groups()
     before = weights(scorer)
     for _ in range(25):
@@ -221,7 +221,7 @@ def test_packing_changes_neither_scores_nor_fits(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["implicit", "q"])
-def test_a_scorer_goes_on_bit_for_bit(kind: str) -> None:
+def test_a_scorer_continues_bit_for_bit(kind: str) -> None:
     straight, halves, again = make(kind), make(kind), make(kind)
     made = groups()
     for scorer in (straight, straight, halves):

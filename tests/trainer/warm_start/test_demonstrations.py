@@ -39,7 +39,7 @@ def test_a_thought_is_made_of_the_action_and_the_words_of_the_observation() -> N
 
 
 @pytest.mark.parametrize("thought", ["{words[6]}", "{move}", "{words.first}", "{action", "{}"])
-def test_a_thought_that_does_not_fit_the_observation_is_told(thought: str) -> None:
+def test_a_thought_that_does_not_fit_the_observation_is_reported(thought: str) -> None:
     with pytest.raises(ConfigError, match=r"warm_start\.thought .*'P 0 1 G 2 2'") as told:
         say(thought)
     assert "it may use {action}, {relations}, {next_relations}, {intended_relations}, and {words[0]}" in str(told.value)
@@ -125,7 +125,7 @@ async def test_more_moves_than_a_turn_may_have_are_refused(server: ServerProcess
             await collect_demonstrations(fleet, WarmStartConfig(steps=1, actions_per_turn=3), task, [1])
 
 
-async def test_demonstrations_tell_how_many_are_through(server: ServerProcess) -> None:
+async def test_demonstrations_report_how_many_are_finished(server: ServerProcess) -> None:
     finished = []
     async with Fleet(server.address) as fleet:
         task = make_task(EnvironmentConfig(id="bandit-v1"), ())

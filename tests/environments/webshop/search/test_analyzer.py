@@ -69,7 +69,7 @@ def test_the_fast_way_finds_the_same_words(text: str) -> None:
 
 
 @given(st.text(max_size=30) | st.text(st.sampled_from(ALPHABET), max_size=20))
-def test_words_lie_in_the_text_in_order(text: str) -> None:
+def test_words_are_in_the_text_in_order(text: str) -> None:
     rest = text
     for word in words(text):
         assert word

@@ -71,7 +71,7 @@ def build_and_die(out: Path, at: int) -> None:
     build(out, Synthetic(COUNT), nouns=NOUNS)
 
 
-def test_killed_in_any_write_it_goes_on_to_the_same_store(built: Path, tmp_path: Path) -> None:
+def test_a_build_killed_in_any_write_continues_to_the_same_store(built: Path, tmp_path: Path) -> None:
     wanted = contents(built)
     deaths = 0
     for at in itertools.count(1, 11):  # one of eleven: each takes a quarter of a second
@@ -193,7 +193,7 @@ def starved(out: Path, size: int) -> None:
         os._exit(7 if "make room and run the same build again" in str(error) else 1)
 
 
-def test_a_full_disk_is_said_so_and_with_room_it_goes_on(
+def test_a_full_disk_is_reported_and_with_room_the_run_continues(
     built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = sorted({path.stat().st_size for path in built.rglob("*.bin")})
@@ -229,7 +229,7 @@ def test_files_and_the_generator_give_the_same_store(built: Path, tmp_path: Path
     assert without.digest != manifest.digest
 
 
-def test_changed_files_are_not_gone_on_with(tmp_path: Path) -> None:
+def test_changed_files_are_not_continued(tmp_path: Path) -> None:
     source = files(tmp_path / "raw")
 
     with pytest.raises(KeyboardInterrupt):

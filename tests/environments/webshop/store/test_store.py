@@ -59,7 +59,7 @@ def test_a_store_holds_what_was_put_into_it(built: Path) -> None:
     assert everything(store) == everything(Store.open(built))
 
 
-def test_the_digest_tells_stores_apart(built: Path, tmp_path: Path) -> None:
+def test_the_digest_distinguishes_stores(built: Path, tmp_path: Path) -> None:
     digests = {Store.open(built).digest}
     for number, change in enumerate(({"price_seed": 1}, {"nouns": ""}, {"source": Synthetic(COUNT, seed=1)})):
         arguments: Any = {"source": Synthetic(COUNT), "nouns": "textblob", **change}
