@@ -199,7 +199,7 @@ def test_sessions_of_a_run_are_watched_while_it_trains(
         others.close()
         screen.phase("updating")
         others.fleet.run(update())
-    wait_until(lambda: visitor.get(page) == 200 and "does not train now" in visitor.text)
+    wait_until(lambda: visitor.get(page) == 200 and "is not training" in visitor.text)
 
 
 @pytest.fixture
