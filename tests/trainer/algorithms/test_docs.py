@@ -28,7 +28,7 @@ def preset_row(name: str) -> str:
         clip.average,
         "off" if isinstance(kl, NoKL) else f"{kl.estimator} x {kl.coefficient:g} in {kl.where}",
         f"{config.entropy_coefficient:g}",
-        "uniform ones re-asked" if config.dynamic_sampling.enabled else kept,
+        "uniform ones replaced" if config.dynamic_sampling.enabled else kept,
         correction.mode if isinstance(correction, NoWeights) else f"{correction.mode} at {correction.cap:g}",
         f"{config.epochs} x {config.mini_batch_size}",
     ]
