@@ -561,19 +561,23 @@ def chosen() -> str:
         ("What", "Measured", "Command"),
         ("---", "---", "---"),
         ("A frozen lake, 256 sessions in columns", f"{many:,.0f} steps/s", f"`{throughput}`"),
-        ("beside OpenEnv as `openenv init` writes it; tuned by hand", "; ".join(peers), f"`{throughput}`"),
+        (
+            "the same, as a multiple of OpenEnv as `openenv init` writes it; tuned by hand",
+            "; ".join(peers),
+            f"`{throughput}`",
+        ),
         (
             "Half an hour of churn at 70 % load",
             f"{churn['done']['steps']:,} steps, {', '.join(grows) or 'nothing'} grows",
             f"`{churn['command']}`",
         ),
         (
-            "`make train`: success before and after, three seeds",
-            ", ".join(f"{min(rates, key=float)} to {max(rates, key=float)} %" for rates in ends),
+            "`make train`: success before; after, lowest to highest of three seeds",
+            "; ".join(f"{min(rates, key=float)} to {max(rates, key=float)} %" for rates in ends),
             "`python -m benchmarks.training.experiment frozen_lake`",
         ),
         (
-            "SmolLM2-135M on Sokoban, with vLLM on one H200: success before and after six minutes, one seed",
+            "SmolLM2-135M on Sokoban, six minutes with vLLM on one H200: success before; after (95 % interval), one seed",
             f"{interval(pretrained['before'])}; {interval(pretrained['after'])}",
             "`python -m benchmarks.training.experiment gpu_sokoban`",
         ),

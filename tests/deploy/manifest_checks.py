@@ -14,19 +14,36 @@ from starpod.cli.main import starpod
 from starpod.trainer.configuration.loading import parse_config
 from starpod.trainer.configuration.section import ConfigError
 from tests.deploy.files import project, services
-from tests.deploy.manifests import KUBERNETES, Manifest, containers, flag, of_kind, pods, selects, words
+from tests.deploy.manifests import KUBERNETES, Manifest, containers, flag, jobs_of_sets, of_kind, pods, selects, words
 from tests.deploy.test_files import exported
 
 VERSIONS = ("1.29", "1.37")
 """The oldest Kubernetes that the chart admits, and the newest whose schemas are at hand."""
 utils.schema_contents = functools.cache(utils.schema_contents)  # a MB each time else
+JOB_SET = {
+    *("", ".network", ".network.enableDNSHostnames", ".network.publishNotReadyAddresses"),
+    *(".failurePolicy", ".failurePolicy.maxRestarts", ".failurePolicy.rules", ".failurePolicy.rules[0]"),
+    *(
+        f".failurePolicy.rules[0].{name}"
+        for name in ("name", "action", "onJobFailureReasons", "onJobFailureReasons[0]")
+    ),
+    *(".replicatedJobs", *(f".replicatedJobs[0]{name}" for name in ("", ".name", ".replicas"))),
+}
+"""Fields of jobset.x-k8s.io/v1alpha2 that the chart uses; the Job in it is checked as a Job."""
 CONFINED = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
 
 
 def schemas(manifests: list[Manifest]) -> Iterator[str]:
     """Unknown fields, missing ones and wrong types."""
-    for manifest in manifests:
+    for manifest in [*manifests, *jobs_of_sets(manifests)]:
         where = f"{manifest['kind']} {manifest['metadata']['name']}"
+        if manifest["kind"] == "JobSet":
+            yield from (
+                f"{where}: unknown field {path}"
+                for path in sorted(paths(manifest["spec"]) - JOB_SET)
+                if "template" not in path
+            )
+            continue
         if re.search("cert-manager|coreos", manifest["apiVersion"]):
             yield from (f"{where}: {problem}" for problem in custom(manifest))
             continue
@@ -111,7 +128,7 @@ def ports(manifests: list[Manifest]) -> Iterator[str]:
                 yield f"Service {service['metadata']['name']}: port {port['port']} leads nowhere"
     asked = [e["port"] for monitor in of_kind(manifests, "PodMonitor") for e in monitor["spec"]["podMetricsEndpoints"]]
     for policy in of_kind(manifests, "NetworkPolicy"):
-        asked += [port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]]
+        asked += [port["port"] for rule in policy["spec"]["ingress"] for port in rule.get("ports", [])]
     yield from (f"no container has the port {port}" for port in asked if port not in named)
 
 

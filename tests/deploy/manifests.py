@@ -29,8 +29,17 @@ def of_kind(manifests: list[Manifest], *kinds: str) -> list[Manifest]:
 
 def pods(manifests: list[Manifest]) -> Iterator[tuple[str, Manifest]]:
     """Each pod template, and whose it is."""
-    for owner in of_kind(manifests, "Deployment", "Job"):
+    for owner in of_kind([*manifests, *jobs_of_sets(manifests)], "Deployment", "Job"):
         yield owner["metadata"]["name"], owner["spec"]["template"]
+
+
+def jobs_of_sets(manifests: list[Manifest]) -> list[Manifest]:
+    """The Jobs that JobSets make."""
+    return [
+        {"apiVersion": "batch/v1", "kind": "Job", "metadata": made["metadata"], "spec": job["template"]["spec"]}
+        for made in of_kind(manifests, "JobSet")
+        for job in made["spec"]["replicatedJobs"]
+    ]
 
 
 def containers(manifests: list[Manifest]) -> Iterator[tuple[str, Manifest, Manifest]]:

@@ -38,6 +38,22 @@ def test_a_trainer_finds_the_environments_that_are_installed(run: str, environme
     assert Registry.installed([config["id"]]).find(config["id"], config.get("version", ""))
 
 
+def test_the_pods_of_a_run_on_two_nodes_find_and_reach_each_other() -> None:
+    made = read("trainer-nodes")
+    run, policy = find(made, "JobSet"), find(made, "NetworkPolicy")
+    (replicated,) = run["spec"]["replicatedJobs"]
+    job, name = replicated["template"]["spec"], run["metadata"]["name"]
+    (trainer,) = job["template"]["spec"]["containers"]
+    # <JobSet>-<replicated job>-<job index>-<pod index>.<JobSet>
+    assert flag(trainer, "rdzv-endpoint") == f"{name}-{replicated['name']}-0-0.{name}:29500"
+    assert job["completionMode"] == "Indexed" and run["spec"]["network"]["enableDNSHostnames"]
+    assert str(job["completions"]) == str(job["parallelism"]) == flag(trainer, "nnodes") == "2"
+    (ingress,), egress = policy["spec"]["ingress"], policy["spec"]["egress"][0]
+    for peers in (ingress["from"], egress["to"]):
+        assert selects(peers[0]["podSelector"]["matchLabels"], job["template"])
+    assert find(made, "PersistentVolumeClaim")["spec"]["accessModes"] == ["ReadWriteMany"]
+
+
 def test_two_versions_live_behind_one_name_and_the_trainer_is_pinned_to_one() -> None:
     manifests = read("versions")
     (service,) = of_kind(manifests, "Service")

@@ -105,6 +105,8 @@ def test_rendered_manifests_are_those_of_the_chart(tmp_path: Path) -> None:
         ({"trainer": {"enabled": True}}, "trainer.addresses is empty"),
         ({"trainer": {**TRAINER, "processes": 2, "gpus": 1}}, "a GPU of its own"),
         ({"trainer": {**TRAINER, "vllm": {"enabled": True}}}, "needs trainer.config.model"),
+        ({"trainer": {**TRAINER, "nodes": 2}}, "accessMode to ReadWriteMany"),
+        ({"trainer": {**TRAINER, "nodes": 2, "vllm": {"enabled": True}}}, "serves one node"),
         ({"fleets": {"a": {}}, "tls": {"mode": "secret"}}, "needs tls.serverSecret"),
         ({"fleets": {"a": {}}, "tls": {"mode": "certManager"}}, "needs tls.issuer.name"),
         ({"fleets": {"a" * 60: {}}}, "longer than 52 characters"),

@@ -36,6 +36,12 @@ MISTAKES: list[Mistake] = [
     (checks.schemas, SERVED, lambda m: spec(m).update(replica=3), "refuses it"),
     (checks.schemas, "secure", lambda m: spec(m, "Certificate").update(dnsName="a"), "unknown field .spec.dnsName"),
     (checks.schemas, "secure", lambda m: spec(m, "PodMonitor").update(podMetricsEndpoints="m"), "no such resource"),
+    (
+        checks.schemas,
+        "trainer-nodes",
+        lambda m: spec(m, "JobSet").update(network={"dns": True}),
+        "unknown field .network.dns",
+    ),
     (checks.selectors, SERVED, lambda m: spec(m, "Service")["selector"].update(a="b"), "selects no pod"),
     (checks.selectors, "versions", lambda m: spec(m)["selector"]["matchLabels"].popitem(), "selects the pods of"),
     (checks.ports, SERVED, lambda m: spec(m, "Service").update(clusterIP="10.0.0.1"), "is not headless"),
