@@ -577,7 +577,7 @@ def chosen() -> str:
             "`python -m benchmarks.training.experiment frozen_lake`",
         ),
         (
-            "SmolLM2-135M on Sokoban, six minutes with vLLM on one H200: success before; after (95 % interval), one seed",
+            "SmolLM2-135M on Sokoban, six minutes on one H200: success before; after (95 % interval), one seed",
             f"{interval(pretrained['before'])}; {interval(pretrained['after'])}",
             "`python -m benchmarks.training.experiment gpu_sokoban`",
         ),

@@ -7,6 +7,7 @@ A block ```text after a block of shell or Python, in the same section, is what t
 import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ def shown(page: str) -> list[tuple[str, str, str]]:
     """Each output of a page: the language of the block that prints it, that block's first command, and the output."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     fences, found = list(FENCE.finditer(text)), []
-    for before, output in zip(fences, fences[1:], strict=False):
+    for before, output in pairwise(fences):
         between = text[before.end() : output.start()]
         if output["language"] == "text" and before["language"] in ("", "sh", "python") and "\n#" not in between:
             (block,) = blocks(before[0])
@@ -39,7 +40,7 @@ def shape(text: str) -> list[str]:
 
 
 def compare(told: str, printed: str) -> None:
-    """Each line that a page shows is printed, in this order; the lines between two that follow each other are shown too."""
+    """Each line that a page shows is printed, in this order, and no other between them, except at `...`."""
     lines = shape(printed)
     place = 0
     for part in re.split(r"^\.\.\.$", told, flags=re.MULTILINE):
