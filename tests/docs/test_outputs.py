@@ -1,4 +1,4 @@
-"""What pages say that a command prints is what it prints, apart from numbers.
+"""Commands print what pages show below them, apart from numbers.
 
 A block ```text after a block of shell or Python, in the same section, is what the first command there prints. A line
 `...` leaves out any number of lines.
@@ -34,7 +34,7 @@ def shown(page: str) -> list[tuple[str, str, str]]:
 
 
 def shape(text: str) -> list[str]:
-    """Its lines without numbers, blanks and addresses of servers."""
+    """Return the lines of a text without numbers and blanks."""
     lines = [re.sub(r"[\d.,]*\d", "#", line) for line in text.splitlines()]
     return [" ".join(line.split()) for line in lines if line.strip()]
 

@@ -180,7 +180,16 @@ class Fleet:
         return [Session(self.recovery, state) for state in states]
 
     async def restore(self, snapshot: Snapshot, *, want: Want | None = None, lease_seconds: float = 0.0) -> Session:
-        """Open a session that continues from a snapshot. Raises IncompatibleSnapshot if no hosted version can."""
+        """Open a session that continues from a snapshot.
+
+        Args:
+            snapshot: What `Session.snapshot` returned, of this fleet or another one.
+            want: What observations contain beside their text.
+            lease_seconds: How long the session lives without a call; 0 is the server's default.
+
+        Raises:
+            IncompatibleSnapshot: No hosted version of the environment can restore it.
+        """
         state = await self._opener.restore(snapshot, want=want or Want(), lease_seconds=lease_seconds)
         return Session(self.recovery, state)
 

@@ -153,7 +153,17 @@ class SyncFleet:
         *,
         return_exceptions: bool = False,
     ) -> Any:
-        """Play one turn in each session; see Fleet.step_many."""
+        """Play one turn in each session, concurrently, and wait for all.
+
+        Args:
+            sessions: The sessions to step.
+            actions: For each session one action, or several to execute in order.
+            return_exceptions: Return the exception of a session that failed in its place. By default the first one is
+                raised after all sessions are done.
+
+        Returns:
+            The transitions, in the order of `sessions`.
+        """
         if return_exceptions:
             return self.run(self.fleet.step_many(sessions, actions, return_exceptions=True))
         return self.run(self.fleet.step_many(sessions, actions))
@@ -242,6 +252,16 @@ class SyncSession(SessionProperties):
     """End the session; see Session.close."""
 
     def fork(self, count: int = 1, *, reseed: bool = False, dynamics_seeds: Iterable[int] = ()) -> list[SyncSession]:
-        """Copy the current state into new sessions; see Session.fork."""
+        """Copy the current state into new sessions.
+
+        Args:
+            count: Number of copies.
+            reseed: Give each copy a new random state. By default the same actions lead to the same transitions as in
+                the original.
+            dynamics_seeds: With `reseed`, one seed per copy; empty lets the server derive them.
+
+        Returns:
+            The new sessions, on the same server.
+        """
         copies = self.fleet.run(self.session.fork(count, reseed=reseed, dynamics_seeds=dynamics_seeds))
         return [SyncSession(self.fleet, copy) for copy in copies]

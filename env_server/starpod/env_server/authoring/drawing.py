@@ -32,11 +32,28 @@ class Canvas:
         self._draw = ImageDraw.Draw(self._image)
 
     def box(self, left: float, top: float, right: float, bottom: float, fill: Colour, *, radius: float = 0) -> None:
-        """Fill a rectangle, with rounded corners if `radius` is positive."""
+        """Fill a rectangle.
+
+        Args:
+            left: x of the left edge, in pixels of the finished picture, as all lengths. 0 is the left border.
+            top: y of the upper edge; 0 is the upper border.
+            right: x of the right edge.
+            bottom: y of the lower edge.
+            fill: Colour of the area.
+            radius: Radius of the corners; 0 for sharp ones.
+        """
         self._draw.rounded_rectangle(self._scaled(left, top, right, bottom), radius * self._scale, fill)
 
     def ellipse(self, left: float, top: float, right: float, bottom: float, fill: Colour) -> None:
-        """Fill the ellipse inscribed in a rectangle."""
+        """Fill the ellipse that touches the four sides of a rectangle.
+
+        Args:
+            left: x of the rectangle's left edge, in pixels of the finished picture.
+            top: y of the upper edge; 0 is the upper border.
+            right: x of the right edge.
+            bottom: y of the lower edge.
+            fill: Colour of the area.
+        """
         self._draw.ellipse(self._scaled(left, top, right, bottom), fill)
 
     def polygon(self, *points: float, fill: Colour) -> None:
@@ -93,7 +110,13 @@ def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
 
 
 def read_sprites(package: str, file: str, names: Sequence[str]) -> dict[str, Image.Image]:
-    """Return square pictures by name. The package's PNG file holds them side by side, in the order of `names`."""
+    """Return the square pictures of a PNG file by name.
+
+    Args:
+        package: Package that contains the file, such as "starpod.environments.sokoban".
+        file: Name of a PNG file with the pictures side by side; its height is the size of each.
+        names: Names of the pictures, from left to right.
+    """
     strip = Image.open(io.BytesIO(resources.files(package).joinpath(file).read_bytes()))
     size = strip.height
     return {name: strip.crop((index * size, 0, (index + 1) * size, size)) for index, name in enumerate(names)}

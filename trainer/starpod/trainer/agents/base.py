@@ -51,7 +51,14 @@ class Task:
         return replace(self, options={**self.options, **options}) if options else self
 
     async def open(self, fleet: Fleet, seed: int, count: int, want: Want) -> list[Session]:
-        """Open a group of `count` sessions that share the start state of `seed`; see Fleet.open."""
+        """Open a group of sessions with the task's options and limits.
+
+        Args:
+            fleet: Where the environment is served.
+            seed: Seed of the start state, which all sessions share.
+            count: Number of sessions.
+            want: What observations contain beside their text.
+        """
         return await fleet.open(
             self.environment,
             seed=seed,
@@ -185,7 +192,16 @@ class Agent(ABC):
         """
 
     def repeat(self, observation: Observation, episode: Episode, turn: Turn) -> Move | None:
-        """Return a recorded turn's move as if it were made now; None if the agent's prompt would be different now."""
+        """Return a recorded turn's move as if it were made now.
+
+        Args:
+            observation: What the agent sees now.
+            episode: The turns before it.
+            turn: The recorded turn.
+
+        Returns:
+            The move; None if the agent's prompt would be different now, so that the recorded reply does not fit.
+        """
         return None
 
     def recall(self, episode: Episode) -> None:
@@ -219,7 +235,13 @@ class Agents(ABC):
 
     @abstractmethod
     def agent(self, session: Session, task: Task, group: int) -> Agent:
-        """Return the agent for a new episode of `session`, a member of `group`."""
+        """Return the agent for a new episode.
+
+        Args:
+            session: The opened session that it will play.
+            task: The environment, its options and limits.
+            group: Number of the group to which the episode belongs.
+        """
 
     def fit(self, task: Task) -> Task:
         """Return the task with its unset values filled in from the run that trained these agents."""

@@ -22,11 +22,20 @@ from starpod.trainer.data.batch import RolloutBatch
 
 
 def token_weights(mask_BT: Tensor, average: str, *, max_length: int) -> Tensor:
-    """Return float32 weights [B, T], 0 where the mask is False. Rows without a token do not count.
+    """Return the weight of each token in the mean of a loss.
 
-    average: `token-mean`, every token counts the same (DAPO); `seq-mean-token-mean`, every episode counts the same
-    (GRPO); `seq-mean-token-sum`, the mean over episodes of the sum over tokens; `seq-mean-token-sum-norm`, that sum
-    divided by the constant `max_length` (Dr. GRPO). Raises ValueError for another name.
+    Args:
+        mask_BT: Mask of the tokens (bool). Rows without a token do not count.
+        average: `token-mean`, every token counts the same (DAPO); `seq-mean-token-mean`, every episode counts the same
+            (GRPO); `seq-mean-token-sum`, the mean over episodes of the sum over tokens; `seq-mean-token-sum-norm`, that
+            sum divided by the constant `max_length` (Dr. GRPO).
+        max_length: The constant of `seq-mean-token-sum-norm`, in tokens.
+
+    Returns:
+        Weights [B, T] (float32), 0 where the mask is False.
+
+    Raises:
+        ValueError: There is no average of this name.
     """
     weights_BT = mask_BT.float()
     length_B = weights_BT.sum(1, keepdim=True)
@@ -55,10 +64,16 @@ def clamped_difference(logprobs: Tensor, other_logprobs: Tensor) -> Tensor:
 
 
 def kl_divergence(estimator: Literal["k1", "k2", "k3"], logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """Return an estimate of KL(policy || reference) in nats from each sampled token, in the arguments' shape.
+    """Return an estimate of KL(policy || reference) from each sampled token.
 
-    With d = logprobs - ref_logprobs, clamped to [-20, 20]: k1 = d is unbiased but noisy; k2 = d^2 / 2 is biased, but
-    its gradient is right; k3 = exp(-d) + d - 1 is unbiased and never negative.
+    Args:
+        estimator: With d = logprobs - ref_logprobs, clamped to [-20, 20]: k1 = d is unbiased but noisy; k2 = d^2 / 2 is
+            biased, but its gradient is right; k3 = exp(-d) + d - 1 is unbiased and never negative.
+        logprobs: The policy's log-probabilities of the sampled tokens, of any shape.
+        ref_logprobs: The reference's, of the same shape.
+
+    Returns:
+        Estimates in nats, in the arguments' shape.
     """
     difference = clamped_difference(logprobs, ref_logprobs)
     if estimator == "k1":
@@ -89,7 +104,13 @@ def value_loss(values_BT: Tensor, old_values_BT: Tensor, returns_BT: Tensor, val
 
     With value_clip, a second error is computed for the value clipped to within value_clip of the old value, and the
     larger error counts. Moving further in one update then gains nothing. It is a part of PPO's code (arXiv 1811.02553,
-    section 4.1). Old values and returns are detached.
+    section 4.1).
+
+    Args:
+        values_BT: The critic's values, which are trained.
+        old_values_BT: Its values before the update; detached.
+        returns_BT: Targets; detached.
+        value_clip: How far a value may usefully move in one update, in units of returns; None does not clip.
     """
     old_values_BT, returns_BT = old_values_BT.detach(), returns_BT.detach()
     error_BT = (values_BT - returns_BT).square()
@@ -109,7 +130,10 @@ def stretch_log_ratio(log_ratio_BT: Tensor, mask_BT: Tensor, stretches_BT: Tenso
     token's own log-ratio (GSPO-token, arXiv 2507.18071, equation 14). If all tokens of a stretch have the same
     advantage and weight, the gradient equals that of the stretch's ratio.
 
-    stretches_BT: index of each token's stretch: 0 for whole episodes, or the token's turn.
+    Args:
+        log_ratio_BT: Log-ratio of each token.
+        mask_BT: Mask of the tokens (bool).
+        stretches_BT: Index of each token's stretch: 0 for whole episodes, or the token's turn.
     """
     table = turn_table(mask_BT, stretches_BT)
     mean_BT = table.spread(table.mean(log_ratio_BT.detach()))
@@ -124,7 +148,11 @@ def bound_by_turn(
 ) -> Tensor | float:
     """Return how far each token's ratio may fall below or rise above 1: a tensor [B, T], or one number for all.
 
-    The bound of turn k is bound * decay^k, or entry k of a list. Turns beyond a list use its last entry.
+    Args:
+        bound: One bound, or a list with one per turn. Turns beyond the list use its last entry.
+        decay: The bound of turn k, counted from 0, is bound * decay^k; None is the same bound for all. A list has none.
+        turns_BT: Turn of each token; -1 for padding.
+        dtype: Dtype of the tensor.
     """
     turns_BT = turns_BT.clamp(min=0)
     if not isinstance(bound, float):
@@ -171,7 +199,13 @@ def clipped_loss(
 ) -> PolicyLoss:
     """Return PPO's loss -min(rho A, clip(rho, 1 - low, 1 + high) A) at each token (arXiv 1707.06347, equation 7).
 
-    For A < 0 it is at most dual_clip |A| (arXiv 1912.09729, equation 5). low, high: numbers, or tensors [B, T].
+    Args:
+        log_ratio_BT: New minus old log-probability, through which the gradient flows.
+        advantages_BT: Advantages A.
+        mask_BT: Mask of the tokens (bool).
+        low: How far the ratio may fall below 1: a number, or a tensor [B, T].
+        high: How far it may rise above 1.
+        dual_clip: For A < 0 the loss is at most dual_clip |A| (arXiv 1912.09729, equation 5); None is no limit.
     """
     ratio_BT = log_ratio_BT.exp()
     low, high = (bound if isinstance(bound, Tensor) else ratio_BT.new_tensor(bound) for bound in (low, high))
@@ -193,6 +227,13 @@ def weighted_loss(
 
     PPO's clip takes the gradient away from tokens whose ratio has moved too far. Here the ratio is only a bounded
     weight, so that every token keeps its gradient.
+
+    Args:
+        logprobs_BT: The new policy's log-probabilities, through which the gradient flows.
+        log_ratio_BT: New minus old log-probability; detached.
+        advantages_BT: Advantages A.
+        mask_BT: Mask of the tokens (bool).
+        high: The ratio is at most 1 + high.
     """
     ratio_BT = log_ratio_BT.detach().exp()
     loss_BT = -ratio_BT.clamp(max=1 + high) * advantages_BT * torch.where(mask_BT, logprobs_BT, 0.0)
@@ -205,6 +246,11 @@ def binary_divergence(kind: Literal["tv", "kl"], logprobs_BT: Tensor, old_logpro
 
     With the token's probabilities q (old) and p (new), `tv` is |p - q|, and `kl` is
     q log(q / p) + (1 - q) log((1 - q) / (1 - p)) (DPPO, arXiv 2602.04879, equations 13 and 14).
+
+    Args:
+        kind: `tv` (between 0 and 1) or `kl` (in nats).
+        logprobs_BT: The new policy's log-probabilities of the sampled tokens.
+        old_logprobs_BT: The old policy's.
     """
     p, q = logprobs_BT.exp(), old_logprobs_BT.exp()
     if kind == "tv":
@@ -227,6 +273,14 @@ def divergence_loss(
 
     M is 0 if the update would move a token's probability further from the old one and the divergence already exceeds a
     bound: `high` for A > 0 and rho > 1, `low` for A < 0 and rho < 1. Otherwise M is 1.
+
+    Args:
+        log_ratio_BT: New minus old log-probability, through which the gradient flows.
+        advantages_BT: Advantages A.
+        mask_BT: Mask of the tokens (bool).
+        divergence_BT: Divergence at each token, as `binary_divergence` returns it.
+        low: Bound of the divergence if A < 0.
+        high: Bound if A > 0.
     """
     ratio_BT = log_ratio_BT.exp()
     clipped_high_BT = mask_BT & (advantages_BT > 0) & (ratio_BT > 1) & (divergence_BT > high)
@@ -263,6 +317,12 @@ def correction_weights(
       equations 1 and 2): w, but 0 if w is outside [low, cap].
     - `geometric` (richardli.xyz/rl-collapse-3, section 3.3): 1, but 0 for episodes whose geometric mean of w is outside
       [low, cap].
+
+    Args:
+        config: Mode, level and bounds.
+        old_logprobs_BT: Log-probabilities of the policy at the start of the update.
+        sampler_logprobs_BT: Log-probabilities that the engine recorded when it sampled the tokens.
+        mask_BT: Mask of the tokens (bool).
     """
     if isinstance(config, NoWeights):
         return torch.ones_like(old_logprobs_BT)

@@ -66,14 +66,32 @@ class Batch:
     # --- rows --------------------------------------------------------------------------------------------------------
 
     def rows(self, values: Sequence[Sequence[float]], fill: float = 0.0, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return one list per episode, right-padded with `fill`: [B, T]."""
+        """Return lists of values per token as a table.
+
+        Args:
+            values: For each episode a list with one value per sampled token.
+            fill: Value of the padding on the right.
+            dtype: Dtype of the table.
+
+        Returns:
+            The table [B, T], on the batch's device.
+        """
         table = torch.full(self.mask_BT.shape, fill, dtype=dtype)
         for row, items in zip(table, values, strict=True):
             row[: len(items)] = torch.tensor(items, dtype=dtype)
         return table.to(self.device)
 
     def per_turn(self, value: Sequence[Sequence[float]], fill: float, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return one value per turn, repeated on the turn's sampled tokens: [B, T]."""
+        """Repeat values of turns on the turns' sampled tokens.
+
+        Args:
+            value: For each episode a list with one value per turn, turns that are shared with a parent included.
+            fill: Value of the padding on the right.
+            dtype: Dtype of the table.
+
+        Returns:
+            The table [B, T], without tokens of shared turns.
+        """
         return self.rows(
             [
                 [v for turn, v in list(zip(episode.turns, items, strict=True))[episode.shared :] for _ in turn.reply]
@@ -248,7 +266,13 @@ class Advantages(NamedTuple):
 
     @classmethod
     def over_values(cls, advantages_BT: Tensor, values_BT: Tensor, mask_BT: Tensor) -> Advantages:
-        """Return these advantages, with the critic's target advantage + value at every sampled token."""
+        """Return advantages of an estimator with a critic, which learns at every sampled token.
+
+        Args:
+            advantages_BT: Advantages.
+            values_BT: The critic's values; its targets are advantage + value.
+            mask_BT: Mask of the tokens (bool); targets are 0 elsewhere.
+        """
         return cls(advantages_BT, torch.where(mask_BT, advantages_BT + values_BT, 0.0), mask_BT)
 
 

@@ -218,7 +218,13 @@ class Episode:
 
     @classmethod
     def begin(cls, session: Session, group: int, task: str = "") -> Episode:
-        """Return the record of the episode that a session is about to play."""
+        """Return the record of the episode that a session is about to play.
+
+        Args:
+            session: The opened session; it may be in the middle of an episode, as after a fork.
+            group: Number of the episode's group.
+            task: Key in the run's `environments`; "" if the run has only one.
+        """
         return cls(
             group,
             session.member,

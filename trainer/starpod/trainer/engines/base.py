@@ -40,7 +40,16 @@ class Request:
 
 
 def check_prompt(request: Request, *, max_context: int, vocabulary: int) -> None:
-    """Raise ValueError if the prompt is empty, leaves no room for a reply, or has an id outside the vocabulary."""
+    """Check a prompt before it is sampled from.
+
+    Args:
+        request: Its prompt may have negative ids, which refer to `images`.
+        max_context: Tokens of prompt and reply together that the engine can hold.
+        vocabulary: Number of token ids of the model.
+
+    Raises:
+        ValueError: The prompt is empty, leaves no room for a reply, or has an id outside the vocabulary.
+    """
     prompt = request.prompt
     if not prompt:
         raise ValueError("the prompt is empty: there is nothing to continue")

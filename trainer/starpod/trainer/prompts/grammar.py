@@ -137,7 +137,16 @@ class Grammar:
         return [(inside.name, end) for inside, end in zip(insides, ends, strict=True)]
 
     def compose(self, thought: str | None, actions: Iterable[str], blocks: Mapping[Further, str] | None = None) -> str:
-        """Return a well-formed reply. `thought` is ignored if thinking is off; `blocks` are optional blocks by name."""
+        """Return a well-formed reply, as demonstrations contain it.
+
+        Args:
+            thought: The reasoning; ignored if thinking is off, empty if None.
+            actions: The actions, in order.
+            blocks: Text of each further block by name. All blocks of the grammar are required.
+
+        Raises:
+            KeyError: A block of the grammar is missing.
+        """
         blocks_text = "".join(f"<{name}>{(blocks or {})[name]}</{name}>" for name in self.blocks)
         answer = f"{blocks_text}{ANSWER}{f' {SEPARATOR} '.join(actions)}{ANSWER_END}"
         return f"{THINK}{thought or ''}{THINK_END}{answer}" if self.thinking else answer
