@@ -4,6 +4,7 @@ A block ```text after a block of shell or Python, in the same section, is what t
 `...` leaves out any number of lines.
 """
 
+import contextlib
 import re
 import subprocess
 import sys
@@ -13,11 +14,12 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import ADDRESS, FENCE, blocks, words
-from tests.support import ROOT, ServerProcess, start_server
+from tests.support import ROOT, start_server
 
 FIRST_RUN = ("training.md", "run-folder.md", "evaluation.md")
 """Pages of one run, in the order in which a reader needs them."""
-SERVED = ("operations.md", "client.md")
+SERVED = ("operations.md", "client.md", "http.md", "mcp.md", "hosting.md", "webshop.md")
+"""Pages whose first command is `starpod serve`."""
 
 
 def shown(page: str) -> list[tuple[str, str, str]]:
@@ -50,22 +52,21 @@ def compare(told: str, printed: str) -> None:
         place = places[0] + len(wanted)
 
 
-@pytest.fixture(scope="module")
-def served() -> ServerProcess:
-    with start_server("frozen_lake", "sokoban") as server:
-        yield server
-
-
 @pytest.mark.parametrize("page", SERVED)
-def test_what_a_server_and_its_client_print(page: str, served: ServerProcess) -> None:
-    for language, command, told in shown(page):
-        if language == "python":
-            program = command.replace(ADDRESS, served.address)
-            done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=250)
-            assert (done.stdout, done.stderr) == (told, "")
-        else:
-            assert command == "starpod serve frozen_lake sokoban"
-            compare(told, served.ready)
+def test_what_a_server_and_its_client_print(page: str) -> None:
+    address = ""
+    with contextlib.ExitStack() as servers:
+        for language, command, told in shown(page):
+            if language == "python":
+                program = [sys.executable, "-c", command.replace(ADDRESS, address)]
+                done = subprocess.run(program, capture_output=True, text=True, timeout=250)
+                assert (done.stdout, done.stderr) == (told, "")
+            else:
+                name, serve, *arguments = words(re.sub(r"--http \d+", "--http 0", command))
+                assert (name, serve) == ("starpod", "serve")
+                server = servers.enter_context(start_server(*arguments))
+                address = server.address
+                compare(told, server.ready)
 
 
 @pytest.mark.minutes
