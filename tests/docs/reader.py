@@ -34,6 +34,7 @@ class Reader:
         self.servers.close()
         server = self.servers.enter_context(start_server(*arguments)) if arguments else self.shared
         self.address = server.address
+        self.printed = server.ready
 
     def starpod(self, command: str, *more: str, typed: str = "hint\nquit\n") -> str:
         """Runs a command in this process, in the reader's folder. Returns what it wrote."""
