@@ -133,7 +133,8 @@ class Learner:
         """Score an agent's tokens with its policy, and return metrics of the scores. Raises LogprobGap."""
         trainer = self.by_agent[agent]
         trainer.score(batch, table, mask_BT)
-        return trainer.check_sampler(batch, table, table.old_logprobs_BT, version, mask_BT)
+        metrics = trainer.check_sampler(batch, table, table.old_logprobs_BT, version, mask_BT)
+        return metrics | trainer.algorithm.distillation.measure(table, mask_BT)
 
     @property
     def _first(self) -> PolicyTrainer:

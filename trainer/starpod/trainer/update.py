@@ -11,6 +11,7 @@ from torch import Tensor
 
 from starpod.trainer.algorithms.advantages import advantages_by_kind
 from starpod.trainer.algorithms.config import AlgorithmConfig
+from starpod.trainer.algorithms.distillation import Judge
 from starpod.trainer.checkpoints.state import flatten_optimizer, unflatten_optimizer
 from starpod.trainer.configuration.optimizer import OptimizerConfig
 from starpod.trainer.data.batch import Advantages, Batch, RolloutBatch
@@ -42,6 +43,7 @@ class PolicyTrainer:
         make_reference: Builds the frozen policy of the KL term, with any weights. Only used without adapters.
         branches: How advantages of branches are scaled and their loss weighted.
         criteria_weights: See `Config.criteria_weights`.
+        teacher: Judges the policy's tokens in stages with `algorithm.distillation`.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class PolicyTrainer:
         seed: int = 0,
         branches: PivotsConfig | None = None,
         criteria_weights: Mapping[str, Mapping[str, float]] | None = None,
+        teacher: Judge | None = None,
     ) -> None:
         self.policy = policy
         self.algorithm = algorithm
@@ -66,6 +69,7 @@ class PolicyTrainer:
         self.max_length = max_length
         self.branches = branches or PivotsConfig()
         self.criteria_weights = criteria_weights or {}
+        self.teacher = teacher
         self.reference: Policy | FirstAdapters | None = None
         self._make_reference = make_reference
         self.generator = torch.Generator().manual_seed(seed)
@@ -108,7 +112,8 @@ class PolicyTrainer:
 
     def estimate(self, table: RolloutBatch) -> Advantages:
         """Return the advantages of scored episodes. Raises ValueError; see `advantages_by_kind`."""
-        return advantages_by_kind(self.algorithm, table, self.branches.scale)
+        advantages = advantages_by_kind(self.algorithm, table, self.branches.scale)
+        return self.algorithm.distillation.add_to(advantages, table)
 
     def check_sampler(
         self, batch: Batch, table: RolloutBatch, logprobs_BT: Tensor, version: int, mask_BT: Tensor
@@ -203,8 +208,10 @@ class PolicyTrainer:
         table.old_logprobs_BT = torch.where(mask_BT, logprobs_BT, table.old_logprobs_BT)
         if self.reference is not None and self.algorithm.needs_reference:
             reference_BT = self.logprobs(batch, mask_BT=mask_BT, model=self.reference)
-            others_BT = torch.zeros_like(reference_BT) if table.ref_logprobs_BT is None else table.ref_logprobs_BT
-            table.ref_logprobs_BT = torch.where(mask_BT, reference_BT, others_BT)
+            table.ref_logprobs_BT = _put(reference_BT, table.ref_logprobs_BT, mask_BT)
+        if self.teacher is not None and self.algorithm.has_teacher:
+            teacher_BT = self.teacher.logprobs(self.logprobs, batch, table, mask_BT)
+            table.teacher_logprobs_BT = _put(teacher_BT, table.teacher_logprobs_BT, mask_BT)
         table.bootstrap_B = self._bootstrap(batch)
 
     @torch.no_grad()
@@ -386,6 +393,11 @@ class PolicyTrainer:
             return default_BT
         logprobs_BT = self.logprobs(batch, split_rows, mask_BT=mask_BT)
         return torch.where(in_rows(split_rows, torch.ones_like(mask_BT)), logprobs_BT, default_BT)
+
+
+def _put(values_BT: Tensor, column_BT: Tensor | None, mask_BT: Tensor) -> Tensor:
+    """Return a column of a table with other values in the mask. None is a column of zeros."""
+    return torch.where(mask_BT, values_BT, torch.zeros_like(values_BT) if column_BT is None else column_BT)
 
 
 def check_logprob_gaps(config: OptimizerConfig, gaps_N: Tensor) -> dict[str, float]:

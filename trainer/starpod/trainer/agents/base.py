@@ -129,8 +129,8 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """The tokens of a move that an engine sampled. The fields `prompt`, `fresh`, `reply`, `logprobs`, `versions` and
-    `spans` are those of `Turn`."""
+    """The tokens of a move that an engine sampled. The fields `prompt`, `fresh`, `reply`, `logprobs`, `versions`,
+    `spans` and `hinted` are those of `Turn`."""
 
     prompt: list[int]
     fresh: bool
@@ -138,6 +138,7 @@ class Tokens:
     logprobs: list[float]
     versions: list[int]
     spans: list[tuple[str, int]] = field(default_factory=list)
+    hinted: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,9 @@ class EngineAgents(Agents):
     """Whether turns record `Turn.spans`, the blocks of their replies."""
     speaker: str = ""
     """Name of the agent, if a script has several."""
+    hint: str = ""
+    """Format string of the expert's `action`, which a teacher reads below a turn's message; "" without such a
+    teacher."""
 
     def agent(self, session: Session, task: Task, group: int) -> Agent:
         return EngineAgent(self, session, task)
@@ -67,6 +70,7 @@ class EngineAgent(Agent):
 
     async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
         agents = self._agents
+        hinted = self._with_hint(observation, episode)
         prompt = self._ask(observation.text, episode, self.image_of(observation))
         self._name = f"{agents.purpose}/{episode.group}/{episode.member}"
         room = agents.sampling.max_episode_tokens - len(prompt.context)
@@ -86,7 +90,7 @@ class EngineAgent(Agent):
             agent=agents.speaker,
             images=self._conversation.images,
         )
-        return self._answer(prompt, await self._reply(request, prompt, observation, episode))
+        return self._answer(prompt, await self._reply(request, prompt, observation, episode), hinted)
 
     async def _reply(self, request: Request, prompt: Prompt, observation: Observation, episode: Episode) -> Reply:
         """Return the reply to play."""
@@ -96,7 +100,7 @@ class EngineAgent(Agent):
         prompt = self._ask(observation.text, episode, self.image_of(observation))
         if (prompt.appended, prompt.fresh) != (turn.prompt, turn.fresh) or not turn.reply:
             return None
-        return self._answer(prompt, Reply(turn.reply, turn.logprobs, turn.versions, turn.finish))
+        return self._answer(prompt, Reply(turn.reply, turn.logprobs, turn.versions, turn.finish), turn.hinted)
 
     def recall(self, episode: Episode) -> None:
         template, history = self._agents.template, replace(episode, turns=[])
@@ -110,7 +114,7 @@ class EngineAgent(Agent):
                 self._conversation.answer(template.encode_reply(text), "stop", text)
             history.turns.append(turn)
 
-    def _answer(self, prompt: Prompt, reply: Reply) -> Move:
+    def _answer(self, prompt: Prompt, reply: Reply, hinted: list[int]) -> Move:
         text = self._agents.template.decode(reply.tokens)
         parsed_reply = self._prompter.parse(text)
         self._conversation.answer(reply.tokens, reply.finish, text)
@@ -122,7 +126,7 @@ class EngineAgent(Agent):
             parsed_reply.thought,
             parsed_reply.well_formed,
             reply.finish,
-            Tokens(prompt.appended, prompt.fresh, reply.tokens, reply.logprobs, reply.versions, spans),
+            Tokens(prompt.appended, prompt.fresh, reply.tokens, reply.logprobs, reply.versions, spans, hinted),
             parsed_reply.blocks,
         )
 
@@ -144,10 +148,18 @@ class EngineAgent(Agent):
     def close(self) -> None:
         self._agents.engine.forget(self._name)
 
-    def _ask(self, observation: str, episode: Episode, image: bytes = b"") -> Prompt:
+    def _with_hint(self, observation: Observation, episode: Episode) -> list[int]:
+        """Return the context of the next reply with the expert's move; empty without a hint or an expert's move."""
+        hint, action = self._agents.hint, observation.expert_action
+        if not (hint and isinstance(action, str)):
+            return []
+        note = "\n" + hint.format(action=action)
+        return self._ask(observation.text, episode, self.image_of(observation), note=note).context
+
+    def _ask(self, observation: str, episode: Episode, image: bytes = b"", *, note: str = "") -> Prompt:
         sampling = self._agents.sampling
         return self._conversation.ask(
-            self._prompter.following(episode, observation, image=bool(image)),
+            self._prompter.following(episode, observation, image=bool(image)) + note,
             image,
             most_tokens=sampling.max_episode_tokens - sampling.least_room,
         )

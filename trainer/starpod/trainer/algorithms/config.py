@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
+from starpod.trainer.algorithms.distillation import NoTeacher, Teaching
 from starpod.trainer.algorithms.estimators import GAE, Advantage, CriticEstimator
 from starpod.trainer.algorithms.objectives import PPO, Loss, LossInputs
 from starpod.trainer.algorithms.sections import KL, Correction, DynamicSamplingConfig, Filter, KeepAll, NoKL
@@ -59,6 +60,10 @@ class AlgorithmConfig(Section):
     )
     kl: KL = Field(default=NoKL(), description="Penalty for leaving the first policy (KL), in the reward or the loss.")
     entropy_coefficient: float = Field(default=0.001, ge=0, description="Weight of the entropy bonus.")
+    distillation: Teaching = Field(
+        default=NoTeacher(),
+        description="Teacher of the policy's own tokens; see docs/methods.md#on-policy-distillation.",
+    )
 
     filter: Filter = Field(
         default=KeepAll(),
@@ -98,13 +103,13 @@ class AlgorithmConfig(Section):
         """Return whether an update of this number of episodes needs a scoring pass before its first step.
 
         An update with a single step takes the old log-probabilities from that step's forward pass, so that all ratios
-        are exactly 1. Correction `bypass` uses the sampler's. A critic, a reference policy, and losses over whole
-        episodes need the scoring pass.
+        are exactly 1. Correction `bypass` uses the sampler's. A critic, a reference policy, a teacher, and losses over
+        whole episodes need the scoring pass.
         """
         whole_episodes = self.loss.couples_turns or self.correction.level == "sequence"
         is_single_step = self.epochs * self.steps(episodes) == 1
         skips_scoring = self.correction.mode == "bypass" or (is_single_step and not whole_episodes)
-        return self.needs_critic or self.needs_reference or not skips_scoring
+        return self.needs_critic or self.needs_reference or self.has_teacher or not skips_scoring
 
     @property
     def critic(self) -> CriticEstimator | None:
@@ -125,6 +130,11 @@ class AlgorithmConfig(Section):
     def needs_reference(self) -> bool:
         """Whether a frozen reference policy is needed."""
         return self.kl.where != "off"
+
+    @property
+    def has_teacher(self) -> bool:
+        """Whether a teacher judges the policy's tokens."""
+        return not isinstance(self.distillation, NoTeacher)
 
     @property
     def needs_state_key(self) -> bool:
@@ -221,9 +231,27 @@ _CONTRADICTIONS: tuple[Contradiction[AlgorithmConfig], ...] = (
         _ORDER + " with the episode's return: set algorithm.kl.where to loss or off",
     ),
     Contradiction(
+        ("order", "distillation"),
+        lambda c: c.order != "together" and c.has_teacher,
+        _ORDER + " with the episode's advantage, but a teacher gives each token one: set algorithm.distillation to off",
+    ),
+    Contradiction(
         ("order", "loss"),
         lambda c: c.order != "together" and isinstance(c.loss, PPO) and c.loss.bounds_by_turn,
         _ORDER + ", without bounds by turn: give one clip_low and one clip_high, and no clip_decay",
+    ),
+    Contradiction(
+        ("distillation", "filter", "dynamic_sampling"),
+        lambda c: not c.distillation.reward and (c.filter != KeepAll() or c.dynamic_sampling.enabled),
+        "algorithm.distillation.reward false lets the teacher alone teach, and it judges every group, but "
+        "algorithm.filter and algorithm.dynamic_sampling drop groups whose rewards are equal: set algorithm.filter to "
+        "none, and algorithm.dynamic_sampling.enabled and algorithm.filter.drop_identical to false",
+    ),
+    Contradiction(
+        ("distillation", "advantage"),
+        lambda c: not c.distillation.reward and c.needs_critic,
+        "algorithm.distillation.reward false lets the teacher alone teach, but algorithm.advantage {c.advantage.kind} "
+        "trains a critic on rewards: set it to an estimator without a critic, such as dr_grpo",
     ),
     Contradiction(
         ("filter_loss_scaling", "filter"),

@@ -10,6 +10,7 @@ from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from starpod.trainer.agents.config import SamplingConfig, ScriptConfig
 from starpod.trainer.algorithms.config import AlgorithmConfig
+from starpod.trainer.algorithms.distillation import Teaching
 from starpod.trainer.checkpoints.config import CheckpointConfig
 from starpod.trainer.configuration.layers import difference
 from starpod.trainer.configuration.optimizer import OptimizerConfig
@@ -147,6 +148,12 @@ class Config(Section):
     def needs_reference(self) -> bool:
         """Whether any stage uses a frozen reference policy."""
         return any(stage.algorithm.needs_reference for stage in self.in_stages)
+
+    @property
+    def teaching(self) -> Teaching:
+        """Settings of the first stage with a teacher; those of the run if no stage has one."""
+        stages = (stage.algorithm for stage in self.in_stages)
+        return next((stage.distillation for stage in stages if stage.has_teacher), self.algorithm.distillation)
 
     @property
     def needs_state_key(self) -> bool:

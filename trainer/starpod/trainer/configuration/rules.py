@@ -36,6 +36,11 @@ class Case:
         return self.run.collect.search.strategy
 
     @property
+    def teacher(self) -> str:
+        """Kind of the teacher in any stage."""
+        return self.run.teaching.teacher
+
+    @property
     def blocks(self) -> set[str]:
         """Blocks of a reply."""
         prompt = self.task.prompt
@@ -304,6 +309,40 @@ RULES: tuple[Contradiction[Case], ...] = (
         lambda c: c.run.evaluation.best_of > 1 and (c.run.script.name != "solo" or c.run.collect.agent.command),
         "evaluation.best_of above 1 is for one agent without a program: drop it, or script and collect.agent",
     ),
+    # Teachers
+    Contradiction(
+        ("stages", "algorithm.distillation"),
+        lambda c: any(
+            stage.algorithm.has_teacher and not stage.algorithm.distillation.names_same_teacher(c.run.teaching)
+            for stage in c.run.in_stages
+        ),
+        "algorithm.distillation names another teacher in another stage, but a run has one: give the same, or off",
+    ),
+    Contradiction(
+        ("algorithm.distillation", "model.name"),
+        lambda c: c.run.model.name == TINY and c.teacher in ("model", "vllm"),
+        "algorithm.distillation {c.teacher} needs a policy with the teacher's tokenizer, but model tiny makes one of "
+        "its own: set model.name to the folder `initial` of the teacher's run, or to another model",
+    ),
+    Contradiction(
+        ("algorithm.distillation", "sampling.temperature"),
+        lambda c: c.teacher == "vllm" and c.run.sampling.temperature != 1,
+        "algorithm.distillation vllm reports log-probabilities at temperature 1: set sampling.temperature to 1",
+    ),
+    Contradiction(
+        ("algorithm.distillation", "prompt.observation"),
+        lambda c: c.teacher == "vllm" and c.task.prompt.shows_images,
+        "algorithm.distillation vllm reads texts alone, but prompt.observation {c.task.prompt.observation} shows "
+        "images: set it to text, or choose a teacher of the kind model",
+    ),
+    Contradiction(
+        ("algorithm.distillation", "script", "collect.agent.command", "replay.offline"),
+        lambda c: (
+            c.teacher == "self" and (c.run.script.name != "solo" or c.run.collect.agent.command or c.run.replay.offline)
+        ),
+        "algorithm.distillation self reads the expert's moves in episodes that the policy plays alone: set script to "
+        "solo, and drop collect.agent.command and replay.offline",
+    ),
     # Images
     Contradiction(
         ("prompt.observation", "model.tiny.image"),
@@ -367,6 +406,12 @@ RULES: tuple[Contradiction[Case], ...] = (
         lambda c: c.expert_starts and ((not c.facts.expert and "expert") or (not c.facts.fork and "fork")),
         "environment.expert_moves_left plays moves of an expert and forks the resulting state, but "
         "{c.task.environment.id} has no {found}: drop it",
+    ),
+    Contradiction(
+        ("algorithm.distillation",),
+        lambda c: c.teacher == "self" and not c.facts.expert,
+        "algorithm.distillation self reads the moves of an expert, but {c.task.environment.id} has none: choose a "
+        "teacher of the kind model or vllm",
     ),
     Contradiction(
         ("collect.search.score",),

@@ -303,6 +303,8 @@ class RolloutBatch:
     """The critic's value of the context before each token; None without a critic."""
     ref_logprobs_BT: Tensor | None = None
     """Log-probabilities under the reference policy; None without a KL term."""
+    teacher_logprobs_BT: Tensor | None = None
+    """Log-probabilities under the teacher; None without one."""
     episodes: Sequence[Episode] = ()
     """The episodes, for estimators that need more than the tensors."""
     criteria_weights: Mapping[str, Mapping[str, float]] = field(default_factory=dict)

@@ -58,6 +58,8 @@ class Turn:
     """The policy version that sampled each id of `reply`."""
     finish: Finish = "stop"
     """Reason why the reply ended."""
+    hinted: list[int] = field(default_factory=list)
+    """The whole context as a teacher reads it that is told the expert's move; empty unless there is such a teacher."""
     spans: list[tuple[str, int]] = field(default_factory=list)
     """Blocks of `reply` as (name, end) in order; one span named "" if it is ill-formed. Empty unless an estimator needs
     blocks."""

@@ -78,6 +78,8 @@ METRICS = {
         Metric("scorer/loss", "Turn scorer's loss"),
         Metric("scorer/accuracy", "Turn scorer's pairs in order", "share", 1),
         Metric("scorer/score_correlation", "Turn rewards beside progress, rank correlation", "number", 1),
+        Metric("distillation/reverse_kl", "Reverse KL to the teacher (nats per token)", "number", -1),
+        Metric("distillation/gate_share", "Share of the teacher's advantage that the gate passes", "share"),
         Metric("update/grad_norm", "Gradient norm"),
         Metric("update/loss", "Loss"),
         Metric("update/learning_rate", "Learning rate"),

@@ -70,7 +70,7 @@ class HeldOut:
             starts = self.parallel.split(starts_from(self.seeds(name, purpose)))
             watch = self.screen.counter(phase, len(starts))
             temperature = 0.0 if decoding == "greedy" else settings.temperature
-            agents = replace(collector.agents, purpose=streams, temperature=temperature)
+            agents = replace(collector.agents, purpose=streams, temperature=temperature, hint="")
             if decoding == "best_of":
                 assert self.scorer is not None
                 score = partial(self.parallel.in_thread, self.scorer.score)

@@ -46,6 +46,13 @@ RUN_TIME = (
 """Keys of `ModelConfig` that affect only how the model is computed. A resumed run may change them."""
 
 
+def locate_model(name: str) -> str:
+    """Return a folder's absolute path, and any other name unchanged."""
+    # A name of Hugging Face's may have the form of a relative path. transformers prefers a folder, too.
+    is_path = name.startswith((".", "~")) or (name not in (TINY, *PACKAGED) and os.path.isdir(name))
+    return absolute_path(name) if is_path else name
+
+
 class TinyConfig(Section):
     """Shape of a model built from scratch with its own tokenizer."""
 
@@ -142,9 +149,7 @@ class ModelConfig(Section):
     @field_validator("name")
     @classmethod
     def _locate_folder(cls, name: str) -> str:
-        # A name of Hugging Face's may have the form of a relative path. transformers prefers a folder, too.
-        is_path = name.startswith((".", "~")) or (name not in (TINY, *PACKAGED) and os.path.isdir(name))
-        return absolute_path(name) if is_path else name
+        return locate_model(name)
 
     @field_validator("chat_template")
     @classmethod

@@ -23,6 +23,7 @@ from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.models.policy import build_shape
 from starpod.trainer.models.trunk import unwrapped
 from starpod.trainer.parallel.ranks import device_named
+from starpod.trainer.run.teachers import model_of_teacher
 
 GIB = 2**30
 FLOAT32 = 4
@@ -164,6 +165,7 @@ def estimate_memory(config: Config, place: Place) -> Estimate:
     weight_bytes = trained_count * FLOAT32 + frozen_count * item_size
     keys = "another model" + ("" if lora else ", model.lora.rank") + ("" if world > 1 else ", several GPUs (torchrun)")
     base_keys = f"{keys}, model.base_dtype" if lora and item_size == FLOAT32 else keys
+    teacher = model_of_teacher(config.teaching, model)
     items = [
         Item("program", PROGRAM[place.kind]),
         Item("weights", weight_bytes / world, base_keys),
@@ -176,6 +178,10 @@ def estimate_memory(config: Config, place: Place) -> Estimate:
         items.append(Item("critic", (weight_bytes + 3 * trained_count * FLOAT32) / world, "model.critic=shared"))
     if algorithm.needs_reference:
         items.append(Item("reference model", trained_count * FLOAT32 / world, "algorithm.kl.where=off"))
+    if teacher is not None:  # rounded to the dtype of computation, unless it is sharded
+        teacher_item_size = FLOAT32 if world > 1 else getattr(torch, teacher.dtype).itemsize
+        size = Shape.of(teacher).parameters * teacher_item_size / world
+        items.append(Item("teacher", size, "another algorithm.distillation.model, or teacher vllm"))
     if world > 1:
         # FSDP gathers two layers at a time and all parameters outside of layers, with their gradients.
         gathered_count = shape.parameters - (shape.layers - 2) * shape.per_layer

@@ -13,6 +13,7 @@ from starpod.client import Want
 from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.agents.program import Wrap, load_programs
 from starpod.trainer.agents.script import engine_agents
+from starpod.trainer.algorithms.distillation import Judge, SelfTeacher
 from starpod.trainer.checkpoints.checkpoint import Checkpoints, Loaded
 from starpod.trainer.checkpoints.resume import check_model as check_resumed_model
 from starpod.trainer.configuration.config import Config
@@ -43,6 +44,7 @@ from starpod.trainer.run.interrupts import Interrupts
 from starpod.trainer.run.policies import Models, build_models, forget_initial
 from starpod.trainer.run.run import Parts, Run
 from starpod.trainer.run.step_report import Output
+from starpod.trainer.run.teachers import make_judge
 from starpod.trainer.scorers.base import TurnScorer
 from starpod.trainer.scorers.config import ImplicitConfig, QConfig
 from starpod.trainer.scorers.implicit import ImplicitScorer
@@ -79,6 +81,7 @@ async def open_run(
             stack.enter_context(folder.lock())
         output = Output(folder, Checkpoints(folder.checkpoints, config.checkpoint, parallel=parallel.apart()), screen)
         loaded = _load(config, output.checkpoints, resume=resume)
+        teacher = make_judge(config, parallel)
         offline = read_offline(config.replay.offline, config.seeds)
         served = await _serve_all(config, stack, screen)
         if loaded is None:
@@ -98,7 +101,7 @@ async def open_run(
             Parts(
                 collectors=await _build_collectors(config, served, templates, engine, stack),
                 models=models,
-                learner=build_learner(config, models, parallel),
+                learner=build_learner(config, models, parallel, teacher),
                 output=output,
                 parallel=parallel,
                 interrupts=interrupts,
@@ -182,7 +185,7 @@ def _build_templates(served: Sequence[Served], policies: Policies) -> dict[str, 
     }
 
 
-def build_learner(config: Config, models: Models, parallel: Parallel) -> Learner:
+def build_learner(config: Config, models: Models, parallel: Parallel, teacher: Judge | None = None) -> Learner:
     """Return the learner of all policies."""
     trainers = {
         agent: PolicyTrainer(
@@ -196,6 +199,7 @@ def build_learner(config: Config, models: Models, parallel: Parallel) -> Learner
             seed=derive(config.seed, "minibatches"),
             branches=config.collect.search if isinstance(config.collect.search, PivotsConfig) else PivotsConfig(),
             criteria_weights=config.criteria_weights,
+            teacher=teacher,
         )
         for agent, policy in models.policies.by_agent.items()
     }
@@ -229,6 +233,7 @@ async def _build_collectors(
                         seed=config.seed,
                         want=_want(config, environment.facts, image=task.prompt.shows_images),
                         spans=any(settings.algorithm.blocks for settings in config.in_stages),
+                        hint=config.teaching.hint if isinstance(config.teaching, SelfTeacher) else "",
                     )
                 ),
                 task=make_task(task.environment, environment.task.actions, task.name),
@@ -253,6 +258,7 @@ def _want(config: Config, facts: Facts, *, image: bool) -> Want:
     reads_states = scorer == "q" or any(stage.algorithm.may_read_state_key for stage in config.in_stages)
     return Want(
         state_key=config.needs_state_key or (reads_states and facts.state_key),
+        expert_action=isinstance(config.teaching, SelfTeacher),
         score=config.collect.search.needs_score or (scorer != "off" and facts.score),
         image=image,
     )
