@@ -32,8 +32,8 @@ from starpod.trainer.parallel.ranks import Parallel
 KEY = "algorithm.distillation"
 CALLS_AT_ONCE = 32
 """Number of requests that a rank keeps in flight at a vLLM server."""
-IDS_OF_PROBE = 128
-"""Number of ids in each text by which a server's tokenizer is compared. Any server takes texts of this length."""
+IDS_OF_PROBE = 1024
+"""Number of ids in each text by which a server's tokenizer is compared."""
 
 
 class LoadedJudge(Judge):
