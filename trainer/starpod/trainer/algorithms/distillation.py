@@ -135,9 +135,5 @@ class Judge(ABC):
     def logprobs(self, score: Score, batch: Batch, table: RolloutBatch, mask_BT: Tensor) -> Tensor:
         """Return the teacher's log-probabilities [B, T] of the tokens in the mask. All ranks take part.
 
-        Args:
-            score: Computes log-probabilities under the policy or another model, as `PolicyTrainer.logprobs` does.
-            batch: The episodes.
-            table: Their table, with the policy's own log-probabilities.
-            mask_BT: Mask of the tokens to judge (bool).
+        score: computes log-probabilities under the policy or another model. table: has those of the policy.
         """

@@ -325,15 +325,10 @@ RULES: tuple[Contradiction[Case], ...] = (
         "its own: set model.name to the folder `initial` of the teacher's run, or to another model",
     ),
     Contradiction(
-        ("algorithm.distillation", "sampling.temperature"),
-        lambda c: c.teacher == "vllm" and c.run.sampling.temperature != 1,
-        "algorithm.distillation vllm reports log-probabilities at temperature 1: set sampling.temperature to 1",
-    ),
-    Contradiction(
-        ("algorithm.distillation", "prompt.observation"),
-        lambda c: c.teacher == "vllm" and c.task.prompt.shows_images,
-        "algorithm.distillation vllm reads texts alone, but prompt.observation {c.task.prompt.observation} shows "
-        "images: set it to text, or choose a teacher of the kind model",
+        ("algorithm.distillation", "sampling.temperature", "prompt.observation"),
+        lambda c: c.teacher == "vllm" and (c.run.sampling.temperature != 1 or c.task.prompt.shows_images),
+        "algorithm.distillation vllm reads texts alone, at temperature 1: set sampling.temperature to 1 and "
+        "prompt.observation to text, or choose a teacher of the kind model",
     ),
     Contradiction(
         ("algorithm.distillation", "script", "collect.agent.command", "replay.offline"),

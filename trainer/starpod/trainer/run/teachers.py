@@ -74,7 +74,7 @@ class ServedJudge(Judge):
 
     def __init__(self, settings: VllmTeacher, tokenizer: PreTrainedTokenizerBase, parallel: Parallel) -> None:
         self._parallel = parallel
-        self._url = settings.url.rstrip("/")
+        self._url = settings.url.rstrip("/").removesuffix("/v1")
         try:
             key = Path(settings.api_key_file).read_text("utf-8-sig").strip() if settings.api_key_file else "none"
             self._client = openai.OpenAI(base_url=self._url, api_key=key, max_retries=4)
@@ -102,12 +102,8 @@ class ServedJudge(Judge):
             return []
         reply = self._call("/v1/completions", prompt=sample.tokens, max_tokens=1, prompt_logprobs=0)
         try:
-            places = reply["choices"][0]["prompt_logprobs"]
-            return [
-                float(place[str(token)]["logprob"])
-                for place, token, sampled in zip(places, sample.tokens, sample.sampled, strict=True)
-                if sampled
-            ]
+            places = zip(reply["choices"][0]["prompt_logprobs"], sample.tokens, sample.sampled, strict=True)
+            return [float(place[str(token)]["logprob"]) for place, token, sampled in places if sampled]
         except (LookupError, TypeError, ValueError) as error:
             raise EngineError(
                 f"the teacher at {self._url} gave no log-probability for each token of a prompt ({error!r})"
@@ -115,17 +111,12 @@ class ServedJudge(Judge):
 
     def _compare(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Raise EngineError unless the server encodes the texts of all ids as this tokenizer does."""
-
-        def differs(first: int) -> bool:
+        for first in range(0, len(tokenizer), IDS_OF_PROBE):
             text = tokenizer.decode([*range(first, min(first + IDS_OF_PROBE, len(tokenizer)))])
-            theirs = self._call("/tokenize", prompt=text, add_special_tokens=False)["tokens"]
-            return bool(theirs != tokenizer.encode(text, add_special_tokens=False))
-
-        with ThreadPoolExecutor(CALLS_AT_ONCE) as pool:
-            if any(pool.map(differs, range(0, len(tokenizer), IDS_OF_PROBE))):
+            ids = self._call("/tokenize", prompt=text, add_special_tokens=False)["tokens"]
+            if ids != tokenizer.encode(text, add_special_tokens=False):
                 raise EngineError(
-                    "its tokenizer gives other ids than the policy's, so tokens cannot be compared: serve a model with "
-                    "the policy's tokenizer"
+                    "its tokenizer gives other ids than the policy's: serve a model with the policy's tokenizer"
                 )
 
     def _call(self, path: str, **body: Any) -> Any:
@@ -135,7 +126,7 @@ class ServedJudge(Judge):
                 return json.loads(self._client.get(path, cast_to=str))
             return json.loads(self._client.post(path, body={"model": self._model, **body}, cast_to=str))
         except (openai.OpenAIError, ValueError) as error:
-            cause = getattr(error, "__cause__", None) or error
+            cause = error.__cause__ or error
             raise EngineError(f"the teacher at {self._url} did not answer {path}: {cause}") from error
 
 
