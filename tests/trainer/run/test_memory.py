@@ -91,6 +91,8 @@ def test_what_lowers_memory_lowers_the_estimate(qwen: str) -> None:
     # In bfloat16, slices of logits and of the rounded weight, and the gradient of the embeddings.
     assert plain["logits"] == pytest.approx((2**25 * 16 + 151936 * 2048 * 4) / GIB)
     assert held(qwen, "algorithm.kl.where=loss")["reference model"] == pytest.approx(plain["weights"])
+    taught = held(qwen, "algorithm.distillation.teacher=model", f"algorithm.distillation.model={qwen}")
+    assert taught["teacher"] == pytest.approx(plain["weights"] / 2)
     separate = held(qwen, "algorithm.advantage=gae", "model.critic=separate")
     assert separate["critic"] == pytest.approx(4 * plain["weights"])
     lora = held(qwen, "model.lora.rank=16", "algorithm.kl.where=loss")

@@ -36,11 +36,6 @@ class Case:
         return self.run.collect.search.strategy
 
     @property
-    def teacher(self) -> str:
-        """Kind of the teacher in any stage."""
-        return self.run.teaching.teacher
-
-    @property
     def blocks(self) -> set[str]:
         """Blocks of a reply."""
         prompt = self.task.prompt
@@ -320,20 +315,21 @@ RULES: tuple[Contradiction[Case], ...] = (
     ),
     Contradiction(
         ("algorithm.distillation", "model.name"),
-        lambda c: c.run.model.name == TINY and c.teacher in ("model", "vllm"),
-        "algorithm.distillation {c.teacher} needs a policy with the teacher's tokenizer, but model tiny makes one of "
-        "its own: set model.name to the folder `initial` of the teacher's run, or to another model",
+        lambda c: c.run.model.name == TINY and c.run.teaching.teacher in ("model", "vllm"),
+        "algorithm.distillation needs a policy with the teacher's tokenizer, but model tiny makes one of its own: set "
+        "model.name to the folder `initial` of the teacher's run, or to another model",
     ),
     Contradiction(
         ("algorithm.distillation", "sampling.temperature", "prompt.observation"),
-        lambda c: c.teacher == "vllm" and (c.run.sampling.temperature != 1 or c.task.prompt.shows_images),
+        lambda c: c.run.teaching.teacher == "vllm" and (c.run.sampling.temperature != 1 or c.task.prompt.shows_images),
         "algorithm.distillation vllm reads texts alone, at temperature 1: set sampling.temperature to 1 and "
         "prompt.observation to text, or choose a teacher of the kind model",
     ),
     Contradiction(
         ("algorithm.distillation", "script", "collect.agent.command", "replay.offline"),
         lambda c: (
-            c.teacher == "self" and (c.run.script.name != "solo" or c.run.collect.agent.command or c.run.replay.offline)
+            c.run.teaching.teacher == "self"
+            and (c.run.script.name != "solo" or c.run.collect.agent.command or c.run.replay.offline)
         ),
         "algorithm.distillation self reads the expert's moves in episodes that the policy plays alone: set script to "
         "solo, and drop collect.agent.command and replay.offline",
@@ -404,7 +400,7 @@ RULES: tuple[Contradiction[Case], ...] = (
     ),
     Contradiction(
         ("algorithm.distillation",),
-        lambda c: c.teacher == "self" and not c.facts.expert,
+        lambda c: c.run.teaching.teacher == "self" and not c.facts.expert,
         "algorithm.distillation self reads the moves of an expert, but {c.task.environment.id} has none: choose a "
         "teacher of the kind model or vllm",
     ),
