@@ -30,7 +30,13 @@ def shown(text: str) -> list[str]:
 def test_every_key_and_section_has_a_description() -> None:
     for prefix, section in sections(Config()):
         assert type(section).__doc__ not in (None, Section.__doc__), prefix
-        assert {*type(section).model_fields} - {*own_keys(section)} <= {"kind", "where", "strategy", "mode"}, prefix
+        assert {*type(section).model_fields} - {*own_keys(section)} <= {
+            "kind",
+            "where",
+            "strategy",
+            "mode",
+            "teacher",
+        }, prefix
 
 
 def test_all_keys_are_printed_with_their_defaults() -> None:

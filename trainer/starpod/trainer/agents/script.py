@@ -86,10 +86,10 @@ MakeSpeaker = Callable[[str, int | None], Speaker]
 class EngineSpeaker(Speaker, EngineAgent):
     """Speaker that samples its replies from an engine."""
 
-    def _ask(self, observation: str, episode: Episode, image: bytes = b"") -> Prompt:
+    def _ask(self, observation: str, episode: Episode, image: bytes = b"", *, note: str = "") -> Prompt:
         if self.view is None:
-            return super()._ask(observation, episode, image)
-        prompt = super()._ask(self.view.text, self.view.history)
+            return super()._ask(observation, episode, image, note=note)
+        prompt = super()._ask(self.view.text, self.view.history, note=note)
         return Prompt(prompt.context, list(prompt.context), True) if self.view.fresh else prompt
 
 

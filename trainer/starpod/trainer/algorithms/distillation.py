@@ -57,10 +57,6 @@ class Distillation(Section):
     )
     gate: float = Field(default=0.0, ge=0, description=_GATE)
 
-    def names_same_teacher(self, other: Section) -> bool:
-        """Return whether another stage has the same teacher. Coefficient, gate and rewards may differ."""
-        return self.model_dump(exclude=_SHARED_KEYS) == other.model_dump(exclude=_SHARED_KEYS)
-
     def add_to(self, advantages: Advantages, table: RolloutBatch) -> Advantages:
         """Return the advantages with those of the teacher, or the teacher's alone. Gaps are clamped to 20 nats."""
         from starpod.trainer.algorithms.losses import masked_log_ratio
@@ -126,6 +122,11 @@ class SelfTeacher(Distillation):
 
 
 Teaching = Annotated[NoTeacher | ModelTeacher | VllmTeacher | SelfTeacher, KindBy("teacher")]
+
+
+def is_same_teacher(first: Section, second: Section) -> bool:
+    """Return whether two stages have the same teacher. Coefficient, gate and rewards may differ."""
+    return first.model_dump(exclude=_SHARED_KEYS) == second.model_dump(exclude=_SHARED_KEYS)
 
 
 class Judge(ABC):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from starpod.client.spelling import nearest
+from starpod.trainer.algorithms.distillation import is_same_teacher
 from starpod.trainer.algorithms.terms import PROCESS
 from starpod.trainer.configuration.config import Config
 from starpod.trainer.configuration.section import ConfigError, Contradiction, find_broken
@@ -308,7 +309,7 @@ RULES: tuple[Contradiction[Case], ...] = (
     Contradiction(
         ("stages", "algorithm.distillation"),
         lambda c: any(
-            stage.algorithm.has_teacher and not stage.algorithm.distillation.names_same_teacher(c.run.teaching)
+            stage.algorithm.has_teacher and not is_same_teacher(stage.algorithm.distillation, c.run.teaching)
             for stage in c.run.in_stages
         ),
         "algorithm.distillation names another teacher in another stage, but a run has one: give the same, or off",
