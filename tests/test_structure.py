@@ -90,7 +90,7 @@ def _names_from_starpod() -> list[tuple[str, str, str]]:
 
 
 def test_what_benchmarks_and_examples_import_is_there() -> None:
-    """Most of them run by hand, and some beside packages that are not installed here."""
+    """Most of these programs are run by hand, and some need packages that are not installed here."""
     names = _names_from_starpod()
     assert len(names) > 50
     missing = [f"{file}: {module}.{name}" for file, module, name in names if not is_there(module, name)]

@@ -43,7 +43,7 @@ def session_lost() -> Refused:
 
 @dataclass
 class Fold:
-    """The number into which all turns are folded. `luck` seeds the random numbers, `draws` counts them."""
+    """An episode as a number that depends on all turns. `luck` seeds the random numbers, `draws` counts them."""
 
     length: int
     value: int

@@ -1,4 +1,4 @@
-"""Replies that no server should send: each is an error of its own call, in time, and no number is trained on."""
+"""Invalid replies of a server: each fails only its own call, in time, and no invalid number is trained on."""
 
 import asyncio
 import itertools

@@ -200,7 +200,7 @@ def test_make_vec_and_seeds(server: ServerProcess) -> None:
 
 
 def test_texts_in_the_memory_that_processes_share() -> None:
-    """Gymnasium's own code for texts knows letters and digits alone, and reads them once, before there are any."""
+    """Gymnasium's own text space only accepts letters and digits."""
     space, texts = AnyText(), ("", "_ zwölf \N{SNOWMAN}\n")
     memory = create_shared_memory(space, n=2)
     seen = read_from_shared_memory(space, memory, n=2)

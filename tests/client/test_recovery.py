@@ -1,4 +1,4 @@
-"""Sessions that come back with all that they were: their turns, options, wishes and luck."""
+"""Recovered sessions have the same turns, options, limits and random state as before."""
 
 import asyncio
 import random

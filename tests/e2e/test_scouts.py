@@ -24,7 +24,7 @@ def scout(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 def test_a_policy_imitates_what_a_scout_solved(scout: Path, server: ServerProcess, tmp_path: Path) -> None:
-    """A run that stopped in the middle of the imitation goes on without the scout."""
+    """A run that was stopped during imitation continues without the scout."""
     folder, copy = tmp_path / "run", tmp_path / "scout"
     shutil.copytree(scout, copy)
     words = (*RULES, f"environment.addresses=[{server.address}]", "environment.options.observation=grid")

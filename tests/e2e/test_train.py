@@ -171,7 +171,7 @@ def interrupt(number: signal.Signals) -> Callable[[], None]:
 
 @pytest.fixture(scope="module")
 def whole(server: ServerProcess, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four iterations in one go. What was shown is in `told`, beside the run."""
+    """Four iterations in one run. The printed log is in `told`, in the run's folder."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     told = train(f"environment.addresses=[{server.address}]", run_dir=folder, base=EVERYTHING)
     (folder.parent / "told").write_text(told)

@@ -38,7 +38,7 @@ def elsewhere(base: type[Environment], concurrency: Concurrency) -> type[Environ
 
 
 class Walk(Environment):
-    """Inline and stochastic: a step adds luck; `info` and friends on demand. It has no words for a start at 10."""
+    """An inline, stochastic environment: a step adds a random number. It cannot describe a start at 10."""
 
     spec = specify(
         "walk",
@@ -82,7 +82,7 @@ class Walk(Environment):
 
 
 class OldWalk(Walk):
-    """An earlier version, live beside the newer one."""
+    """An earlier version, hosted together with the newer one."""
 
     spec = specify("walk", "A drunken walk", actions=("Left", "Right", "stop"))
 

@@ -27,7 +27,7 @@ def code_lines(folder: Path, *endings: str, comments: tuple[str, ...] = ("//",))
 
 
 def keep_contract(server: ServerProcess, also: ServerProcess, *words: str) -> dict[str, str]:
-    """Checks it beside a second process of the same program. Returns why requirements were skipped."""
+    """Check the server together with a second process of the same program. Return why requirements were skipped."""
     arguments = [server.address, "--also", also.address, "--timeout", "90", "--json", "-", *words]
     done = CliRunner().invoke(check, arguments)
     (environment,) = json.loads(done.stdout)["environments"]

@@ -14,7 +14,7 @@ from starpod.v1 import environment_pb2_grpc as pb_grpc
 
 
 class FaultyCalls(pb_grpc.EnvironmentServiceServicer):
-    """Forwards Describe and Stream to `upstream`, less than faithfully. `counts` tells what it did.
+    """A proxy that forwards Describe and Stream to `upstream` with faults. `counts` counts them.
 
     Doubled calls go over a second stream, whose replies are thrown away.
     """

@@ -1,4 +1,4 @@
-"""A client as a process of its own: it plays until its standard input ends and leaves what it saw in a file.
+"""A client process: it plays until its standard input ends, and writes its observations to a file.
 
     python -m tests.faults.program ADDRESSES FILE SETTINGS
 
@@ -29,7 +29,7 @@ class Program:
         self._file = file
 
     def finish(self) -> Played:
-        """Lets it play its episodes to the end, and returns them. An AssertionError tells what it said if it fails."""
+        """Let the program finish its episodes, and return them. Raise AssertionError with its output if it fails."""
         _, errors = self.process.communicate("", timeout=250)
         assert self.process.returncode == 0, errors
         played: Played = pickle.loads(self._file.read_bytes())

@@ -38,7 +38,7 @@ async def test_a_server_whose_log_is_on_a_full_disk(server: ServerProcess) -> No
 
 @contextlib.contextmanager
 def little_disk(folder: Path, kibibytes: int) -> Iterator[Path]:
-    """A file system of its own with so much room."""
+    """A separate file system of this size."""
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={kibibytes}k", "tmpfs", str(folder)], capture_output=True, text=True
     )

@@ -14,7 +14,7 @@ NAME = "environments.test"
 
 
 def own_hosts_file(hosts: Path) -> list[str]:
-    """Words that run a command with this file as /etc/hosts, in a mount namespace of its own."""
+    """Return the arguments that run a command with this file as /etc/hosts, in a new mount namespace."""
     unshare = ["unshare", "--map-root-user", "--mount", "sh", "-c"]
     prefix = [*unshare, f'mount --bind {hosts} /etc/hosts && exec "$@"', "sh"]
     try:

@@ -1,4 +1,4 @@
-"""A partition between machines: a server in a network namespace of its own, and a wire that loses every packet."""
+"""A partition between machines: a server in another network namespace, and a link that loses every packet."""
 
 import asyncio
 import contextlib

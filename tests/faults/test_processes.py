@@ -36,7 +36,7 @@ async def test_a_stopped_server_is_given_up_and_used_again(pair: list[ServerProc
 
 
 async def test_a_call_that_is_never_answered_ends() -> None:
-    """The server lives and says so; the environment alone never comes back."""
+    """The server answers health checks, but the environment never returns."""
     with start_server(TROUBLED, "endless-v1") as server:
         async with Fleet(server.address, **{**QUICK, "timeout": 1.0, "patience": 3.0}) as fleet:
             (session,) = await fleet.open("endless-v1")

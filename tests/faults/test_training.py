@@ -23,7 +23,7 @@ DISTANCE = 0.1
 
 
 class Storm(threading.Thread):
-    """One fault after another, in an order that the seed decides. `fired` tells how often each came."""
+    """Run one fault after another, in an order that the seed determines. `fired` counts them."""
 
     def __init__(self, servers: list[ServerProcess], proxies: list[Proxy], seed: int) -> None:
         super().__init__(daemon=True)

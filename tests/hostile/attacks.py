@@ -243,7 +243,7 @@ class Cost:
 
 
 class Bystander:
-    """Another tenant's client in a process of its own."""
+    """Another tenant's client, in a separate process."""
 
     def __init__(self, server: ServerProcess) -> None:
         command = [sys.executable, "-m", "tests.hostile.attacks", "--bystander", server.address, str(server.pid)]

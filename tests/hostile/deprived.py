@@ -19,7 +19,7 @@ class WithoutLandlock(Villain):
 
 
 class WithoutNamespaces(Villain):
-    """Finds itself where neither namespaces nor users of its own can be had, as in most containers without root."""
+    """A server without namespaces and separate users, as in most containers without root."""
 
     spec = dataclasses.replace(Villain.spec, id="without_namespaces-v1")
 

@@ -251,7 +251,7 @@ def test_an_episode_that_is_no_episode_of_its_environment_harms_its_holder_alone
 
 
 def test_a_process_reads_its_own_snapshot(target: Target) -> None:
-    """The server does not run what a class of its own process makes of a state."""
+    """The server's own process does not load the state of a class that runs in another process."""
     snapshot = snapshot_of(target, "villain-v1", ("status",))
     with target.unharmed():
         restored = restore(target, snapshot)

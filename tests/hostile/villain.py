@@ -38,7 +38,7 @@ def _open_descriptors() -> Iterator[tuple[int, str]]:
 
 
 class Villain(Environment):
-    """Each action is a crime; `info` tells how far it came: an exception's name, or what it got, if only None."""
+    """An environment whose actions are crimes. `info` has an exception's name, or what the crime returned."""
 
     spec = EnvironmentSpec(
         id="villain-v1",

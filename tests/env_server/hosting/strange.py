@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 
 class Draws(gymnasium.Env[Any, Any]):
-    """Base: sees a number that each step draws anew, for five steps."""
+    """The base class. Its observation is a number that each of five steps draws again."""
 
     metadata = {"render_modes": ["ansi", "rgb_array"]}  # noqa: RUF012 - as Gymnasium has it
     observation_space: Any = spaces.Discrete(1000)
@@ -49,7 +49,7 @@ class Draws(gymnasium.Env[Any, Any]):
 
 
 class Unseeded(Draws):
-    """Draws from a stream of its own, whatever the seed; a copy copies the stream."""
+    """Draws from a random stream that ignores the seed. A copy copies the stream."""
 
     def __init__(self, easy: bool = False, **arguments: Any) -> None:
         super().__init__(easy=easy, **arguments)

@@ -1,4 +1,4 @@
-"""Class `process`: however an environment dies, it costs its own session alone, and is reported as what it was."""
+"""Class `process`: a dying environment only loses its own session, and the cause is reported."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""An address keeps its oldest connections, whatever descriptors they have; the look at them needs none of its own."""
+"""An address keeps its oldest connections, and listing them needs no file descriptor."""
 
 import contextlib
 import os

@@ -25,7 +25,7 @@ from tests.env_server.troublesome import Waiting
 
 
 class Http:
-    """A caller of HTTP beside the gRPC client of the same server."""
+    """An HTTP client and a gRPC client of the same server."""
 
     def __init__(self, client: Client, caller: httpx.AsyncClient) -> None:
         self.client = client

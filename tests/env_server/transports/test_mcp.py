@@ -67,7 +67,7 @@ def texts(result: Any) -> list[str]:
 
 
 async def mcp(url: str, tool: str, **arguments: Any) -> Any:
-    """A tool's result, called by a client that comes for this alone."""
+    """Call a tool with a new client, and return the result."""
     async with McpClient(url) as client:
         return await client.call_tool(tool, arguments)
 

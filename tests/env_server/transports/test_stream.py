@@ -1,4 +1,4 @@
-"""The Stream call: columns equal calls, replies come as they finish, one bad call fails alone."""
+"""The Stream call: columns equal calls, replies are sent as they finish, and a bad call fails no other."""
 
 import asyncio
 from collections.abc import Sequence

@@ -14,7 +14,7 @@ FORM = re.compile(r"environment;dur=([\d.]+), queue;dur=([\d.]+), total;dur=([\d
 
 
 async def timed(call: Any) -> tuple[float, float]:
-    """Milliseconds in the environment and in the queue, as the trailer of a unary call tells them."""
+    """Return the milliseconds in the environment and in the queue, from the trailer of a unary call."""
     try:
         await call
         trailer = dict(await call.trailing_metadata())

@@ -118,7 +118,7 @@ class RequiresAnOption(Correct, levels="C"):
 
 
 class TellsTheTime(Correct, levels="CS"):
-    """`info` tells when a turn was played, which no seed determines."""
+    """`info` contains the time of a turn, which no seed determines."""
 
     def play(self, seat: Seat, request: pb.StepRequest) -> pb.Transition:
         transition = super().play(seat, request)
@@ -154,7 +154,7 @@ class _OneKind(ReferenceService):
 
 
 class TakesTools(_OneKind, Correct, lacks="S-11 S-12 S-16", levels="CS"):
-    """Tool calls alone: text is BAD_ARGUMENT."""
+    """An environment that only accepts tool calls: text is BAD_ARGUMENT."""
 
     kind, problem = "tool_call", "takes tool calls"
 
@@ -175,7 +175,7 @@ class TakesTools(_OneKind, Correct, lacks="S-11 S-12 S-16", levels="CS"):
 
 
 class TakesJson(_OneKind, Correct, lacks="C-64 C-66 S-11 S-12 S-16", levels="CS"):
-    """JSON alone, and Describe does not say so."""
+    """An environment that only accepts JSON, which Describe does not say."""
 
     kind, problem = "json", "takes JSON"
 

@@ -33,7 +33,7 @@ ACTIONS = ("Left", "Down", "Right", "Up")
 AGENTS = 4
 ENVIRONMENTS = ("environments", "more environments")
 ROUNDING = 1e-4
-"""Of log-probabilities: an engine that batches sums in another order where other requests run beside one."""
+"""Tolerance of log-probabilities: a batching engine sums in another order if other requests run at the same time."""
 
 
 def save_model(folder: Path) -> Path:

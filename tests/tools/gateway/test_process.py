@@ -51,7 +51,7 @@ def control(address: str, path: str, **body: Any) -> None:
 
 
 def test_what_it_writes_is_trained_on(server: ServerProcess, model: Path, tmp_path: Path) -> None:
-    """`replay.offline`: the trainer reads the episodes that a gateway of its own has written."""
+    """`replay.offline`: the trainer reads episodes that a separate gateway has written."""
     said: dict[tuple[int, int], list[Any]] = {}
     for number in range(8):
         name, place = f"agent-{number}", divmod(number, 4)

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 TURNS = 3
 TEMPERATURE = 0.7
 HALF = 0.05
-"""What log-probabilities may differ by: vLLM computes in half precision unless it is told otherwise."""
+"""Tolerance of log-probabilities: vLLM computes in half precision by default."""
 
 
 @pytest.fixture(scope="module")

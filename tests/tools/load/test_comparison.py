@@ -1,4 +1,4 @@
-"""Comparing tells change from noise."""
+"""Comparisons of reports distinguish changes from noise."""
 
 from typing import Any
 

@@ -25,7 +25,7 @@ def test_constant_arrivals_of_all_generators_are_one_clock(rate: float, start: f
 
 @given(RATES, STARTS)
 def test_a_late_reader_gets_the_same_arrivals(rate: float, start: float) -> None:
-    """Due times are a function of the schedule alone: nothing that happens in between moves them."""
+    """Due times depend only on the schedule, not on what happens in between."""
     first = list(islice(arrivals("poisson", rate, start, 0, 1, 7), 100))
     again = arrivals("poisson", rate, start, 0, 1, 7)
     assert [next(again) for _ in range(100)] == first

@@ -470,7 +470,7 @@ def test_what_is_polled_keeps_the_place_of_focus(phone: Any, address: str, other
 def test_playing_keeps_the_focus_and_announces_the_state(phone: Any, address: str) -> None:
     start_game(phone, address, "frozen_lake-v1?option-success_rate=1.0", "10000")
     phone.execute_script("window.kept = true")
-    press(phone, "select[name=count]", "on 4")
+    press(phone, "select[name=count]", "in 4")
     press(phone, "button[value=Up]")
     wait_until(lambda: "turn 1" in text_of(phone, "#state[role=status]"))
     assert 'value="Up"' in focused(phone) and phone.execute_script("return window.kept")

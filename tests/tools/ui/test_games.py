@@ -170,7 +170,7 @@ def test_servers_and_environments(visitor: Visitor, server: ServerProcess) -> No
 def test_sessions_of_a_run_are_watched_while_it_trains(
     visitor: Visitor, lost: tuple[Path, Episode], others: SyncSession
 ) -> None:
-    """The run is played by this test: it holds the lock, and tells what it holds open."""
+    """This test plays the role of the run: it holds the lock, and reports open sessions."""
     folder = RunFolder.create(lost[0] / "trains")
     folder.config.write_text(yaml.safe_dump({"environment": {"id": "sokoban-v1"}}))
     folder.metrics.write_text('{"step": 1, "time": 1.0, "metrics": {"collect/recoveries": 3.0}}\n')
@@ -297,7 +297,7 @@ def test_the_program_plays_the_same(visitor: Visitor) -> None:
 
 
 def test_a_game_is_forked(visitor: Visitor) -> None:
-    """Both go on by themselves, by the same luck, and what was played before can be taken back in the copy."""
+    """Both continue independently with the same random state, and earlier turns can be undone in the copy."""
     start(visitor, "frozen_lake-v1", success_rate="0.5")
     visitor.send("act", action="Up")
     original = visitor.path

@@ -63,7 +63,7 @@ def test_paths_are_shared_up_to_the_first_difference(played: list[list[tuple[str
 
 
 def test_a_searched_group_shows_its_branches(tmp_path: Path) -> None:
-    """The turns that a branch shares are its parent's: they are marked there alone. A group of one has no branches."""
+    """Turns that a branch shares with its parent are marked only in the parent. A group of one has no branches."""
     members = a_group(4, [0.0, 0.0, 1.0])
     members[1].turns[0].actions = ["Left"]
     branch = members[2]

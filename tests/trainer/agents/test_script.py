@@ -212,7 +212,7 @@ async def test_the_second_attempt_earns_what_it_gained(
 
 @pytest.mark.parametrize(("estimator", "left"), [("k1", 0.99), ("k3", 0.997610)])
 def test_the_first_attempt_alone_is_held_to_the_first_policy(estimator: str, left: float) -> None:
-    """Two tokens are in the first attempt and one in the second, which alone is rewarded."""
+    """The first attempt has two tokens. Only the second one, with one token, is rewarded."""
     turns = [
         a_turn([1, 2], agent_id="attempt1", parts={"environment": 0.0, "attempt": 0.0}),
         a_turn([3], agent_id="attempt2", fresh=False, parts={"environment": 1.0}),

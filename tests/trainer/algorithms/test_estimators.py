@@ -1,4 +1,4 @@
-"""The estimators without a critic say what they said when each was a function of its own."""
+"""Estimators without a critic give the same advantages as their earlier, separate implementations."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 def a_mixed_rollout(seed: int = 7) -> RolloutBatch:
-    """Seven episodes of up to nine tokens in three groups, one of them alone; states come back within groups."""
+    """Seven episodes of up to nine tokens in three groups, one with a single member. States recur within groups."""
     mask_BT, turns_BT = random_layout(seed, 7, 9)
     rewards_BT = torch.where(mask_BT, random_doubles(seed + 1, 7, 9).round(decimals=1), 0.0)
     most = int(turns_BT.max()) + 1

@@ -1,4 +1,4 @@
-"""`starpod vllm`: what it tells vLLM. Real servers are started by tests/trainer/engines/test_vllm_served.py."""
+"""`starpod vllm`: the arguments that it passes to vLLM. Real servers: tests/trainer/engines/test_vllm_served.py."""
 
 import importlib.metadata
 import importlib.util

@@ -1,4 +1,4 @@
-"""Rules that connect sections. Each is tested beside the code that it protects; here, that the table is sound."""
+"""The table of rules that connect sections. Each rule is tested with the code that it protects."""
 
 import pytest
 

@@ -78,7 +78,7 @@ def test_members_of_a_group_stand_together() -> None:
 
 
 def test_a_budget_counts_what_the_policy_reads() -> None:
-    """A group fits where its prompt is read once, and is not cut for what padding alone would take."""
+    """A group fits if its common prompt is counted once, and is not split because of padding."""
     policy, prompt = tiny_policy(), [*range(100)]
     episodes = [Episode(n // 8, n, "lake", turns=[a_turn([n, 1], prompt=[n // 8, *prompt])]) for n in range(16)]
     batch = Batch(episodes)

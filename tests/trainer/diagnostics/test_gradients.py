@@ -96,7 +96,7 @@ def test_what_one_scale_does_to_squared_gradients_is_measured_beside_what_is_pre
 
 
 def test_golden_factors_of_agents_that_share_a_scale() -> None:
-    """Rewards of 1, 0, 1, 0 beside those of 0.4, 0.1, 0.4, 0.1: one grows, the other nearly vanishes."""
+    """With rewards 1, 0, 1, 0 and 0.4, 0.1, 0.4, 0.1, the first gradient grows, and the second almost vanishes."""
     team = [(0, name, score) for name, own in (("S", (1, 0, 1, 0)), ("V", (0.4, 0.1, 0.4, 0.1))) for score in own]
     assert pooled_factors(team) == {"S": pytest.approx(2.010460, abs=1e-6), "V": pytest.approx(0.262860, abs=1e-6)}
     # Groups are apart, those without a deviation say nothing, and neither does an agent that spoke in one episode.

@@ -41,7 +41,7 @@ async def children(name: str, of: int | None = None) -> list[int]:
 
 @dataclass
 class Server:
-    """A running `starpod vllm`, the leader of a process group of its own."""
+    """A running `starpod vllm`, the leader of a new process group."""
 
     url: str
     process: subprocess.Popen[bytes]

@@ -23,7 +23,7 @@ TURNS = ([*range(3, 23)], [7, 5])
 
 
 async def play(engine: Engine, model: torch.nn.Module, number: int, member: int, version: int) -> Episode:
-    """An episode of two turns, checked against a plain forward pass over it alone."""
+    """An episode of two turns, compared with a plain forward pass over the episode."""
     context: list[int] = []
     turns = []
     # All prompts share their first tokens, those of a group more, and those of two members all.

@@ -57,7 +57,7 @@ def connect(*urls: str, **values: Any) -> RemoteVllm:
 
 
 def new_core(**settings: Any) -> FakeCore:
-    """A core with a model of its own, which has the policy's weights."""
+    """Return a core with a separate model that has the policy's weights."""
     return FakeCore(model=make_policy().model, **settings)
 
 

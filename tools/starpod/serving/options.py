@@ -1,4 +1,4 @@
-"""What the options of all commands share: headings in the help, renamed options, and values with a unit."""
+"""Code that the options of all commands share: headings in the help, renamed options, and values with a unit."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ from tests.support import ServerProcess, credentials
 
 @dataclass
 class Visitor:
-    """A browser without JavaScript, and beside it an agent on the gRPC service."""
+    """A browser without JavaScript, and an agent on the gRPC service."""
 
     http: httpx.AsyncClient
     stub: Any

@@ -35,7 +35,7 @@ class ForksRestartLuck(_SpoilsCopies, Faulty, reported="F-02 F-03"):
 
 
 class ReseedsAtRandom(Faulty, reported="F-05"):
-    """RESEED tells the given seed and uses another."""
+    """RESEED reports the given seed and uses another."""
 
     reseeded = 0
 
@@ -60,7 +60,7 @@ class ForksForAges(_SpoilsCopies, Faulty, reported="F-12"):
 
 
 class CopiesWithoutLimit(Faulty, reported="F-13 N-12"):
-    """max_group holds for Open alone."""
+    """max_group is checked only by Open."""
 
     def admit(self, count: int) -> int:
         return super().admit(min(count, self.limits.max_group)) and max(1, count)

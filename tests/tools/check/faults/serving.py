@@ -94,7 +94,7 @@ class HasNoReflection(Faulty, reported="C-94"):
 
 
 class TimesBackwards(Faulty, reported="C-97"):
-    """The server-timing trailer tells more for the environment than for the whole call."""
+    """The server-timing trailer reports more time for the environment than for the whole call."""
 
     async def _unary(self, context: Any, work: Any) -> Any:
         context.set_trailing_metadata((("server-timing", "environment;dur=2.5, queue;dur=0, total;dur=1.5"),))

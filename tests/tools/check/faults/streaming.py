@@ -26,7 +26,7 @@ class ReversesBatches(Faulty, reported="S-02 S-03"):
 
 
 class StreamsNoCopies(Faulty, reported="S-01"):
-    """Fork, Snapshot and Restore are served as unary calls alone."""
+    """Fork, Snapshot and Restore are served only as unary calls."""
 
     async def reply(self, call: pb.Call) -> pb.Reply:
         if call.WhichOneof("request") in ("fork", "snapshot", "restore"):
@@ -164,7 +164,7 @@ class KillsWithTheStream(Faulty, reported="S-07"):
 
 
 class TimesMeans(Faulty, reported="S-15"):
-    """The timing of a message has the total of one call beside the environment's time of many."""
+    """The timing of a message has the total of one call, but the environment's time of many calls."""
 
     def pack(self, reply: pb.Reply, columns: bool) -> pb.StreamResponse:
         response = super().pack(reply, columns)

@@ -39,7 +39,7 @@ def check_installed(config: EnvironmentConfig) -> None:
 
 
 def is_hostable(config: EnvironmentConfig) -> bool:
-    """Return whether this machine can serve an environment, as far as that is known without a try."""
+    """Return whether this machine can probably serve an environment. Only starting it would show for certain."""
     return not config.addresses and (bool(config.serve) or config.id in installed_ids())
 
 

@@ -161,7 +161,7 @@ def join_turns(demonstration: Demonstration, max_moves: int, rng: random.Random)
 
 
 def drop_failures(demonstrations: Sequence[Demonstration], kept: float) -> list[Demonstration]:
-    """Return the demonstrations that did not fail, and a share of those that did.
+    """Return the demonstrations that did not fail, and a share of the failed ones.
 
     kept: share of the failed ones to return. Raises ConfigError if nothing is left.
     """
