@@ -306,7 +306,10 @@ def learning() -> str:
             label = f"`{name}`" + f", {run['variant']}" * (len(experiment.variants) > 1)
             ends = [interval(run["before"]), interval(run["after"])]
             rows.append([label, str(run["seed"]), *ends, f"{run['seconds']:.0f} s"])
-    models = f"Names that begin with `gpu_` or end in `_llm` train {model_title(SMOLLM2)}, the others a tiny policy."
+    models = (
+        f"Names that begin with `gpu_` or end in `_llm` train {model_title(SMOLLM2)}, the others a tiny policy. "
+        "Runs of SmolLM2 were [measured with older settings](../benchmarks.md#a-pretrained-model) of their jobs."
+    )
     return f"{models}\n\n{table(['Experiment', 'Seed', 'Before', 'After', 'Wall time'], rows)}"
 
 
@@ -577,7 +580,8 @@ def chosen() -> str:
             "`python -m benchmarks.training.experiment frozen_lake`",
         ),
         (
-            "SmolLM2-135M on Sokoban, six minutes on one H200: success before; after (95 % interval), one seed",
+            "SmolLM2-135M on Sokoban, six minutes on an H200: success at temperature 0.5 before; after (95 % interval), "
+            "one seed",
             f"{interval(pretrained['before'])}; {interval(pretrained['after'])}",
             "`python -m benchmarks.training.experiment gpu_sokoban`",
         ),

@@ -391,6 +391,30 @@ def test_truncated_episodes_are_valued_equally_alone_and_together() -> None:
     assert alone[2] == 0
 
 
+@pytest.mark.parametrize("loss", ["ppo", "gspo"])
+@pytest.mark.parametrize("average", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"])
+def test_signal_and_noise_are_of_the_updates_gradient_and_change_nothing(loss: str, average: str) -> None:
+    algorithm = {"preset": "starpo-s", "mini_batch_size": 99, "loss": {"kind": loss, "average": average}}
+    of = make_trainer(AlgorithmConfig.model_validate(algorithm), opinion=True)
+    groups = [group_of(of.policy, number, (1.0, 0.0, 0.5)[: 2 + number % 2]) for number in range(3)]
+    before = weights(of.policy), torch.get_rng_state(), of.generator.get_state()
+    signal, noise = learner_of(of).signal_and_noise(groups, collected=5, version=VERSION, scale=0.6)
+    for old, new in zip(before, (weights(of.policy), torch.get_rng_state(), of.generator.get_state()), strict=True):
+        torch.testing.assert_close(old, new, rtol=0, atol=0)
+    assert not of.optimizer.state and all(parameter.grad is None for parameter in of.policy.parameters())
+    # E|g|^2 is the sum of both, so that of this one update, too. The shares of the groups add up to its gradient.
+    norm = learner_of(of).learn(groups, version=VERSION, scale=0.6)["update/grad_norm"]
+    assert signal + noise == pytest.approx(norm**2, rel=1e-4)
+    batch, table = scored_table(of, [episode for group in groups for episode in group.episodes])
+    of.optimizer.zero_grad()
+    for rows in ([0, 1], [2, 3, 4], [5, 6]):
+        of.accumulate(batch, table, range(len(batch)), part=rows)
+    parts = gradient_of(of.policy)
+    of.optimizer.zero_grad()
+    of.accumulate(batch, table, range(len(batch)))
+    torch.testing.assert_close(parts, gradient_of(of.policy), rtol=1e-4, atol=1e-6)
+
+
 def test_gradients_by_bucket_are_of_the_whole_batchs_advantages() -> None:
     of = make_trainer(AlgorithmConfig(preset="starpo-s"), opinion=True)
     alike, telling = group_of(of.policy, 0, (0.0, 0.0)), group_of(of.policy, 1, (1.0, 0.0))

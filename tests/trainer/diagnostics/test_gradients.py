@@ -10,7 +10,14 @@ from torch import Tensor
 
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.group import Group
-from starpod.trainer.diagnostics.gradients import agent_report, gradient_report, pooled_factors, reward_buckets
+from starpod.trainer.diagnostics.gradients import (
+    NoiseScale,
+    agent_report,
+    gradient_report,
+    pooled_factors,
+    reward_buckets,
+    signal_and_noise,
+)
 from tests.trainer.algorithms.builders import a_rollout, doubles
 from tests.trainer.diagnostics.synthetic import turn
 
@@ -67,6 +74,43 @@ def test_an_error_leaves_no_gradient_either() -> None:
     with pytest.raises(RuntimeError, match="no memory"):
         gradient_report(model, GROUPS, backward)
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def signal_of(shares: Tensor, collected: int) -> tuple[float, float]:
+    """Signal and noise where group n adds the gradient shares[n]."""
+    model = torch.nn.Linear(shares.shape[1], 1, bias=False, dtype=torch.float64)
+    groups = [Group(number, []) for number in range(len(shares))]
+
+    def backward(part: Sequence[Group]) -> None:
+        model(shares[[g.id for g in part]].sum(0)).backward()
+
+    return signal_and_noise(model, groups, backward, collected=collected)
+
+
+def test_signal_and_noise_are_the_mean_over_all_splits_of_a_collection_into_halves() -> None:
+    shares = torch.randn(4, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    halves = [(2 * shares[[0, other]].sum(0), 2 * (shares.sum(0) - shares[[0, other]].sum(0))) for other in (1, 2, 3)]
+    signal, noise = signal_of(shares, 4)
+    assert signal == pytest.approx(sum(float(one @ other) for one, other in halves) / 3)
+    assert noise == pytest.approx(sum(float((one - other).square().sum()) / 4 for one, other in halves) / 3)
+
+
+@pytest.mark.parametrize("collected", [5, 40])
+def test_a_known_critical_batch_is_found_although_the_filter_drops_groups(collected: int) -> None:
+    """A group is kept with probability 0.6, and then has the gradient 1 in ten directions plus noise of variance 9."""
+    generator, scale = torch.Generator().manual_seed(0), NoiseScale()
+    scale.DECAY = 1.0  # type: ignore[misc]
+    for _ in range(3000 // collected):
+        kept = torch.rand(collected, generator=generator) < 0.6
+        shares = (1 + 3 * torch.randn(int(kept.sum()), 10, generator=generator, dtype=torch.float64)) / collected
+        metrics = scale.update(*signal_of(shares, collected), 8 * collected)
+    noise_of_group = (0.6 * 10 - 0.6**2) / 0.6**2  # E g^2 = 1 + 9 in each direction, and E g = 0.6
+    assert metrics["update/critical_batch_episodes"] == pytest.approx(8 * noise_of_group, rel=0.15)
+    assert metrics["update/signal_to_noise"] == pytest.approx(collected / noise_of_group, rel=0.15)
+    restored = NoiseScale()
+    restored.load_state_dict(scale.state_dict())
+    assert restored.update(0, 0, 0)["update/signal_to_noise"] == pytest.approx(metrics["update/signal_to_noise"])
+    assert NoiseScale().update(-1.0, 2.0, 8) == {"update/signal_to_noise": -0.5}  # noise hides the signal
 
 
 def test_what_one_scale_does_to_squared_gradients_is_measured_beside_what_is_predicted() -> None:

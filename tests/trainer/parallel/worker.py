@@ -119,6 +119,7 @@ def team(parallel: Parallel) -> dict[str, Any]:
     learner.learn(groups, version=VERSION - 1)
     metrics = learner.learn(groups, version=VERSION - 1)
     metrics |= learner.gradients(groups, version=VERSION - 1, buckets=1)
+    metrics["signal"], metrics["noise"] = learner.signal_and_noise(groups, collected=3, version=VERSION - 1)
     replica = Policies.of(tuple(policy.by_agent), make_policy())
     sharding.copy_weights(policy.model, replica.model)
     state = gathered(learner.policy_state())

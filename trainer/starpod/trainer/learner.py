@@ -18,9 +18,16 @@ from starpod.trainer.checkpoints.state import join_agents, split_agents
 from starpod.trainer.configuration.optimizer import OptimizerConfig
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.data.batch import Batch, RolloutBatch
+from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.group import Group, branches_of, episodes_of
 from starpod.trainer.data.sample import split
-from starpod.trainer.diagnostics.gradients import agent_report, gradient_norm, gradient_report
+from starpod.trainer.diagnostics.gradients import (
+    GRADIENT_TERMS,
+    agent_report,
+    gradient_norm,
+    gradient_report,
+    signal_and_noise,
+)
 from starpod.trainer.models.policies import Policies
 from starpod.trainer.turn_order import turn_steps
 from starpod.trainer.update import PolicyTrainer
@@ -148,21 +155,12 @@ class Learner:
         there are several agents, norms per agent are returned as well.
         """
         usable_groups = [group for group in groups if episodes_of([group])]
-        batch = Batch(episodes_of(usable_groups), self._first.parallel.device)
-        table = self._first.tabulate(batch)
-        masks = self._masks(table)
-        for agent, mask_BT in masks.items():
-            self._score(agent, batch, table, mask_BT, version)
-        # Compute advantages over the whole batch, as in an update. A bucket without deviation would show a gradient if
-        # it were whitened separately.
-        advantages = table.advantages = self._first.estimate(table)
-        row_by_id = {id(episode): row for row, episode in enumerate(batch.episodes)}
+        batch, table, masks = scored = self._scored(usable_groups, [], version)
+        advantages = table.advantages
+        assert advantages is not None
 
         def backward(part: Sequence[Group], component: str) -> None:
-            rows = {row_by_id[id(episode)] for episode in episodes_of(part)}
-            for agent, mask_BT in masks.items():
-                if own_rows := [row for row in _rows_with(mask_BT) if row in rows]:
-                    self.by_agent[agent].accumulate(batch, table, own_rows, mask_BT=mask_BT, components=(component,))
+            self._add_gradient(*scored, part, components=(component,))
 
         def norm(agent: str, given_BT: Tensor) -> float:
             agent = agent if agent in masks else ""
@@ -176,6 +174,51 @@ class Learner:
         metrics |= agent_report(table, advantages.advantages_BT, norm)
         self.policies.zero_grad(set_to_none=True)
         return metrics
+
+    def signal_and_noise(
+        self, groups: Sequence[Group], *, collected: int, version: int, scale: float = 1.0
+    ) -> tuple[float, float]:
+        """Return estimates for the gradient of `learn` before its first step, without the critic's loss.
+
+        They are those of diagnostics/gradients.py, over all policies.
+
+        collected: number of groups before the filter. groups, version, scale: see `learn`.
+        """
+        scored = self._scored(groups, branches_of(groups), version)
+        backward = partial(self._add_gradient, *scored, by_share=True, scale=scale, components=GRADIENT_TERMS)
+        return signal_and_noise(self.policies, groups, backward, collected=collected)
+
+    def _scored(
+        self, groups: Sequence[Group], branches: Sequence[Episode], version: int
+    ) -> tuple[Batch, RolloutBatch, dict[str, Tensor]]:
+        """Return a batch, its scored table with advantages, and each policy's mask [B, T], as before an update."""
+        batch = Batch([*episodes_of(groups), *branches], self._first.parallel.device)
+        table = self._first.tabulate(batch, branches=len(branches))
+        masks = self._masks(table)
+        for agent, mask_BT in masks.items():
+            self._score(agent, batch, table, mask_BT, version)
+        # Compute advantages over the whole batch, as in an update. A bucket without deviation would show a gradient if
+        # it were whitened separately.
+        table.advantages = self._first.estimate(table)
+        return batch, table, masks
+
+    def _add_gradient(
+        self,
+        batch: Batch,
+        table: RolloutBatch,
+        masks: Mapping[str, Tensor],
+        groups: Sequence[Group],
+        *,
+        by_share: bool = False,
+        **options: Any,
+    ) -> None:
+        """Add the gradient of some groups of a batch; with `by_share`, their share of the whole batch's gradient."""
+        ids = {id(episode) for group in groups for episode in (*group.episodes, *group.branches)}
+        for agent, mask_BT in masks.items():
+            rows = _rows_with(mask_BT)
+            if part := [row for row in rows if id(batch.episodes[row]) in ids]:
+                whole = rows if by_share else part
+                self.by_agent[agent].accumulate(batch, table, whole, part=part, mask_BT=mask_BT, **options)
 
     # --- checkpoints: the tensors and values of each agent ------------------------------------------------------------
 

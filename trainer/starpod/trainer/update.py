@@ -341,6 +341,7 @@ class PolicyTrainer:
         scale: float = 1.0,
         components: Container[str] = LOSS_TERMS,
         finds: bool = False,
+        part: Sequence[int] | None = None,
     ) -> tuple[dict[str, float], Tensor | None]:
         """Add the gradient of one optimiser step's loss over these rows, or of some of its components.
 
@@ -353,11 +354,14 @@ class PolicyTrainer:
             components: Components of the loss to include.
             finds: Whether this is the first step of an update without scores. Then this pass itself computes the
                 log-probabilities before the update.
+            part: Rows whose share of the gradient is added; None: all. Means are still taken over all rows, so the
+                gradients of several parts add up to that of the step.
 
         Returns:
             Metrics, and these log-probabilities [B, T], 0 in other rows; None unless `finds` is set.
         """
         mask_BT = table.mask_BT if mask_BT is None else mask_BT
+        part = rows if part is None else part
         step_loss = StepLoss(
             self.algorithm,
             batch,
@@ -372,9 +376,9 @@ class PolicyTrainer:
             device=self.parallel.device,
         )
         if self.algorithm.loss.couples_turns:
-            step_loss.default_BT = self._current_logprobs(batch, rows, mask_BT, step_loss.default_BT)
-        table.clear_marks(rows, mask_BT)
-        for block, counts in self._share(batch, rows, mask_BT):
+            step_loss.default_BT = self._current_logprobs(batch, part, mask_BT, step_loss.default_BT)
+        table.clear_marks(part, mask_BT)
+        for block, counts in self._share(batch, part, mask_BT):
             scores = self.policy.score(
                 *block.inputs, temperature=self.temperature, entropy=True, values=self.algorithm.needs_critic
             )

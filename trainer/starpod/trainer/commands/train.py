@@ -104,6 +104,7 @@ def train(
         click.echo(list_jobs() if keys is None else _explain_keys(keys), nl=False)
         return 0
     config, words = _separate_words(config, words)
+    from starpod.trainer.configuration.advice import advise
     from starpod.trainer.configuration.environment_file import Job, choose_job
     from starpod.trainer.configuration.preflight import check
     from starpod.trainer.configuration.resolve import USUAL, resolve_run
@@ -128,6 +129,8 @@ def train(
         raise click.UsageError(str(error)) from None
     for job in jobs:
         click.echo("\n".join(job.explain(run.config)), err=True)
+    for line in advise(run.config) if os.environ.get("RANK", "0") == "0" else ():
+        click.echo(f"warning: {line}", err=True)
     if dry_run:
         click.echo("\n".join(annotate(run.config.to_dict(), run.origins)))
         return _check_memory(run.config)
@@ -314,7 +317,10 @@ def _write_ending(path: Path, config: Config, reason: StopReason, screen: Screen
         lines["last"] = f"success {with_interval(last_result)} at step {last_result['step']}, on the selection seeds"
     lines |= {} if best_step is None else {"best": f"the checkpoint of step {best_step}"}
     if not has_risen(evaluations):
-        lines["success did not rise"] = "train longer, " * bool(reason.limits) + remedies(config.warm_start)
+        lines["success did not rise"] = (
+            "train longer, " * bool(reason.limits) + remedies(config.warm_start) + "; monitor.gradients.every=1 shows "
+            "whether collections are too small (docs/training.md#when-success-does-not-rise)"
+        )
     command_lines = commands(_shown(path), config.to_dict(), [*reason.limits])
     return {**lines, "report": str(_shown(report)), **command_lines}
 

@@ -37,6 +37,11 @@ class Case:
         return self.run.collect.search.strategy
 
     @property
+    def evaluation_key(self) -> str:
+        """Section of the evaluations of this environment."""
+        return f"environments.{self.task.name}.evaluation" if self.task.name else "evaluation"
+
+    @property
     def blocks(self) -> set[str]:
         """Blocks of a reply."""
         prompt = self.task.prompt

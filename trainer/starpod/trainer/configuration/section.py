@@ -67,7 +67,7 @@ Subject = TypeVar("Subject")
 
 @dataclass(frozen=True, slots=True)
 class Contradiction(Generic[Subject]):
-    """A combination of values that is refused."""
+    """A combination of values that is refused, or that a user is warned of."""
 
     keys: tuple[str, ...]
     """Keys that it connects."""

@@ -83,6 +83,8 @@ METRICS = {
         Metric("update/grad_norm", "Gradient norm"),
         Metric("update/loss", "Loss"),
         Metric("update/learning_rate", "Learning rate"),
+        Metric("update/signal_to_noise", "Signal to noise of a collection's gradient", "number", 1),
+        Metric("update/critical_batch_episodes", "Critical batch (episodes)", "count"),
         Metric("update/skipped", "Skipped updates", "count", -1),
         Metric("time/step", "Seconds per step", "seconds"),
         Metric("time/generate_wait", "Waiting for generation", "seconds"),

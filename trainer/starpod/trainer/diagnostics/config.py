@@ -58,7 +58,7 @@ class InformationConfig(Section):
 
 
 class GradientConfig(Section):
-    """Measurement of gradient norms by the groups' reward deviation, and by agent."""
+    """Measurement of gradient norms by the groups' reward deviation and by agent, and of the noise in gradients."""
 
     every: int = Field(default=0, ge=0, description="Steps between reports; 0: never.")
     buckets: int = Field(

@@ -64,7 +64,8 @@ class SettingsInUse:
         chosen = self.algorithm.filter
         if isinstance(chosen, KeepAll):
             return "keep fewer groups (filter by reward deviation: algorithm.filter.strategy=top_fraction)"
-        return f"keep fewer groups (algorithm.filter.value is {chosen.value:g})"
+        noise = "not if update/signal_to_noise is below 1"
+        return f"keep fewer groups (algorithm.filter.value is {chosen.value:g}; {noise})"
 
     @property
     def off_of_starpo_s(self) -> str:

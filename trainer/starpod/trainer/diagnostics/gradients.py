@@ -1,11 +1,12 @@
-"""Gradient norms by reward deviation of groups, by loss term and by agent."""
+"""Gradient norms by reward deviation of groups, by loss term and by agent, and the gradient's signal and noise."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from statistics import fmean, variance
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -75,6 +76,75 @@ def gradient_norm(model: nn.Module, backward: Callable[[], object]) -> float:
     backward()
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     return float(whole(nn.utils.get_total_norm(gradients)))
+
+
+PARTS = 16
+"""Maximum number of parts of a batch whose gradients are compared. The estimate's variance is about proportional to
+parts / (parts - 1): 7 % above its minimum with 16 parts, and twice the minimum with two halves."""
+
+
+def signal_and_noise(
+    model: nn.Module, groups: Sequence[Group], backward: Callable[[Sequence[Group]], None], *, collected: int
+) -> tuple[float, float]:
+    """Return estimates of |E g|^2 and E|g - E g|^2 for the gradient g of a collection. No optimiser step is taken.
+
+    They are unbiased for independent groups (McCandlish et al. 2018, arXiv 1812.06162, appendix A.1), and the first one
+    may be negative. The batch sizes that the paper compares are here one part of the groups and all of them, which
+    gives the mean over all splits into halves. It takes two passes over the groups, and no gradient has to be stored.
+    Existing gradients are cleared, and none are left.
+
+    Args:
+        model: The policies.
+        groups: Groups that the filter kept. Whole groups are compared, so that baselines stay correct.
+        backward: Adds the share of some groups in the gradient of all of them to the parameters' `.grad`.
+        collected: Number of groups before the filter, at least 2. Dropped groups are parts without a gradient.
+    """
+    parts = split(groups, PARTS)
+    try:
+        whole_square = gradient_norm(model, partial(backward, groups)) ** 2
+        part_squares = sum(gradient_norm(model, partial(backward, part)) ** 2 for part in parts)
+    finally:
+        model.zero_grad(set_to_none=True)
+    # Sum of the squared shares of the parts: E of `part_squares` is this times |E g|^2, plus the noise.
+    overlap = (sum(len(part) ** 2 for part in parts) + collected - len(groups)) / collected**2
+    signal = (whole_square - part_squares) / (1 - overlap)
+    return signal, part_squares - overlap * signal
+
+
+class NoiseScale:
+    """Running means of a gradient's signal and noise, because a single measurement is very uncertain."""
+
+    DECAY = 0.98
+    """Weight of a measurement relative to the next one: about the last 50 count. With 5 groups, the standard error of
+    the signal over 60 measurements was two thirds of the signal."""
+
+    def __init__(self) -> None:
+        self._sums = [0.0, 0.0, 0.0, 0.0]
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether there are enough measurements, about ten, for advice."""
+        return self._sums[-1] > 9
+
+    def update(self, signal: float, noise: float, episodes: float) -> dict[str, float]:
+        """Add estimates of `signal_and_noise` for a collection of this number of episodes, and return metrics.
+
+        The signal-to-noise ratio is that of a collection. The critical batch is the number of episodes at which it is
+        1, the paper's tr(covariance) / |E g|^2. It is left out unless the signal is positive.
+        """
+        new = (signal, noise, noise * episodes, 1.0)
+        self._sums = [self.DECAY * old + value for old, value in zip(self._sums, new, strict=True)]
+        signal, noise, noise_of_one, _ = self._sums
+        metrics = {"update/signal_to_noise": signal / noise} if noise > 0 else {}
+        return metrics | ({"update/critical_batch_episodes": noise_of_one / signal} if signal > 0 else {})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as JSON values."""
+        return {"sums": self._sums}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the values from `state_dict`."""
+        self._sums = list(state["sums"])
 
 
 def agent_report(

@@ -94,7 +94,7 @@ class Run:
             interrupts=interrupts,
             screen=screen,
         )
-        self.diagnosis = Diagnosis(config, learner, weights=weights, parallel=parallel)
+        self.diagnosis = Diagnosis(config, learner, weights=weights, parallel=parallel, screen=screen)
         mib = 0.0 if parts.offline else config.collect.keep_mib
         self.rollouts = RolloutLog(output.folder.episodes, parallel, screen, mib=mib)
         self.updating = Updating(
@@ -104,6 +104,7 @@ class Run:
             scorer,
             weights=weights,
             collecting=self.collecting,
+            diagnosis=self.diagnosis,
             rollouts=self.rollouts,
             parallel=parallel,
             screen=screen,
@@ -125,6 +126,7 @@ class Run:
                 "stages": self.settings.stages,
                 "monitor": self.report.monitor,
                 "information": self.diagnosis.information,
+                "noise": self.diagnosis.noise,
             },
         )
 

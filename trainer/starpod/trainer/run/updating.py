@@ -11,6 +11,7 @@ from starpod.trainer.learner import Learner
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.run.collecting import Collecting
+from starpod.trainer.run.diagnosis import Diagnosis
 from starpod.trainer.run.progress import Progress, Settings
 from starpod.trainer.run.rollout_log import RolloutLog
 from starpod.trainer.run.weights import EngineWeights
@@ -34,6 +35,7 @@ class Updating:
         *,
         weights: EngineWeights,
         collecting: Collecting,
+        diagnosis: Diagnosis,
         rollouts: RolloutLog,
         parallel: Parallel,
         screen: Screen,
@@ -44,6 +46,7 @@ class Updating:
         self._settings = settings
         self._progress = progress
         self._collecting = collecting
+        self._diagnosis = diagnosis
         self._rollouts = rollouts
         self._parallel = parallel
         self._screen = screen
@@ -71,6 +74,8 @@ class Updating:
                 metrics |= await self._parallel.in_thread(score_and_fit, self.scorer, groups)
             await self._rollouts.write_rollouts(step)
         if not is_empty:
+            algorithm, version = self._settings.now.algorithm, self.fresh_version
+            metrics |= await self._diagnosis.measure_noise(groups, kept_fraction, algorithm, step, version)
             metrics |= await self._update(groups, kept_fraction)
             seconds = metrics["time/update"] = max(perf_counter() - start_time, 1e-9)
             if self._settings.now.collect.max_staleness:
