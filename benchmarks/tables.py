@@ -580,8 +580,8 @@ def chosen() -> str:
             "`python -m benchmarks.training.experiment frozen_lake`",
         ),
         (
-            "SmolLM2-135M on Sokoban, six minutes on an H200: success at temperature 0.5 before; after (95 % interval), "
-            "one seed",
+            "SmolLM2-135M on Sokoban, six minutes on an H200: success at temperature 0.5 before; after (95 % "
+            "interval), one seed",
             f"{interval(pretrained['before'])}; {interval(pretrained['after'])}",
             "`python -m benchmarks.training.experiment gpu_sokoban`",
         ),
