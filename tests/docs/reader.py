@@ -2,11 +2,13 @@
 
 import contextlib
 import io
+import os
 import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -47,6 +49,7 @@ class Reader:
                 contextlib.redirect_stdout(written),
                 contextlib.redirect_stderr(written),
                 contextlib.chdir(self.folder),
+                patch.dict(os.environ, {"COLUMNS": "80"}),
                 pytest.raises(SystemExit) as exit_,
             ):
                 main([*arguments, *more])
@@ -77,11 +80,12 @@ class Reader:
         assert done.returncode == 0, done.stdout + done.stderr
 
     def compare(self, shown: str) -> None:
-        """Compares what the page shows with what was printed: all lines, or some of them between lines of `...`.
+        """Compares what the page shows with what was printed. `...` is any lines, or the rest of a line.
 
         Numbers, and the spaces and rules that fill lines, may differ.
         """
-        pattern = "".join(r"(?:.*\n)*?" if line == "..." else re.escape(line) + "\n" for line in masked(shown))
+        lines = (r"(?:.*\n)*?" if line == "..." else re.escape(line) + "\n" for line in masked(shown))
+        pattern = "".join(lines).replace(re.escape("..."), ".*")
         told = "\n".join(masked(self.printed)) + "\n"
         assert re.fullmatch(pattern, told), f"the page shows\n{shown}\nbut this was printed:\n{self.printed}"
 
