@@ -9,7 +9,7 @@ from hypothesis import settings
 
 from tests.support import ServerProcess, start_server
 
-# How long an example takes is the machine's business: servers and other tests run beside it. Each run draws other ones.
+# No deadline for examples, since servers and other tests run at the same time. Each run draws other examples.
 settings.register_profile("starpod", deadline=None, max_examples=30)
 settings.load_profile("starpod")
 

@@ -26,7 +26,7 @@ async def test_the_clock_leaps_forward_and_back(server: ServerProcess, tmp_path:
         "LD_PRELOAD": str(LIBRARIES[0]),
         "FAKETIME_TIMESTAMP_FILE": str(clock),
         "FAKETIME_NO_CACHE": "1",
-        # A real clock that is set moves this one alone.
+        # Setting the real clock only moves this clock.
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
     }
     arguments = (*ENVIRONMENTS, "--log-format", "json", "--log-level", "info")

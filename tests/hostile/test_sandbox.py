@@ -89,7 +89,7 @@ REFUSED = {
     "move_server": [NO_RIGHT],
     "read_file": [NO_RIGHT, NO_FILE],
     "write_file": [NO_RIGHT, NO_FILE],
-    # A root of its own has /tmp, read-only, only where Python or the module lies below it.
+    # A separate root has a read-only /tmp only if Python or the module is in it.
     "write_temporary": [NO_RIGHT, "EROFS" if BELOW_TMP else NO_FILE],
     "list_root": [NO_RIGHT],
     "change_mode": [NO_RIGHT],

@@ -44,7 +44,7 @@ WANDERING = (
     "{% if m.role == 'user' %}{{ '[INST]' + (system if loop.last else '') + m.content + '[/INST]' }}"
     "{% else %}{{ m.content + '</s>' }}{% endif %}{% endfor %}"
 )
-# Of models with eyes: messages in parts, roles in words, and a blank before replies of the past alone.
+# Templates of vision models: messages in parts, roles in words, and a blank before past replies only.
 PARTS = (
     "{{ '<s>' }}{% for m in messages %}{{ m.role | capitalize + (':' if m.content[0].type == 'image' else ': ') }}"
     "{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% elif part.type == 'image' %}"

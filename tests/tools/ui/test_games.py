@@ -405,7 +405,7 @@ def test_continuations_of_a_game(visitor: Visitor) -> None:
     assert "<b>100 %</b> solved" in visitor.text and "4 of 4" in visitor.text and "turn <b>0</b>" in visitor.text
     assert visitor.send("branch", policy="random", count="32") == 200
     played = re.findall(r'data-label="Actions">([^<]*)<', visitor.text)
-    assert len(set(played)) > 8  # each with luck of its own
+    assert len(set(played)) > 8  # each has its own random state
     assert visitor.send("branch", policy="nobody", count="4") == 400
 
 

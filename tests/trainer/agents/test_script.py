@@ -95,7 +95,7 @@ async def test_accepted_proposals_are_sent_and_what_they_earn_is_the_solvers(fle
     assert all(turn.parts["format"] == 0 and turn.reward == sum(turn.parts.values()) for turn in episode.turns)
     asked = asked_of_first(engine)
     assert [request.agent for request in asked] == [turn.agent_id for turn in episode.turns]
-    # Both see the state, and the verifier alone the proposal.
+    # Both see the state, and only the verifier sees the proposal.
     shown = [TEMPLATE.tokenizer.decode(request.prompt).rpartition("user")[2] for request in asked[:4]]
     assert ["Proposed: Down" in text for text in shown] == [False, True, False, True]
     assert all("P 0 0" in text for text in shown[:2])
@@ -276,7 +276,7 @@ async def test_one_policy_plays_both_sides_and_what_one_wins_the_other_has_lost(
     ]  # fmt: skip
     assert {request.agent for request in engine.requests} == {"X", "O"}
     assert (episode.terminated, episode.total_reward, episode.own_return) == (True, 0, 1)
-    # Each sees its own turns alone, told from the beginning.
+    # Each sees only its own turns, from the beginning.
     seen = [BOARD.tokenizer.decode(turn.prompt) for turn in episode.turns]
     assert all(turn.fresh for turn in episode.turns)
     assert all("Turn 1 of 9" in context for context in seen)

@@ -35,7 +35,7 @@ FIVE, FOUR, ZEROS = [0.5, 0.3, 0.1, 0.1, 0.0], [0.1, 0.4, 0.2, 0.3], [0.0, 0.4, 
         ("top_p", [0.0, 0.1, 0.5, 0.1, 0.3], 0.9, [1, 2, 4]),
         ("top_p", FIVE, 1.0, [0, 1, 2, 3]),
         ("top_p", FIVE, 0.5, [0]),
-        ("top_p", [0.6, 0.29, 0.11], 0.9, [0, 1]),  # 0.6 + 0.29 lies within the slack of 0.9
+        ("top_p", [0.6, 0.29, 0.11], 0.9, [0, 1]),  # 0.6 + 0.29 is within the slack of 0.9
         ("top_p", [0.6, 0.28, 0.12], 0.9, [0, 1, 2]),
         *(("top_p", scores, 0.9, []) for scores in ([0.0, 0.0], [])),
         # A share of all groups, rounded up, but not for an error of rounding: 0.07 * 100 > 7.
@@ -125,7 +125,7 @@ EQUAL = replies(3, [1.0, 1.0], [[5]], [[5]])
 def test_groups_of_one_reply_are_distinguished_from_groups_of_several() -> None:
     assert [group.identical for group in (LUCK, CHOICE, LATER, EQUAL)] == [True, False, False, True]
     assert not Group(4, LUCK.episodes[:1]).identical and not Group(5, []).identical
-    # Of three groups that differ in their rewards one did so by luck.
+    # Three groups have different rewards, one of them by chance.
     metrics = episode_metrics([LUCK, CHOICE, LATER, EQUAL])
     assert metrics["collect/identical_fraction"] == pytest.approx(1 / 3)
     assert metrics["collect/own_std_in_group"] == pytest.approx(metrics["collect/reward_std_in_group"] / 2)

@@ -110,7 +110,7 @@ async def test_it_is_started_for_training(patched: None, tmp_path: Path) -> None
         # A forked core cannot use a GPU that the trainer has asked for.
         assert os.environ["VLLM_WORKER_MULTIPROC_METHOD"] == "spawn"
         assert llm.program is vllm_worker.run_core
-        # Its sockets are not beside those of other programs, and go with it. Programs that start later have others.
+        # Its sockets are in a folder of their own, which is deleted with it. Programs that start later use another one.
         sockets = Path(llm.sockets)
         assert "VLLM_RPC_BASE_PATH" not in os.environ
         assert sockets.is_dir() and sockets.parent == Path(tempfile.gettempdir())

@@ -117,7 +117,7 @@ async def test_a_server_that_hangs_or_is_killed_is_an_error_or_gets_the_weights_
         await hand_over(patient, 1, changed(policy, 1))
         expected = [await patient.generate(request) for request in requests]
         (core,) = await children("EngineCore", other_server.process.pid)
-        # The server alone still says that it is healthy.
+        # The server itself still reports that it is healthy.
         for stop in (other_server.kill, lambda number: os.kill(core, number)):
             stop(signal.SIGSTOP)
             with pytest.raises(EngineError, match=r"hangs: .* for 10 s \(engine.health_timeout\)"):

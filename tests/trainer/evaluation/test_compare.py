@@ -56,7 +56,7 @@ def test_the_same_episodes_are_no_difference_and_a_shift_is_one() -> None:
     assert told["success"] == pytest.approx([1 / 3, 2 / 3])
     assert (told["only_first"], told["only_second"], told["p_value"]) == (0, 20, 2 / 2**20)
     assert told["success_difference"] == pytest.approx([1 / 3, *paired_share_interval(0, 20, 60)])
-    # One is paid for success alone.
+    # One is rewarded only for success.
     assert told["return_difference"] == pytest.approx([1 / 3, *mean_interval([float(n % 3 == 1) for n in range(60)])])
 
 

@@ -116,6 +116,6 @@ def test_the_oldest_rollouts_make_room_with_what_updates_made_of_them(tmp_path: 
     assert [group.id for group in read_groups(tmp_path)] == [0, 1, 2]
     folder.cut_after(5)
     assert names_of(folder) == names(4, 5)
-    # What alone is too large takes the update with it, and none is written beside no rollouts.
+    # If the rollouts alone are too large, their update is not written, either.
     assert not write(5, size // 8)
     assert names_of(folder) == []

@@ -42,7 +42,7 @@ UNREAD = Parsed(None, (), (), False)
         (KNOWN, "<think>a</think><answer>Up<|im_end|></answer>", Parsed("a", ("Up",), (), True)),
         *((KNOWN, text, UNREAD) for text in ("", "Up", "<answer>Up</answer>", "<think>a</think><answer>Up")),
         (KNOWN, "<THINK>a</THINK>", UNREAD),
-        # Without thinking the answer alone counts.
+        # Without thinking, only the answer counts.
         (ANSWER, "so <answer>Up</answer>", Parsed(None, ("Up",), (), True)),
         # Unknown actions are kept and told, where there are known ones.
         (

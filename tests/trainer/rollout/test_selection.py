@@ -43,7 +43,7 @@ def tries(*replies: tuple[float, int, float]) -> list[tuple[float, Turn]]:
         # All that the policy can say was tried: its own probabilities are known.
         (tries((1.0, 5, 0.25), (0.0, 6, 0.75), (0.0, 6, 0.75), (0.0, 6, 0.75)), 0.365714),
         (tries((1.0, 5, 0.75), (1.0, 5, 0.75), (0.0, 6, 0.25), (0.0, 6, 0.25)), weight(0.75, 0.25, 4)),
-        # Long replies, none of which comes back: their scores alone are known.
+        # No long reply is sampled twice, so only their scores are known.
         (tries((1.0, 5, 1e-30), (0.0, 6, 1e-40), (0.0, 7, 1e-35), (0.0, 8, 1e-31)), 0.365714),
         (tries((1.0, 5, 1e-30), (1.0, 6, 1e-40), (0.0, 7, 1e-35), (0.0, 8, 1e-31)), weight(0.5, 0.5, 4)),
         # Half of it is known; the rest is shared out as one of the two tries.

@@ -135,7 +135,7 @@ def read_scene(environment: str, instructions: str, observation: str) -> Scene:
         return _read_grid(family, legend, lines)
     except (ValueError, KeyError, IndexError) as error:
         raise CannotRead(
-            f"reasoning is checked against {family} observations grid, coord, grid_coord and local; this is none of "
+            f"reasoning is checked against {family} observations grid, coord, grid_coord and local; this is not one of "
             f"them: {observation[:80]!r}"
         ) from error
 

@@ -81,7 +81,7 @@ def test_a_file_that_is_cut_or_gone_or_changed_is_refused(copy: Path, monkeypatc
             (2**20, changed),
             (0, [data + b"\0", *([data[: len(data) // 2], data[:-1]] if data else [])]),
         ):
-            # No byte of a large store is read before it is needed: of these, sizes alone are checked.
+            # Only sizes of these sections are checked, so that no byte of a large store is read before it is needed.
             monkeypatch.setattr(stores_on_disk, "CHECKED_BYTES", size)
             for content in contents:
                 path.write_bytes(content)
