@@ -1,6 +1,6 @@
-"""On-policy distillation: a teacher judges each token that the student sampled.
+"""Advantages from a teacher that judges each token which the policy sampled: on-policy distillation.
 
-With gap = log p_teacher - log p_student of the sampled token, its advantage is coefficient * gap, without a gradient.
+With gap = log p_teacher - log p_policy of the sampled token, its advantage is coefficient * gap, without a gradient.
 The policy gradient of this advantage is that of the reverse KL (https://thinkingmachines.ai/blog/on-policy-distillation).
 A token's gap does not count for earlier tokens (discount 0). run/teachers.py has the teachers.
 """
