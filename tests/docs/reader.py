@@ -55,7 +55,7 @@ class Reader:
                 main([*arguments, *more])
         finally:
             sys.stdin, sys.argv[:] = stdin, called
-        self.printed = written.getvalue()
+        self.printed = written.getvalue().replace(f"{self.folder}/", "")
         assert not exit_.value.code, f"{command}\n{self.printed}"
         return self.printed
 

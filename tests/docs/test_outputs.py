@@ -38,7 +38,7 @@ def follow(reader: Reader, page: str) -> None:
         elif block.commands[0].startswith("starpod serve"):
             reader.serve(re.sub(r"--http \d+", "--http 0", block.commands[0]))
         elif block.commands[0].startswith("starpod"):
-            reader.printed = reader.starpod(block.commands[0]).replace(f"{reader.folder}/", "")
+            reader.starpod(block.commands[0])
         else:
             reader.run(*block.commands[0].split())
         reader.compare(output)
