@@ -34,7 +34,8 @@ def follow(reader: Reader, page: str) -> None:
                 elif command.startswith("cp "):
                     reader.run(*command.split())
                 elif not NOT_HERE.match(command):
-                    reader.starpod(command)
+                    patient = ("--timeout", "120") if command.startswith("starpod check") else ()
+                    reader.starpod(command, *patient)
 
 
 @pytest.mark.minutes
