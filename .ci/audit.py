@@ -27,12 +27,12 @@ def main() -> int:
         print("usage: audit.py PIP_AUDIT", file=sys.stderr)
         return 2
     answers = ask(sys.argv[1])
-    found = [answer for answer in answers if answer.get("vulns")]
-    for answer in found:
+    vulnerable = [answer for answer in answers if answer.get("vulns")]
+    for answer in vulnerable:
         for flaw in answer["vulns"]:
             fixed = ", ".join(flaw["fix_versions"]) or "no version yet"
             print(f"{answer['name']} {answer['version']}: {flaw['id']}, mended in {fixed}")
-    if found:
+    if vulnerable:
         return 1
     if answers:
         print(f"audit: nothing is known against {len(answers)} locked packages")

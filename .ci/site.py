@@ -56,7 +56,7 @@ def undocumented(parent: Any, *, whole: bool) -> list[str]:
         parent: griffe's module or class.
         whole: Whether to skip imported names: true for classes, and for modules without `__all__`.
     """
-    told = parent.docstring.value if parent.has_docstring and parent.is_class else ""
+    class_text = parent.docstring.value if parent.has_docstring and parent.is_class else ""
     init = parent.members.get("__init__")
     inside = range(init.lineno, init.endlineno + 1) if init and init.is_function else range(0)
     missing = []
@@ -73,7 +73,7 @@ def undocumented(parent: Any, *, whole: bool) -> list[str]:
         member = member.final_target if member.is_alias else member
         if not member.path.startswith("starpod."):
             continue
-        if not member.has_docstring and not re.search(rf"\b{member.name}\b.*:|`{member.name}`", told):
+        if not member.has_docstring and not re.search(rf"\b{member.name}\b.*:|`{member.name}`", class_text):
             missing.append(member.path)
         if member.is_class:
             missing += undocumented(member, whole=True)

@@ -26,7 +26,7 @@ from benchmarks.results import write_result
 from benchmarks.serving.lake import ENDLESS_SERVER, TASK
 from benchmarks.serving.measure import Measurement
 from benchmarks.serving.report import Result, print_results, write_plot
-from benchmarks.serving.ways import WAYS, Way
+from benchmarks.serving.ways import WAYS, SteppingMethod
 from starpod.load.processes import tune_garbage_collection
 from tests.support import ROOT, ServerProcess
 
@@ -65,7 +65,7 @@ def main() -> None:
         write_plot(arguments.json.with_suffix(".svg"), results)
 
 
-async def measure(ways: list[Way], counts: list[int], seconds: float, rounds: int) -> list[Result]:
+async def measure(ways: list[SteppingMethod], counts: list[int], seconds: float, rounds: int) -> list[Result]:
     """Measure all ways with all numbers of sessions, `rounds` times. Returns medians."""
     measurements: dict[tuple[str, int], list[Measurement]] = defaultdict(list)
     console = Console(stderr=True)

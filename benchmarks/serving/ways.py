@@ -30,7 +30,7 @@ UNLIMITED = pb.LimitOverrides(max_turns=0, max_actions_per_turn=0, max_actions=0
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class SteppingMethod:
     """A way of stepping.
 
     server: kind of server at `address`: starpod, starpod_2 (two workers), starpod_endless (a lake without limits),
@@ -429,29 +429,31 @@ def _vector_env(kind: str) -> Callable[[str, int], AbstractAsyncContextManager[R
 
 
 WAYS = (
-    Way("in process", "none", open_in_process),
-    Way("starpod, step_many", "starpod", open_step_many),
-    Way("starpod, step_many, 2 workers", "starpod_2", open_step_many),
-    Way("starpod, coroutines", "starpod", open_coroutines),
+    SteppingMethod("in process", "none", open_in_process),
+    SteppingMethod("starpod, step_many", "starpod", open_step_many),
+    SteppingMethod("starpod, step_many, 2 workers", "starpod_2", open_step_many),
+    SteppingMethod("starpod, coroutines", "starpod", open_coroutines),
     *(
         (
-            Way("starpod load", "starpod_endless", open_load),
-            Way("starpod load, default policy", "starpod_endless", open_default_load),
+            SteppingMethod("starpod load", "starpod_endless", open_load),
+            SteppingMethod("starpod load, default policy", "starpod_endless", open_default_load),
         )
         if CHOSEN == "lake"
-        else (Way("starpod load", "starpod", open_default_load),)
+        else (SteppingMethod("starpod load", "starpod", open_default_load),)
         if TASK.random
         else ()
     ),
-    Way("starpod, without columns", "starpod", open_stream_calls, most=1024),
-    Way("starpod, unary", "starpod", open_unary, most=1024),
-    Way("starpod, unary, blocking", "starpod", open_blocking_unary, most=1),
-    Way("empty unary call", "starpod", open_empty_calls, most=1024),
-    Way("OpenEnv", "openenv", _peer("open_openenv"), most=1024),
-    Way("OpenEnv, tuned", "openenv_tuned", _peer("open_openenv"), most=1024),
-    Way("dm-env-rpc", "dm_env_rpc", _peer("open_dm_env"), most=1024),
-    Way("dm-env-rpc, tuned", "dm_env_rpc", _peer("open_dm_env_rpc"), most=1024),
-    Way("Ray actors", "none", lambda _, sessions: _driver("benchmarks.peers.ray_actors", str(sessions)), most=64),
-    Way("SyncVectorEnv", "none", _vector_env("SyncVectorEnv")),
-    Way("AsyncVectorEnv", "none", _vector_env("AsyncVectorEnv"), most=256),
+    SteppingMethod("starpod, without columns", "starpod", open_stream_calls, most=1024),
+    SteppingMethod("starpod, unary", "starpod", open_unary, most=1024),
+    SteppingMethod("starpod, unary, blocking", "starpod", open_blocking_unary, most=1),
+    SteppingMethod("empty unary call", "starpod", open_empty_calls, most=1024),
+    SteppingMethod("OpenEnv", "openenv", _peer("open_openenv"), most=1024),
+    SteppingMethod("OpenEnv, tuned", "openenv_tuned", _peer("open_openenv"), most=1024),
+    SteppingMethod("dm-env-rpc", "dm_env_rpc", _peer("open_dm_env"), most=1024),
+    SteppingMethod("dm-env-rpc, tuned", "dm_env_rpc", _peer("open_dm_env_rpc"), most=1024),
+    SteppingMethod(
+        "Ray actors", "none", lambda _, sessions: _driver("benchmarks.peers.ray_actors", str(sessions)), most=64
+    ),
+    SteppingMethod("SyncVectorEnv", "none", _vector_env("SyncVectorEnv")),
+    SteppingMethod("AsyncVectorEnv", "none", _vector_env("AsyncVectorEnv"), most=256),
 )

@@ -274,8 +274,8 @@ def _positive(text: str) -> int:
 
 
 def print_experiments() -> None:
-    found = {name: read_experiment(path) for name, path in EXPERIMENTS.items()}
-    rows = [[name, each.question, each.machine, str(each.seeds)] for name, each in found.items()]
+    experiments = {name: read_experiment(path) for name, path in EXPERIMENTS.items()}
+    rows = [[name, each.question, each.machine, str(each.seeds)] for name, each in experiments.items()]
     print_table(["Experiment", "Question", "Machine", "Seeds"], rows)
 
 

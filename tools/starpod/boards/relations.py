@@ -78,8 +78,10 @@ def relations(scene: Scene, family: str) -> dict[str, list[Relation]]:
 
 def describe(scene: Scene, family: str) -> str:
     """Return the relations of a scene as text that `read_relations` can read. Raises CannotRead as `relations` does."""
-    told = relations(scene, family)
-    return " ".join(f"{kind} {vertical} {horizontal}" for kind, pairs in told.items() for vertical, horizontal in pairs)
+    by_kind = relations(scene, family)
+    return " ".join(
+        f"{kind} {vertical} {horizontal}" for kind, pairs in by_kind.items() for vertical, horizontal in pairs
+    )
 
 
 def _next_scene(

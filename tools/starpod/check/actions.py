@@ -57,7 +57,7 @@ class ActionChooser:
         if space.tools:
             actions.append(pb.Action(tool_call=pb.ToolCall(name="no_such_tool", arguments_json="{}")))
         if not actions and space.HasField("tensor"):
-            raise NotShown("no invalid tensor is known")
+            raise NotShown("it is not known which tensors are invalid actions")
         if not actions and self._target.text_action.HasField("json"):
             return [pb.Action(json='{"no": ["such", "action"]}')]
         return actions or [pb.Action(text=NONSENSE)]

@@ -122,7 +122,7 @@ def _play_in_browser(address: str, spec: pb.EnvironmentSpec, values: Mapping[str
             while True:
                 time.sleep(60)
     except ServiceFailed as error:
-        raise click.ClickException(f"no page to play on: {error.stderr}") from error
+        raise click.ClickException(f"the page to play on did not start: {error.stderr}") from error
 
 
 class GameScreen:

@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     "--engine",
     type=click.Choice(["torch", "vllm", "vllm_remote"]),
     default="torch",
-    help="Program that samples. torch: on a CPU or GPU. vllm: faster, an extra. vllm_remote: servers at --url.",
+    help="Program that samples. torch: on a CPU or GPU. vllm: faster, needs the extra vllm. vllm_remote: the "
+    "servers at --url.",
 )
 @click.option(
     "--url", "urls", multiple=True, metavar="URL", help="Server of `starpod vllm`, for vllm_remote. Repeatable."

@@ -135,9 +135,9 @@ class Players:
             for server in self.servers if self.lease else ():
                 sessions = [player.session for player in self.all if player.session is not None and not player.busy]
                 if ids := [session.session_id for session in sessions if session.server is server]:
-                    self.call_aside(server, RENEW, pb.RenewRequest(session_ids=ids))
+                    self.call_in_background(server, RENEW, pb.RenewRequest(session_ids=ids))
 
-    def call_aside(self, server: LoadServer, method: Method[Any, Any], request: Any) -> None:
+    def call_in_background(self, server: LoadServer, method: Method[Any, Any], request: Any) -> None:
         """Make a call for which no player waits."""
 
         async def call() -> None:
@@ -163,7 +163,7 @@ class Players:
         """Close all sessions in which no call is in flight."""
         for player in self.all:
             if (session := player.session) is not None and not player.busy:
-                self.call_aside(session.server, CLOSE, pb.CloseRequest(session_ids=[session.session_id]))
+                self.call_in_background(session.server, CLOSE, pb.CloseRequest(session_ids=[session.session_id]))
 
 
 class Player:
@@ -308,7 +308,7 @@ class Player:
         session = self.session
         if session is not None and kind not in ("lost_session", "transport"):
             request = pb.CloseRequest(session_ids=[session.session_id])
-            self._players.call_aside(session.server, CLOSE, request)
+            self._players.call_in_background(session.server, CLOSE, request)
         self._forget_session()
 
     def _forget_session(self) -> None:
@@ -319,7 +319,7 @@ class Player:
     # --- calls -----------------------------------------------------------------------------------------------------
 
     async def _send(self, session: LoadSession) -> EpisodeState | None:
-        """Make the call that is set in the session. Return None if an overloaded server refused a step for good."""
+        """Make the session's next call. Return None if an overloaded server refuses a step that is not retried."""
         while True:
             state = await self._call(session.server, session.send, lambda: session.latest_call)
             if state is not None or session.latest_call[0] == "step":

@@ -87,7 +87,7 @@ def site_options(*, port: int) -> Callable[[Command], Command]:
             "hosts",
             multiple=True,
             metavar="NAME",
-            help="Name by which callers may reach this, besides localhost and IP addresses. Repeatable.",
+            help="Host name by which callers may reach this server, besides localhost and IP addresses. Repeatable.",
         ),
     )
 

@@ -49,7 +49,8 @@ if TYPE_CHECKING:
     "models",
     multiple=True,
     metavar="NAME",
-    help="Model of an endpoint: the first --model is of the first --base-url, and so on, or all are of the only one.",
+    help="Model of an endpoint. Give one per --base-url, in the same order, or several for a single "
+    "--base-url. Repeatable.",
 )
 @site_options(port=8090)
 @click.option(
@@ -59,7 +60,9 @@ if TYPE_CHECKING:
     show_default=f"RUNS/{NAME}",
     help="File for the index of runs, which makes the next start fast. :memory: writes none.",
 )
-@click.option("--of-run", is_flag=True, hidden=True, help="Use the servers of the run in RUNS while it trains.")
+@click.option(
+    "--of-run", is_flag=True, hidden=True, help="Connect to the servers of the run in the folder RUNS while it trains."
+)
 @click.option("--end-with-stdin", is_flag=True, hidden=True, help="End when standard input closes.")
 @access_options
 def ui(

@@ -259,7 +259,7 @@ async def sessions_page(site: LiveSite, request: Request) -> Response:
     call = ["starpod", "ui", str(site.index.folder), "--address", ",".join(info["servers"])] if info else []
     ours = {replica.address for replica in (await site.games.fleet()).replicas} if site.games and info else set()
     return render(
-        "sessions.html", site=site, run=run, told=info, reached=bool(info and ours & set(info["servers"])),
+        "sessions.html", site=site, run=run, activity=info, reached=bool(info and ours & set(info["servers"])),
         call=shlex.join(call),
     )  # fmt: skip
 

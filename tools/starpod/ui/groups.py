@@ -71,8 +71,8 @@ class Member:
         peers: members that continue like this member at the turn, this member included.
         """
         if self.shared <= turn < len(self.turns):
-            on = f"with {_list_members(peers, excluded=self)}" if len(peers) > 1 else "alone"
-            self.marks.setdefault(turn, []).append(f"{difference} than {_list_members(others)}, continues {on}")
+            companions = f"with {_list_members(peers, excluded=self)}" if len(peers) > 1 else "alone"
+            self.marks.setdefault(turn, []).append(f"{difference} than {_list_members(others)}, continues {companions}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,10 @@ def part_ways(members: Sequence[Member]) -> list[Parting]:
 
 
 def _branches(members: Sequence[Member], turn: int) -> list[MemberBranch]:
-    """Split members that were alike until a turn into branches, and note this in their `actions` and `marks`."""
+    """Group members by what they did at a turn. Up to this turn, they have the same actions and states.
+
+    Add the turn to each member's `actions`, and a mark where the member diverges from the others.
+    """
     branches: list[MemberBranch] = []
     for actions, states in _group_by_actions(members, turn).items():
         peers = [member for group in states.values() for member in group]

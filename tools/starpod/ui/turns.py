@@ -47,9 +47,10 @@ async def job_page(site: LiveSite, request: Request) -> Response:
     """Show the success of continuations from each turn of an episode, while they are played and afterwards."""
     job = jobs_of(site).get(request.path_params["job"])
     verdict, worst_turn = _verdict(job) if job.done and job.trees else ("", -1)
+    whose = "the episode's" if job.policy.startswith(CHECKPOINT) else "new"
     return render(
         "turns.html", site=site, job=job, verdict=verdict, worst=worst_turn, token=site.guard.token("turns"),
-        luck="with the episode's random seeds" if job.policy.startswith(CHECKPOINT) else "each with other random seeds",
+        seeds=f"with {whose} random seeds",
     )  # fmt: skip
 
 

@@ -130,9 +130,9 @@ class GymnasiumEnvironment(Hosted[GymnasiumGame]):
     factory: ClassVar[GymnasiumFactory]
     options: EnvironmentOptions
 
-    def begin(self, luck: int) -> GymnasiumGame:
+    def begin(self, dynamics_seed: int) -> GymnasiumGame:
         try:
-            return self.factory.begin(self.options.model_dump(), self.seed, luck)
+            return self.factory.begin(self.options.model_dump(), self.seed, dynamics_seed)
         except (HostingError, UnsupportedSpace) as error:
             raise OptionsError(str(error)) from error
 

@@ -16,7 +16,7 @@ from PIL import Image as Pillow
 
 from starpod.env_server.authoring.drawing import encode_png
 from starpod.env_server.authoring.environment import INVALID, Outcome
-from starpod.env_server.hosting.hosted import HostedGame, in_words, own_luck
+from starpod.env_server.hosting.hosted import HostedGame, in_words, needs_dynamics_seed
 from starpod.env_server.hosting.request import HostingRequest
 from starpod.env_server.hosting.spaces import (
     Reader,
@@ -60,10 +60,10 @@ class GymnasiumFactory:
     drawn: Mapping[str, str]
     plan: SpaceConversion
 
-    def begin(self, options: Mapping[str, Any], seed: int, luck: int) -> GymnasiumGame:
+    def begin(self, options: Mapping[str, Any], seed: int, dynamics_seed: int) -> GymnasiumGame:
         """Start a new game with the caller's arguments. Raises HostingError or UnsupportedSpace."""
         arguments = {**self.request.arguments, **options, **self.drawn}
-        return GymnasiumGame(make(self.request, self.gym_spec, arguments), self.plan, seed, luck)
+        return GymnasiumGame(make(self.request, self.gym_spec, arguments), self.plan, seed, dynamics_seed)
 
 
 def make(request: HostingRequest, gym_spec: EnvSpec, arguments: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
@@ -79,7 +79,9 @@ def make(request: HostingRequest, gym_spec: EnvSpec, arguments: Mapping[str, Any
 class GymnasiumGame(HostedGame):
     """A live environment and its latest observation, which is converted when it is read."""
 
-    def __init__(self, environment: gymnasium.Env[Any, Any], plan: SpaceConversion, seed: int, luck: int) -> None:
+    def __init__(
+        self, environment: gymnasium.Env[Any, Any], plan: SpaceConversion, seed: int, dynamics_seed: int
+    ) -> None:
         super().__init__(plan.success_at)
         self.plan = plan
         self.environment = environment
@@ -90,8 +92,8 @@ class GymnasiumGame(HostedGame):
         if environment.observation_space != plan.observation_space:
             self.write = writer(environment.observation_space)
         self._written: tuple[Any, list[Image]] | None = None
-        if own_luck(seed, luck):
-            self.reseed(luck)
+        if needs_dynamics_seed(seed, dynamics_seed):
+            self.reseed(dynamics_seed)
 
     def reseed(self, seed: int) -> None:
         self.environment.unwrapped.np_random = seeding.np_random(seed)[0]

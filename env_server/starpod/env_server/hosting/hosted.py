@@ -177,18 +177,18 @@ class Hosted(Environment, Generic[Game]):
 
     def __init__(self) -> None:
         self._past: list[Any] = []
-        self._luck = 0
+        self._first_dynamics_seed = 0
         self._cached_game: Game | None = None
 
     @abstractmethod
-    def begin(self, luck: int) -> Game:
-        """Start a new game with `self.options` and `self.seed`. `luck` is the seed of its random transitions."""
+    def begin(self, dynamics_seed: int) -> Game:
+        """Start a new game with `self.options` and `self.seed`. Its transitions are drawn from `dynamics_seed`."""
 
     @property
     def game(self) -> Game:
         """The live game. If there is none yet, it is created and the actions are replayed."""
         if self._cached_game is None:
-            game = self.begin(self._luck)
+            game = self.begin(self._first_dynamics_seed)
             try:
                 for action in self._past:
                     if type(action) is int:
@@ -210,8 +210,8 @@ class Hosted(Environment, Generic[Game]):
     def reset(self, rng: random.Random) -> None:
         self._dynamics = _PLACED
         self._past = []
-        self._luck = self.dynamics_seed
-        self._keep(self.begin(self._luck))
+        self._first_dynamics_seed = self.dynamics_seed
+        self._keep(self.begin(self._first_dynamics_seed))
 
     def step(self, action: Action) -> Outcome:
         game = self.game
@@ -252,22 +252,22 @@ class Hosted(Environment, Generic[Game]):
         return self._state()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        actions, luck, seed = state["past"], state["luck"], state["dynamics_seed"]
+        actions, first_seed, seed = state["past"], state["luck"], state["dynamics_seed"]
         if not (
             isinstance(actions, list)
             and len(actions) <= MAX_REPLAYED_ACTIONS
-            and all(isinstance(n, int) for n in (luck, seed))
+            and all(isinstance(n, int) for n in (first_seed, seed))
         ):
             raise ValueError("not a record of played actions")
         for action in actions:
             _action(action)
-        self._past, self._luck, self.dynamics_seed = list(actions), luck, seed
+        self._past, self._first_dynamics_seed, self.dynamics_seed = list(actions), first_seed, seed
         self._dynamics = _PLACED if state["placed"] else None
 
     def _state(self) -> dict[str, Any]:
         return {
             "dynamics_seed": self.dynamics_seed,
-            "luck": self._luck,
+            "luck": self._first_dynamics_seed,
             "placed": self._dynamics is not None,
             "past": list(self._past),
         }
@@ -276,13 +276,13 @@ class Hosted(Environment, Generic[Game]):
         self._cached_game = game
         # Close the game when the session no longer refers to it, but not at interpreter exit.
         waits = self.spec.concurrency is Concurrency.THREAD
-        weakref.finalize(self, _close_aside if waits else HostedGame.close, game).atexit = False
+        weakref.finalize(self, _close_on_thread if waits else HostedGame.close, game).atexit = False
 
 
 _ended: SimpleQueue[HostedGame] = SimpleQueue()
 
 
-def _close_aside(game: HostedGame) -> None:
+def _close_on_thread(game: HostedGame) -> None:
     """Close a game on a separate thread, because closing may wait and this function runs in the event loop."""
     _start_closing()
     _ended.put(game)
@@ -300,7 +300,7 @@ def _start_closing() -> None:
     threading.Thread(target=serve, name="starpod closing", daemon=True).start()
 
 
-def own_luck(seed: int, dynamics_seed: int) -> bool:
+def needs_dynamics_seed(seed: int, dynamics_seed: int) -> bool:
     """Return whether an episode's transitions need a seed other than the episode's seed.
 
     Packages with a single seed draw the start and the transitions from it. By default the first member of a group does

@@ -102,7 +102,7 @@ class OpenEnvEnvironment(Hosted["OpenEnvGame"]):
 
     factory: ClassVar[OpenEnvFactory]
 
-    def begin(self, luck: int) -> OpenEnvGame:
+    def begin(self, dynamics_seed: int) -> OpenEnvGame:
         options = self.options.model_dump()
         try:
             environment = self.factory.env_class(**{**self.factory.request.arguments, **options})
@@ -110,7 +110,7 @@ class OpenEnvEnvironment(Hosted["OpenEnvGame"]):
             if not options:
                 raise
             raise OptionsError(str(error)) from error
-        return OpenEnvGame(environment, self.factory, self.seed, luck)
+        return OpenEnvGame(environment, self.factory, self.seed, dynamics_seed)
 
     def render(self, mode: str = "text") -> str:
         return json.dumps(jsonable(self.game.environment.state), indent=2, ensure_ascii=False)
@@ -120,7 +120,7 @@ class OpenEnvGame(HostedGame):
     """A live environment and its latest observation."""
 
     def __init__(
-        self, environment: OpenEnvironment[Any, Any, Any], factory: OpenEnvFactory, seed: int, luck: int
+        self, environment: OpenEnvironment[Any, Any, Any], factory: OpenEnvFactory, seed: int, dynamics_seed: int
     ) -> None:
         super().__init__(factory.request.number("success_at"))
         self.environment = environment
@@ -128,7 +128,7 @@ class OpenEnvGame(HostedGame):
         params = inspect.signature(environment.reset).parameters
         takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in params.values())
         # Many packages' generators take 32 bits. The episode's name must be the same when it is replayed.
-        arguments = {"seed": seed % 2**32, "episode_id": f"{derive_seed(seed, 'episode', luck):016x}"}
+        arguments = {"seed": seed % 2**32, "episode_id": f"{derive_seed(seed, 'episode', dynamics_seed):016x}"}
         self.seen: Observation = environment.reset(**{k: v for k, v in arguments.items() if takes_any or k in params})
 
     def play(self, action: Action) -> Outcome:

@@ -110,7 +110,7 @@ class ORSEnvironment(Hosted["ORSGame"]):
 
     factory: ClassVar[ORSFactory]
 
-    def begin(self, luck: int) -> ORSGame:
+    def begin(self, dynamics_seed: int) -> ORSGame:
         return ORSGame(self.factory, self.seed)
 
     def render(self, mode: str = "text") -> str:

@@ -103,7 +103,7 @@ class ReasoningEnvironment(Hosted["ReasoningQuestion"]):
 
     factory: ClassVar[QuestionFactory]
 
-    def begin(self, luck: int) -> ReasoningQuestion:
+    def begin(self, dynamics_seed: int) -> ReasoningQuestion:
         return self.factory.begin(self.options.model_dump(), self.seed)
 
     def render(self, mode: str = "text") -> str:

@@ -94,7 +94,7 @@ class SkyRLEnvironment(Hosted["SkyRLGame"]):
 
     factory: ClassVar[SkyRLFactory]
 
-    def begin(self, luck: int) -> SkyRLGame:
+    def begin(self, dynamics_seed: int) -> SkyRLGame:
         return self.factory.begin(self.seed)
 
     def render(self, mode: str = "text") -> str:

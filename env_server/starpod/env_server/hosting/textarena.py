@@ -20,7 +20,7 @@ from starpod.env_server.hosting.hosted import (
     HostedGame,
     ProbeResult,
     jsonable,
-    own_luck,
+    needs_dynamics_seed,
     package_version,
     publish,
     starpod_id,
@@ -88,12 +88,14 @@ class TextArenaFactory:
     request: HostingRequest
     players: int
 
-    def begin(self, options: Mapping[str, Any], seed: int, luck: int) -> TextArenaGame:
+    def begin(self, options: Mapping[str, Any], seed: int, dynamics_seed: int) -> TextArenaGame:
         """Start a new game. If that fails, raise OptionsError if the caller chose arguments, else HostingError."""
         try:
             game = textarena.make(f"{self.request.name}-raw", **{**self.request.arguments, **options})
             success_at = self.request.number("success_at", 1.0)
-            return TextArenaGame(ActionFormattingWrapper(game), seed, luck, players=self.players, success_at=success_at)
+            return TextArenaGame(
+                ActionFormattingWrapper(game), seed, dynamics_seed, players=self.players, success_at=success_at
+            )
         except Exception as error:
             message = _one_line(error)
             raise (OptionsError(message) if options else self.request.fail(message)) from error
@@ -104,8 +106,8 @@ class TextArenaEnvironment(Hosted["TextArenaGame"]):
 
     factory: ClassVar[TextArenaFactory]
 
-    def begin(self, luck: int) -> TextArenaGame:
-        return self.factory.begin(self.options.model_dump(), self.seed, luck)
+    def begin(self, dynamics_seed: int) -> TextArenaGame:
+        return self.factory.begin(self.options.model_dump(), self.seed, dynamics_seed)
 
     def render(self, mode: str = "text") -> str:
         return "\n".join(self.game.texts)
@@ -127,7 +129,9 @@ class TwoPlayerEnvironment(TextArenaEnvironment):
 class TextArenaGame(HostedGame):
     """A live game. `said` holds all its texts. `new` holds the current player's texts since the last move."""
 
-    def __init__(self, environment: textarena.Env, seed: int, luck: int, *, players: int, success_at: float) -> None:
+    def __init__(
+        self, environment: textarena.Env, seed: int, dynamics_seed: int, *, players: int, success_at: float
+    ) -> None:
         super().__init__(success_at)
         self.environment = environment
         self.reseed(seed)  # some games draw from NumPy, or before they use the seed
@@ -136,8 +140,8 @@ class TextArenaGame(HostedGame):
             raise ValueError("it is a game for another number of players: #players=1 and #players=2 are hosted")
         self.texts: list[str] = []
         self.new = self._listen()
-        if own_luck(seed, luck):
-            self.reseed(luck)
+        if needs_dynamics_seed(seed, dynamics_seed):
+            self.reseed(dynamics_seed)
 
     @property
     def player(self) -> int:

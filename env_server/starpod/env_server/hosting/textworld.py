@@ -72,7 +72,7 @@ class TextWorldEnvironment(Hosted["TextWorldGame"]):
 
     factory: ClassVar[TextWorldFactory]
 
-    def begin(self, luck: int) -> TextWorldGame:
+    def begin(self, dynamics_seed: int) -> TextWorldGame:
         return self.factory.begin(self.seed)
 
     def render(self, mode: str = "text") -> str:

@@ -106,7 +106,7 @@ class VerifiersEnvironment(Hosted["VerifiersGame"]):
 
     factory: ClassVar[VerifiersFactory]
 
-    def begin(self, luck: int) -> VerifiersGame:
+    def begin(self, dynamics_seed: int) -> VerifiersGame:
         return self.factory.begin(self.seed)
 
     def render(self, mode: str = "text") -> str:

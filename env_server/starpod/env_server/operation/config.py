@@ -67,7 +67,9 @@ class ServerLimits:
 
     max_sessions: int = setting(20_000, _COUNT, "Maximum open sessions. Further ones are refused.")
     max_message_bytes: int = setting(20 * MEBIBYTE, size(1024), "Maximum size of a message, in either direction.")
-    max_calls_in_flight: int = setting(20_000, _COUNT, "Maximum calls in progress, also without a caller who waits.")
+    max_calls_in_flight: int = setting(
+        20_000, _COUNT, "Maximum calls in progress, including those whose caller no longer waits."
+    )
     max_snapshot_bytes: int = setting(
         16 * MEBIBYTE,
         size(),

@@ -12,7 +12,7 @@ from starpod.env_server.transports.admission import CallsInFlight, OpenAdmission
 from starpod.env_server.transports.service import EnvironmentService
 
 if TYPE_CHECKING:
-    from starpod.env_server.transports.exchange import Carried
+    from starpod.env_server.transports.exchange import HTTPProtocol
     from starpod.env_server.transports.http.server import HTTPServer
     from starpod.env_server.transports.mcp.service import MCPService
 
@@ -44,7 +44,7 @@ class HTTPFront:
         except ImportError as error:
             hint = "from a clone of the repository: pip install '.[http]'"
             raise ServerError(f"--http needs its extra; {hint}") from error
-        protocols: list[Carried] = [await self._start_mcp()] if http.mcp else []
+        protocols: list[HTTPProtocol] = [await self._start_mcp()] if http.mcp else []
         if http.ors:
             protocols.append(ORSService(self._service, self._worker))
         service = HTTPService(

@@ -132,7 +132,7 @@ class HTTPExchange(Request):
         await self.send({"type": "http.response.body", "body": b""})
 
 
-class Carried(ABC):
+class HTTPProtocol(ABC):
     """Another protocol over HTTP, beside the contract's own paths."""
 
     name: ClassVar[str]

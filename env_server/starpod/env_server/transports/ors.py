@@ -20,7 +20,7 @@ from starpod.env_server.episodes.errors import CallError, bad_argument
 from starpod.env_server.operation.tenants import Tenant
 from starpod.env_server.sessions.worker import Worker
 from starpod.env_server.transports.encoding import check_values, read_json, write_json
-from starpod.env_server.transports.exchange import Carried, HTTPExchange, RequestRefused
+from starpod.env_server.transports.exchange import HTTPExchange, HTTPProtocol, RequestRefused
 from starpod.env_server.transports.service import EnvironmentService, server_version
 from starpod.env_server.transports.tools import (
     NamedSession,
@@ -56,7 +56,7 @@ class _ORSSession(NamedSession):
     """The instructions and the first observation."""
 
 
-class ORSService(Carried):
+class ORSService(HTTPProtocol):
     """The service of the standard's paths, which begin at the server's root."""
 
     name = "ORS"

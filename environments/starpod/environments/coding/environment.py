@@ -72,7 +72,9 @@ class CodingOptions(EnvironmentOptions):
     @model_validator(mode="after")
     def _counting_comes_first(self) -> CodingOptions:
         if (min_seconds := self.max_instructions // 1_000_000) > self.max_seconds:
-            raise ValueError(f"so many instructions may take {min_seconds} seconds; raise max_seconds to that at least")
+            raise ValueError(
+                f"this number of instructions may take {min_seconds} seconds; raise max_seconds to at least that"
+            )
         return self
 
 

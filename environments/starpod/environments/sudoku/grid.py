@@ -35,10 +35,14 @@ def peers(size: int) -> tuple[frozenset[int], ...]:
 
 def clashes(grid: Grid, size: int, cell: int, number: int) -> str:
     """Return which of the cell's row, column and box already contain the number, such as "row 1, box (1,1)"."""
-    side, here = math.isqrt(size), units(size)[cell]
+    side, cell_units = math.isqrt(size), units(size)[cell]
     equal = [units(size)[peer] for peer in peers(size)[cell] if grid[peer] == number]
-    labels = (f"row {here[0] + 1}", f"column {here[1] + 1}", f"box ({here[0] // side + 1},{here[1] // side + 1})")
-    return ", ".join(labels[unit] for unit in range(3) if any(there[unit] == here[unit] for there in equal))
+    labels = (
+        f"row {cell_units[0] + 1}",
+        f"column {cell_units[1] + 1}",
+        f"box ({cell_units[0] // side + 1},{cell_units[1] // side + 1})",
+    )
+    return ", ".join(labels[unit] for unit in range(3) if any(other[unit] == cell_units[unit] for other in equal))
 
 
 def candidates(grid: Grid, size: int, cell: int) -> list[int]:

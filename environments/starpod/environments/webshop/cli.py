@@ -49,7 +49,7 @@ webshop.add_command(site)
     help="Number of products to make up, instead of files.",
 )
 @click.option("--seed", type=click.IntRange(0), show_default="0", help="Seed of made-up products.")
-@click.option("--plain", is_flag=True, help="Makes up products with short texts, for policies that learn from scratch.")
+@click.option("--plain", is_flag=True, help="Make up products with short texts, for policies that learn from scratch.")
 @click.option("--out", required=True, type=_STORE, help="Folder for the store.")
 @click.option("--num-products", type=click.IntRange(1), metavar="N", help="Read only the first N products.")
 @click.option("--price-seed", default=0, help="Seed of prices that the files lack, and of the price limits of goals.")
@@ -58,7 +58,8 @@ webshop.add_command(site)
     default="",
     show_default=False,
     metavar="TAGGER",
-    help="Program that finds the nouns of titles already now: textblob or a spaCy model.",
+    help="Find the nouns of titles during the build with this program: textblob, or the name of a spaCy "
+    "model. By default, rewards find them when they need them.",
 )
 @click.option(
     "--on-malformed",
@@ -66,7 +67,7 @@ webshop.add_command(site)
     type=click.Choice(["refuse", "skip"]),
     help="refuse: stop at the first record that cannot be read. skip: report it and continue.",
 )
-@click.option("--force", is_flag=True, help="Replace a complete store in the folder.")
+@click.option("--force", is_flag=True, help="Replace a store that is already in --out.")
 def build_store(
     products: Path | None,
     attributes: Path | None,

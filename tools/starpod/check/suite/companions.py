@@ -27,7 +27,7 @@ PING_SECONDS, SILENT_SECONDS = 10.0, 75.0
     "C-93",
     "grpc.health.v1 answers SERVING for the empty service name and for every environment id, NOT_FOUND for others.",
 )
-async def health(probe: Probe) -> None:
+async def check_health(probe: Probe) -> None:
     for service in ("", probe.spec.id):
         try:
             serving = await probe.connection.serving(service)
@@ -44,7 +44,7 @@ async def health(probe: Probe) -> None:
 
 
 @should("C-94", "Server reflection lists starpod.v1.EnvironmentService.")
-async def reflection(probe: Probe) -> None:
+async def check_reflection(probe: Probe) -> None:
     connection, reasons = over_grpc(probe.connection), []
     for version in ("v1", "v1alpha"):
         path = f"/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo"
@@ -62,7 +62,7 @@ async def reflection(probe: Probe) -> None:
 
 
 @must("C-95", "A server that requires a bearer token refuses calls without it, or with another, as UNAUTHENTICATED.")
-async def token(probe: Probe) -> None:
+async def check_token(probe: Probe) -> None:
     needs(probe.connection.metadata, "no token was given")
     token = probe.connection.metadata[0][1].removeprefix("Bearer ")
     absent_capabilities = {name for name in ("fork", "snapshot") if not _any_environment_has(probe, name)}
@@ -121,7 +121,7 @@ def _expect_unauthenticated(error: grpc.aio.AioRpcError, what: str) -> None:
 
 
 @must("C-96", "Trace context, well-formed or not, changes no reply.")
-async def trace_context(probe: Probe) -> None:
+async def check_trace_context(probe: Probe) -> None:
     script = probe.target.script()
     for parent in ("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "nonsense"):
         handle = await probe.seeded()
@@ -141,7 +141,7 @@ async def trace_context(probe: Probe) -> None:
     "C-97",
     "A server-timing trailer has the form of the header; its durations are not negative and none is above total.",
 )
-async def timing_trailer(probe: Probe) -> None:
+async def check_timing_trailer(probe: Probe) -> None:
     handle = await probe.seeded()
     has_timing = False
     for request in (handle.request(), handle.request(ahead=5)):
@@ -164,7 +164,7 @@ async def timing_trailer(probe: Probe) -> None:
     "The server accepts a ping every 10 seconds on an idle connection with an open Stream.",
     slow=SILENT_SECONDS,
 )
-async def pinged(probe: Probe) -> None:
+async def check_pings(probe: Probe) -> None:
     needs(probe.server.capabilities.stream, "the server does not declare stream")
     pings = (("grpc.keepalive_time_ms", int(1000 * PING_SECONDS)), ("grpc.http2.max_pings_without_data", 0))
     connection = over_grpc(probe.second_connection(options=pings))

@@ -30,7 +30,7 @@ LOOP_TURNS = 3
     "C-81",
     "A Step past its deadline, or whose caller leaves, is finished and cached: asking again returns its reply.",
 )
-async def past_deadline(probe: Probe) -> None:
+async def check_past_deadline(probe: Probe) -> None:
     script = probe.target.script()
     handle = await probe.seeded()
     median = statistics.median([await _seconds(handle.step(turn)) for turn in script.turns])
@@ -53,7 +53,7 @@ async def past_deadline(probe: Probe) -> None:
     "C-82",
     "An Open with a key past its deadline, or whose caller leaves, is finished: asking again returns its sessions.",
 )
-async def open_past_deadline(probe: Probe) -> None:
+async def check_open_past_deadline(probe: Probe) -> None:
     median = statistics.median([await _seconds(probe.open()) for _ in range(3)])
     abandoned_count = 0
     for deadline in (0.8 * median, 0.5 * median, IMMEDIATELY):

@@ -21,7 +21,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 @must("C-01", "Describe names a protocol version of major 1, the server, its version and a non-empty instance id.")
-async def identity(probe: Probe) -> None:
+async def check_identity(probe: Probe) -> None:
     server: pb.DescribeResponse = await probe.connection.call(pb.DescribeRequest())
     version = server.protocol_version
     expect(version.partition(".")[0] == "1" and "." in version, "protocol_version `1.N`", repr(version), 'send "1.0"')
@@ -33,7 +33,7 @@ async def identity(probe: Probe) -> None:
     "C-02",
     "Ids are `name-vN` and versions semantic; no version is listed twice, the newest of an id comes first.",
 )
-async def listing(probe: Probe) -> None:
+async def check_ids_and_versions(probe: Probe) -> None:
     server: pb.DescribeResponse = await probe.connection.call(pb.DescribeRequest())
     expect(len(server.environments) > 0, "at least one environment", "none")
     pairs = [(spec.id, spec.version) for spec in server.environments]
@@ -48,7 +48,7 @@ async def listing(probe: Probe) -> None:
 
 
 @must("C-03", "Describe of one environment lists only that one; of an unknown one it is NOT_FOUND.")
-async def one_environment(probe: Probe) -> None:
+async def check_one_environment(probe: Probe) -> None:
     reply: pb.DescribeResponse = await probe.connection.call(pb.DescribeRequest(environment_id=probe.spec.id))
     ids = {spec.id for spec in reply.environments}
     expect(ids == {probe.spec.id}, f"only {probe.spec.id}", sorted(ids), "filter by environment_id")
@@ -61,7 +61,7 @@ async def one_environment(probe: Probe) -> None:
     "options_schema_json is a JSON Schema of an object without additional properties, with a default for "
     "every optional one.",
 )
-async def schema(probe: Probe) -> None:
+async def check_options_schema(probe: Probe) -> None:
     text = probe.spec.options_schema_json
     try:
         schema = json.loads(text)
@@ -77,7 +77,7 @@ async def schema(probe: Probe) -> None:
 
 
 @must("C-05", "The instance id is the same over every connection to a process, and in Open.")
-async def instance(probe: Probe) -> None:
+async def check_instance_id(probe: Probe) -> None:
     reply: pb.DescribeResponse = await probe.second_connection().call(pb.DescribeRequest())
     open_reply = await probe.open()
     expected, fix = probe.server.instance_id, "draw the id once, when the process starts"

@@ -10,7 +10,7 @@ from starpod.check.requirement import must
 
 
 @must("C-78", "Sessions that run at the same time do not affect each other.")
-async def isolation(probe: Probe) -> None:
+async def check_isolation(probe: Probe) -> None:
     script = probe.target.script()
     connections = [probe.connection, probe.second_connection()]
     same_handles = [await probe.seeded(connections[number % 2]) for number in range(4)]
@@ -24,7 +24,7 @@ async def isolation(probe: Probe) -> None:
     "C-79",
     "Equal version, seeds, options and actions give equal observations and rewards over another connection.",
 )
-async def two_connections(probe: Probe) -> None:
+async def check_two_connections(probe: Probe) -> None:
     if probe.target.difference is not None:
         raise probe.target.difference
     script, second_connection = probe.target.script(), probe.second_connection()
@@ -35,7 +35,7 @@ async def two_connections(probe: Probe) -> None:
 
 
 @must("C-80", "Equal version, seeds, options and actions give equal observations and rewards in another process.")
-async def two_processes(probe: Probe) -> None:
+async def check_two_processes(probe: Probe) -> None:
     script = probe.target.script()
     handle = await probe.seeded(await probe.other_process())
     expect_same(script.start.observation, handle.session.observation, "the same start in another process", SAME)

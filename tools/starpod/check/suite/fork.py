@@ -22,7 +22,7 @@ RESEED = pb.FORK_RANDOMNESS_RESEED
     "F-01",
     "Fork returns `count` copies (0 means 1) with own ids, epoch 1, the original's step_index and present observation.",
 )
-async def places(probe: Probe) -> None:
+async def check_copied_sessions(probe: Probe) -> None:
     handle, script = await probe.play_first_turns()
     expect(len(await probe.fork(handle)) == 1, "one copy for count 0", "another number")
     copies = await probe.fork(handle, count=3)
@@ -37,7 +37,7 @@ async def places(probe: Probe) -> None:
 
 
 @must("F-02", "A copy that keeps its randomness continues exactly as the original would.")
-async def keep(probe: Probe) -> None:
+async def check_kept_randomness(probe: Probe) -> None:
     handle, _ = await probe.play_first_turns()
     for randomness in (pb.FORK_RANDOMNESS_KEEP, pb.FORK_RANDOMNESS_UNSPECIFIED):
         copy = (await probe.fork(handle, randomness=randomness))[0]
@@ -46,7 +46,7 @@ async def keep(probe: Probe) -> None:
 
 
 @must("F-03", "A fork and calls to its copies change neither the original nor the other copies.")
-async def independent(probe: Probe) -> None:
+async def check_independence(probe: Probe) -> None:
     handle, script = await probe.play_first_turns()
     first, second, third = await probe.fork(handle, count=3)
     await first.step(probe.actions.turn(*script.turns[handle.index] * 2))
@@ -57,7 +57,7 @@ async def independent(probe: Probe) -> None:
 
 
 @must("F-04", "Closing the original leaves its copies alive.")
-async def survivors(probe: Probe) -> None:
+async def check_copies_after_close(probe: Probe) -> None:
     handle = await probe.seeded()
     await handle.step()
     copy = (await probe.fork(handle))[0]
@@ -66,7 +66,7 @@ async def survivors(probe: Probe) -> None:
 
 
 @must("F-05", "With RESEED each copy uses its given dynamics seed, and the same seed gives the same episode.")
-async def reseeded(probe: Probe) -> None:
+async def check_reseeded_copies(probe: Probe) -> None:
     handle, script = await probe.play_first_turns()
     copies = await probe.fork(handle, count=3, randomness=RESEED, dynamics_seeds=[2**64 - 1, 5, 5])
     seeds = [copy.session.dynamics_seed for copy in copies]
@@ -83,7 +83,7 @@ async def reseeded(probe: Probe) -> None:
     "F-06",
     "With RESEED and no seeds each copy gets another dynamics seed; the same fork again derives the same ones.",
 )
-async def derived(probe: Probe) -> None:
+async def check_derived_seeds(probe: Probe) -> None:
     handle = await probe.seeded()
     await handle.step()
     forks = [await probe.fork(handle, count=3, randomness=RESEED) for _ in range(2)]
@@ -95,7 +95,7 @@ async def derived(probe: Probe) -> None:
 
 
 @must("F-07", "Fork with an epoch or step_index that is not current is FAILED_PRECONDITION.")
-async def exact(probe: Probe) -> None:
+async def check_stale_place(probe: Probe) -> None:
     handle = await probe.seeded()
     await handle.step()
     for epoch, index in ((handle.epoch, 0), (handle.epoch, 2), (handle.epoch + 1, 1)):
@@ -108,7 +108,7 @@ async def exact(probe: Probe) -> None:
     "Fork again with the same key returns the same copies, also at the same time and after the original was "
     "stepped; another request under it is FAILED_PRECONDITION.",
 )
-async def keyed(probe: Probe) -> None:
+async def check_repeated_key(probe: Probe) -> None:
     handle = await probe.seeded()
     request = handle.fork_request(count=2, key=new_key())
     replies = list(await asyncio.gather(*(probe.create(request) for _ in range(4))))
@@ -124,7 +124,7 @@ async def keyed(probe: Probe) -> None:
 
 
 @must("F-09", "dynamics_seeds that are neither none nor one per copy are INVALID_ARGUMENT.")
-async def seeds_per_copy(probe: Probe) -> None:
+async def check_seeds_per_copy(probe: Probe) -> None:
     handle = await probe.seeded()
     request = pb.ForkRequest(
         session_id=handle.id, epoch=handle.epoch, step_index=0, count=3, randomness=RESEED, dynamics_seeds=[1, 2]
@@ -133,7 +133,7 @@ async def seeds_per_copy(probe: Probe) -> None:
 
 
 @must("F-10", "Fork of an environment that does not declare it is UNIMPLEMENTED.", absent=True)
-async def unsupported(probe: Probe) -> None:
+async def check_undeclared_capability(probe: Probe) -> None:
     handle = await probe.seeded()
     request = handle.fork_request()
     await probe.expect_refusal("Fork", request, "UNIMPLEMENTED")
@@ -143,7 +143,7 @@ async def unsupported(probe: Probe) -> None:
     "F-11",
     "first_member of a Fork numbers the copies, and with RESEED their seeds are derived from that number.",
 )
-async def member_alone(probe: Probe) -> None:
+async def check_member_alone(probe: Probe) -> None:
     handle = await probe.seeded()
     await handle.step()
     group = await probe.fork(handle, count=3, randomness=RESEED)
@@ -155,7 +155,7 @@ async def member_alone(probe: Probe) -> None:
 
 
 @must("F-12", "A copy has the original's limits, counters and lease.")
-async def limits_and_lease(probe: Probe) -> None:
+async def check_limits_and_lease(probe: Probe) -> None:
     handle = await probe.seeded(limits=pb.LimitOverrides(max_turns=2))
     await handle.step()
     transition = await (await probe.fork(handle))[0].step()
@@ -178,14 +178,14 @@ async def _copies_with_short_lease(probe: Probe) -> list[Handle]:
 
 
 @must("F-13", "A count above max_group is INVALID_ARGUMENT and copies nothing.")
-async def huge_group(probe: Probe) -> None:
+async def check_huge_group(probe: Probe) -> None:
     count = probe.target.beyond_max_group()
     request = (await probe.seeded()).fork_request(count=count)
     await probe.expect_refusal(f"a Fork into {count}", request, "INVALID_ARGUMENT")
 
 
 @must("F-14", "dynamics_seeds without RESEED are INVALID_ARGUMENT.")
-async def seeds_without_reseed(probe: Probe) -> None:
+async def check_seeds_without_reseed(probe: Probe) -> None:
     handle = await probe.seeded()
     request = handle.fork_request(count=1, dynamics_seeds=[5])
     await probe.expect_refusal("dynamics_seeds without RESEED", request, "INVALID_ARGUMENT")

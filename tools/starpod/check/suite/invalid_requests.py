@@ -19,7 +19,7 @@ LARGEST = 256 * 2**20
 
 
 @must("C-83", "Any call on an unknown session is NOT_FOUND (or, with an empty id, INVALID_ARGUMENT).")
-async def unknown_session(probe: Probe) -> None:
+async def check_unknown_session(probe: Probe) -> None:
     for session_id in ("no-such-session", "\u2603" * 1000, ""):
         requests: list[Message] = [
             pb.StepRequest(session_id=session_id, epoch=1),
@@ -36,7 +36,7 @@ async def unknown_session(probe: Probe) -> None:
 
 
 @must("C-84", "An action of no kind is INVALID_ARGUMENT and changes nothing.")
-async def kindless(probe: Probe) -> None:
+async def check_action_without_kind(probe: Probe) -> None:
     handle = await probe.seeded()
     choice = probe.actions.choices(handle.session.observation)[0]
     for actions in ([pb.Action()], [choice, pb.Action()]):
@@ -48,7 +48,7 @@ async def kindless(probe: Probe) -> None:
 
 
 @must("C-85", "More sub-actions than max_step_actions are INVALID_ARGUMENT and change nothing.")
-async def too_many_actions(probe: Probe) -> None:
+async def check_too_many_actions(probe: Probe) -> None:
     limit = probe.server.limits.max_step_actions
     needs(0 < limit <= 1_000_000, "the server limits the sub-actions of a Step to none that could be sent")
     handle = await probe.seeded()
@@ -61,7 +61,7 @@ async def too_many_actions(probe: Probe) -> None:
     "C-86",
     "A message above max_message_bytes is RESOURCE_EXHAUSTED, and harms neither session nor server.",
 )
-async def oversized(probe: Probe) -> None:
+async def check_oversized_message(probe: Probe) -> None:
     limit = probe.server.limits.max_message_bytes
     needs(0 < limit <= LARGEST, "the server takes messages too large to try")
     handle = await probe.seeded()
@@ -71,7 +71,7 @@ async def oversized(probe: Probe) -> None:
 
 
 @must("C-87", "Unknown fields are ignored.")
-async def unknown_fields(probe: Probe) -> None:
+async def check_unknown_fields(probe: Probe) -> None:
     handle = await probe.seeded()
     for request in (pb.DescribeRequest(), handle.request(), pb.RenewRequest(session_ids=[handle.id])):
         try:
@@ -83,7 +83,7 @@ async def unknown_fields(probe: Probe) -> None:
 
 
 @must("C-88", "Bytes that are not a message are refused, and harm neither session nor server.")
-async def garbage(probe: Probe) -> None:
+async def check_garbage(probe: Probe) -> None:
     handle = await probe.seeded()
     for method in ("Open", "Step", "Describe"):
         try:
@@ -100,7 +100,7 @@ async def garbage(probe: Probe) -> None:
     "C-89",
     "Every error carries google.rpc.ErrorInfo with the domain starpod.v1, and the reason and advice of the table.",
 )
-async def error_info(probe: Probe) -> None:
+async def check_error_info(probe: Probe) -> None:
     handle = await probe.seeded(limits=pb.LimitOverrides(max_turns=1))
     key = new_key()
     await probe.create(probe.open_request(seed=1, key=key))
@@ -123,7 +123,7 @@ async def error_info(probe: Probe) -> None:
 
 
 @must("C-90", "INVALID_ARGUMENT carries google.rpc.BadRequest, which names the field or the option.")
-async def bad_request(probe: Probe) -> None:
+async def check_bad_request(probe: Probe) -> None:
     handle = await probe.seeded()
     cases: dict[str, Message] = {
         "no_such_option": _unknown_option(probe),
@@ -142,7 +142,7 @@ async def bad_request(probe: Probe) -> None:
     "C-91",
     "UNKNOWN_ENVIRONMENT has the nearest ids and UNKNOWN_VERSION the available versions in its metadata.",
 )
-async def helpful(probe: Probe) -> None:
+async def check_error_metadata(probe: Probe) -> None:
     mistyped_id = probe.spec.id.replace("-v", "_-v")
     cases = {
         "nearest": (probe.open_request(environment_id=mistyped_id, version=""), probe.spec.id),
@@ -162,7 +162,7 @@ async def helpful(probe: Probe) -> None:
     "session was closed.",
     alone=True,
 )
-async def full(probe: Probe) -> None:
+async def check_session_limit(probe: Probe) -> None:
     limit = probe.server.limits.max_sessions
     needs(0 < limit <= 256, "the server allows too many sessions to fill it")
     refusal = None

@@ -27,7 +27,7 @@ Each call goes to another session, because calls renew leases."""
 
 
 @must("C-71", "Open returns the lease in force: as asked, the server's default for 0, and never more than its maximum.")
-async def lease_in_force(probe: Probe) -> None:
+async def check_lease_in_force(probe: Probe) -> None:
     limits = probe.server.limits
     lease = (await probe.open(lease_seconds=LEASE)).lease_seconds
     fix = "grant a shorter lease than the default when it is asked for"
@@ -41,7 +41,7 @@ async def lease_in_force(probe: Probe) -> None:
 
 
 @must("C-72", "A lease that is negative or not a number is refused or replaced, never put in force.")
-async def strange_lease(probe: Probe) -> None:
+async def check_strange_lease(probe: Probe) -> None:
     for lease in (-1.0, math.nan, -math.inf):
         request = probe.open_request(lease_seconds=lease)
         try:
@@ -55,7 +55,7 @@ async def strange_lease(probe: Probe) -> None:
 
 
 @must("C-73", "A session without a call for longer than its lease is reaped: then its calls are NOT_FOUND.")
-async def expiry(probe: Probe) -> None:
+async def check_expiry(probe: Probe) -> None:
     handles = await probe.open_many(len(PATIENCE), lease_seconds=LEASE)
     await expect_reaped(probe, handles, PATIENCE, "session", "the session", "reap sessions whose lease ran out")
 
@@ -75,7 +75,7 @@ async def expect_reaped(
 
 
 @must("C-74", "Renew and every other call keep a session alive for another lease.")
-async def renewal(probe: Probe) -> None:
+async def check_renewal(probe: Probe) -> None:
     for lease in (1.0, 3.0, 8.0):
         if await _outlives_lease(probe, lease):
             return
@@ -160,7 +160,7 @@ def _refusal_of_step(handle: Handle, reply: pb.Reply) -> Refusal | None:
 
 
 @must("C-75", "Renew lists exactly the sessions that do not exist as missing, and may be repeated.")
-async def missing(probe: Probe) -> None:
+async def check_missing_sessions(probe: Probe) -> None:
     handle = await probe.seeded()
     for _ in range(2):
         request = pb.RenewRequest(session_ids=[handle.id, "no-such-session"])
@@ -169,7 +169,7 @@ async def missing(probe: Probe) -> None:
 
 
 @must("C-76", "Close ends a session: its calls are NOT_FOUND; closing again, or an unknown one, is not an error.")
-async def closing(probe: Probe) -> None:
+async def check_close(probe: Probe) -> None:
     handle, other_handle = await probe.seeded(), await probe.seeded()
     for _ in range(2):
         await probe.connection.call(pb.CloseRequest(session_ids=[handle.id, "no-such-session"]))
@@ -178,7 +178,7 @@ async def closing(probe: Probe) -> None:
 
 
 @must("C-77", "A session outlives its connection: it continues over another one, with the same replies.")
-async def lost_connection(probe: Probe) -> None:
+async def check_lost_connection(probe: Probe) -> None:
     script = probe.target.script()
     connection = probe.second_connection()
     handle = await probe.seeded(connection)

@@ -19,7 +19,7 @@ TRIED = 8
     "An observation carries valid_actions, state_key, expert_action and score only if wanted, and after the end no "
     "valid_actions and no expert_action.",
 )
-async def nothing_unasked(probe: Probe) -> None:
+async def check_unwanted_fields(probe: Probe) -> None:
     handle = await probe.session(want=pb.Want())
     for observation in (handle.session.observation, (await handle.step()).observation):
         extra = [field.name for field, _ in observation.ListFields() if field.name not in ("parts", "agent_id")]
@@ -33,7 +33,7 @@ async def nothing_unasked(probe: Probe) -> None:
 
 
 @must("C-61", "A declared capability is delivered when wanted; to want one that is not declared is UNIMPLEMENTED.")
-async def wanted(probe: Probe) -> None:
+async def check_wanted_fields(probe: Probe) -> None:
     can = probe.spec.capabilities
     for name in ("valid_actions", "state_key", "expert_action", "score"):
         want = pb.Want(**{name: True})
@@ -48,7 +48,7 @@ async def wanted(probe: Probe) -> None:
 
 
 @must("C-62", "Step's own `want` holds for that call only.")
-async def for_one_call(probe: Probe) -> None:
+async def check_want_of_one_step(probe: Probe) -> None:
     needs(probe.spec.capabilities.state_key, "the environment has no state_key")
     handle = await probe.session(want=pb.Want())
     first = await handle.step(want=pb.Want(state_key=True))
@@ -62,7 +62,7 @@ async def for_one_call(probe: Probe) -> None:
     "state_key has 1 to 32 bytes, is equal for equal starts, differs if starts look different, and changes only "
     "with the state.",
 )
-async def state_key(probe: Probe) -> None:
+async def check_state_key(probe: Probe) -> None:
     needs(probe.spec.capabilities.state_key, "the environment has no state_key")
     handle = await probe.session(want=pb.Want(state_key=True), seed=SEED)
     key = handle.session.observation.state_key
@@ -96,7 +96,7 @@ async def state_key(probe: Probe) -> None:
 
 
 @must("C-64", "Every action in valid_actions is executed and valid.")
-async def valid_actions(probe: Probe) -> None:
+async def check_valid_actions(probe: Probe) -> None:
     needs(probe.spec.capabilities.valid_actions, "the environment cannot list its valid actions")
     handle = await probe.session(want=pb.Want(valid_actions=True), seed=SEED)
     actions = handle.session.observation.valid_actions
@@ -108,7 +108,7 @@ async def valid_actions(probe: Probe) -> None:
 
 
 @must("C-65", "score is in [0, 1], and is 1 only when the task is solved.")
-async def score(probe: Probe) -> None:
+async def check_score(probe: Probe) -> None:
     needs(probe.spec.capabilities.score, "the environment has no score")
     handle = await probe.session(want=probe.actions.guided_want(score=True), seed=SEED)
     observation, is_solved = handle.session.observation, False
@@ -125,7 +125,7 @@ async def score(probe: Probe) -> None:
 
 
 @must("C-66", "Every expert_action is executed and valid.")
-async def expert(probe: Probe) -> None:
+async def check_expert_actions(probe: Probe) -> None:
     needs(probe.spec.capabilities.expert_action, "the environment has no expert")
     has_expert = False
     for seed in range(2):
@@ -144,7 +144,7 @@ async def expert(probe: Probe) -> None:
 
 
 @must("C-67", "Render draws every mode of render_modes with its media type, and text for an empty mode.")
-async def render(probe: Probe) -> None:
+async def check_render(probe: Probe) -> None:
     handle = await probe.seeded()
     modes = list(probe.spec.render_modes)
     expect("text" in modes, "the render mode text", modes)
@@ -158,14 +158,14 @@ async def render(probe: Probe) -> None:
 
 
 @must("C-68", "Render in a mode that render_modes lacks is INVALID_ARGUMENT.")
-async def unknown_mode(probe: Probe) -> None:
+async def check_unknown_mode(probe: Probe) -> None:
     handle = await probe.seeded()
     request = pb.RenderRequest(session_id=handle.id, mode="hologram")
     await probe.expect_refusal("the render mode 'hologram'", request, "INVALID_ARGUMENT")
 
 
 @must("C-69", "Render changes nothing.")
-async def render_changes_nothing(probe: Probe) -> None:
+async def check_render_changes_nothing(probe: Probe) -> None:
     async def render_all(_: object) -> None:
         for mode in probe.spec.render_modes:
             await probe.connection.call(pb.RenderRequest(session_id=handle.id, mode=mode))
@@ -177,7 +177,7 @@ async def render_changes_nothing(probe: Probe) -> None:
 
 
 @must("C-70", "A Want of image adds an image part, which is the frame that Render draws in mode png.")
-async def image(probe: Probe) -> None:
+async def check_image(probe: Probe) -> None:
     needs("png" in probe.spec.render_modes, "the environment draws no png")
     handle = await probe.session(want=pb.Want(image=True))
     frame: pb.RenderResponse = await probe.connection.call(pb.RenderRequest(session_id=handle.id, mode="png"))

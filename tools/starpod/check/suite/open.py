@@ -20,7 +20,7 @@ HUGE = 2**64 - 1
     "Open returns `count` sessions (0 means 1) in member order from 0, with epoch 1, step_index 0 and a first "
     "observation.",
 )
-async def group(probe: Probe) -> None:
+async def check_group(probe: Probe) -> None:
     single_reply = await probe.open(count=0)
     version = single_reply.environment_version
     expect(version == probe.spec.version, f"version {probe.spec.version}", version)
@@ -34,7 +34,7 @@ async def group(probe: Probe) -> None:
 
 
 @must("C-07", "Session ids differ from each other and are 1 to 64 bytes of printable ASCII.")
-async def session_ids(probe: Probe) -> None:
+async def check_session_ids(probe: Probe) -> None:
     ids = [handle.id for _ in range(2) for handle in await probe.open_many(4)]
     expect(len(set(ids)) == len(ids), "eight different session ids", ids, "draw them at random")
     for session_id in ids:
@@ -46,7 +46,7 @@ async def session_ids(probe: Probe) -> None:
     "C-08",
     "A session reports its seed and dynamics_seed: the given 64-bit values, or else the drawn and derived ones.",
 )
-async def seeds(probe: Probe) -> None:
+async def check_seeds(probe: Probe) -> None:
     for fields in ({"seed": HUGE, "dynamics_seed": HUGE - 1}, {"seed": 0, "dynamics_seed": 0}):
         session = (await probe.open(**fields)).sessions[0]
         got = {"seed": session.seed, "dynamics_seed": session.dynamics_seed}
@@ -57,7 +57,7 @@ async def seeds(probe: Probe) -> None:
 
 
 @must("C-09", "Opening again with a session's seed and dynamics_seed gives the same episode.")
-async def reopened(probe: Probe) -> None:
+async def check_repeated_open(probe: Probe) -> None:
     script = probe.target.script()
     for fields in ({}, {"seed": SEED}):
         original = await probe.session(**fields)
@@ -68,7 +68,7 @@ async def reopened(probe: Probe) -> None:
 
 
 @must("C-10", "The members of a group share the seed and the first observation.")
-async def common_start(probe: Probe) -> None:
+async def check_common_start(probe: Probe) -> None:
     probe.target.script()
     sessions = (await probe.open(seed=SEED, count=3)).sessions
     seeds = {session.seed for session in sessions}
@@ -82,7 +82,7 @@ async def common_start(probe: Probe) -> None:
     "C-11",
     "Each member's dynamics_seed is derived and differs from the others', unless Open gives one for all.",
 )
-async def dynamics_seeds(probe: Probe) -> None:
+async def check_dynamics_seeds(probe: Probe) -> None:
     groups = [(await probe.open(seed=SEED, count=3)).sessions for _ in range(2)]
     seeds, repeats = ([session.dynamics_seed for session in sessions] for sessions in groups)
     fix = "derive each from the seed and the member"
@@ -100,7 +100,7 @@ async def dynamics_seeds(probe: Probe) -> None:
 
 
 @must("C-12", "The first observation depends on the seed and not on the dynamics_seed.")
-async def start_by_seed_alone(probe: Probe) -> None:
+async def check_start_by_seed_alone(probe: Probe) -> None:
     script = probe.target.script()
     handle = await probe.seeded(dynamics_seed=DYNAMICS_SEED + 1)
     fix = "draw the start from a stream that depends only on the seed"
@@ -108,7 +108,7 @@ async def start_by_seed_alone(probe: Probe) -> None:
 
 
 @must("C-13", "Open again with the same key and request returns the same sessions and opens none.")
-async def same_key(probe: Probe) -> None:
+async def check_same_key(probe: Probe) -> None:
     request = probe.open_request(count=2, seed=SEED, key=new_key())
     first_reply = await probe.create(request)
     second_reply = await probe.create(request)
@@ -117,7 +117,7 @@ async def same_key(probe: Probe) -> None:
 
 
 @must("C-14", "Opens with the same key at the same time return the same sessions.")
-async def same_key_at_once(probe: Probe) -> None:
+async def check_same_key_at_once(probe: Probe) -> None:
     request = probe.open_request(key=new_key())
     replies = await asyncio.gather(*(probe.create(request) for _ in range(6)))
     ids = {reply.sessions[0].session_id for reply in replies}
@@ -125,7 +125,7 @@ async def same_key_at_once(probe: Probe) -> None:
 
 
 @must("C-15", "Open with the key of another request is FAILED_PRECONDITION.")
-async def key_reused(probe: Probe) -> None:
+async def check_key_reused(probe: Probe) -> None:
     key = new_key()
     await probe.create(probe.open_request(seed=1, key=key))
     other_request = probe.open_request(seed=2, key=key)
@@ -133,13 +133,13 @@ async def key_reused(probe: Probe) -> None:
 
 
 @must("C-16", "A key of more than 128 bytes is INVALID_ARGUMENT.")
-async def long_key(probe: Probe) -> None:
+async def check_long_key(probe: Probe) -> None:
     await probe.create(probe.open_request(key=(new_key() * 4)[:128]))
     await probe.expect_refusal("a key of 129 bytes", probe.open_request(key="k" * 129), "INVALID_ARGUMENT")
 
 
 @must("C-17", "Open of an unknown environment is NOT_FOUND.")
-async def unknown_environment(probe: Probe) -> None:
+async def check_unknown_environment(probe: Probe) -> None:
     for name in ("no_such_environment-v1", ""):
         request = probe.open_request(environment_id=name, version="")
         codes = ("NOT_FOUND",) if name else ("NOT_FOUND", "INVALID_ARGUMENT")
@@ -151,7 +151,7 @@ async def unknown_environment(probe: Probe) -> None:
     "Open takes the newest version that fits all comparators; if none fits it is NOT_FOUND, if one cannot be "
     "read INVALID_ARGUMENT.",
 )
-async def versions(probe: Probe) -> None:
+async def check_versions(probe: Probe) -> None:
     version = probe.spec.version
     for pin in (version, f"=={version}", f">={version},<={version}", f">=0.0.0,<={version}"):
         reply = await probe.open(version=pin)
@@ -166,13 +166,13 @@ async def versions(probe: Probe) -> None:
 
 
 @must("C-19", "An unknown option is INVALID_ARGUMENT.")
-async def unknown_option(probe: Probe) -> None:
+async def check_unknown_option(probe: Probe) -> None:
     request = probe.open_request(options=probe.target.options_message(no_such_option=1))
     await probe.expect_refusal("an unknown option", request, "INVALID_ARGUMENT", fix="never ignore an option")
 
 
 @must("C-20", "An option that its schema does not allow is INVALID_ARGUMENT.")
-async def wrong_option(probe: Probe) -> None:
+async def check_wrong_option(probe: Probe) -> None:
     shown = False
     for name, value in _wrong_values(json.loads(probe.spec.options_schema_json)):
         shown = True
@@ -184,7 +184,7 @@ async def wrong_option(probe: Probe) -> None:
 
 
 @must("C-21", "An option at its schema's default opens the same episode as without it.")
-async def default_options(probe: Probe) -> None:
+async def check_default_options(probe: Probe) -> None:
     script = probe.target.script()
     properties = json.loads(probe.spec.options_schema_json).get("properties", {})
     defaults = {name: prop["default"] for name, prop in properties.items() if prop.get("default") is not None}
@@ -196,7 +196,7 @@ async def default_options(probe: Probe) -> None:
 
 
 @must("C-22", "A count above max_group is INVALID_ARGUMENT and opens nothing.")
-async def huge_group(probe: Probe) -> None:
+async def check_huge_group(probe: Probe) -> None:
     for count in {probe.target.beyond_max_group(), 2**32 - 1}:
         request = probe.open_request(count=count)
         fix = "check ServerLimits.max_group before creating the first session"
@@ -207,7 +207,7 @@ async def huge_group(probe: Probe) -> None:
     "C-23",
     "first_member places the sessions in their group: opened alone, a member has the seeds it has in the group.",
 )
-async def member_alone(probe: Probe) -> None:
+async def check_member_alone(probe: Probe) -> None:
     group = (await probe.open(seed=SEED, count=3)).sessions
     pair = (await probe.open(seed=SEED, count=2, first_member=1)).sessions
     members = [session.member for session in pair]
@@ -218,7 +218,7 @@ async def member_alone(probe: Probe) -> None:
 
 
 @must("C-24", "A call that fails leaves its key unused.")
-async def unused_key(probe: Probe) -> None:
+async def check_key_after_failure(probe: Probe) -> None:
     key = new_key()
     await probe.connection.refusal(probe.open_request(version=">=999.0.0", key=key))
     refusal = await probe.connection.refusal(good := probe.open_request(key=key))
@@ -227,7 +227,7 @@ async def unused_key(probe: Probe) -> None:
 
 
 @must("C-25", "Members that do not fit into 32 bits are INVALID_ARGUMENT.")
-async def members_beyond(probe: Probe) -> None:
+async def check_members_beyond(probe: Probe) -> None:
     needs(probe.server.limits.max_group != 1, "the server's max_group is 1")
     request = probe.open_request(count=2, first_member=2**32 - 1)
     await probe.expect_refusal("members 2**32 - 1 and 2**32", request, "INVALID_ARGUMENT")

@@ -25,7 +25,7 @@ TRIED = 8
     "A Step has one outcome per sub-action; its reward is finite and the sum of theirs, and of reward_parts "
     "where given.",
 )
-async def rewards(probe: Probe) -> None:
+async def check_rewards(probe: Probe) -> None:
     handle = await probe.session(want=probe.actions.want())
     observation = handle.session.observation
     for count in (1, 2, 0, 3):
@@ -41,7 +41,7 @@ async def rewards(probe: Probe) -> None:
     "C-42",
     "Sub-actions after the end of the episode, or beyond a limit, have executed=false and earn nothing.",
 )
-async def not_executed(probe: Probe) -> None:
+async def check_actions_after_end(probe: Probe) -> None:
     limits = pb.LimitOverrides(max_turns=0, max_actions_per_turn=1, max_actions=0)
     handle = await probe.session(want=probe.actions.want(), limits=limits)
     action = probe.actions.choices(handle.session.observation)[0]
@@ -75,7 +75,7 @@ async def _expect_nothing_after_the_end(probe: Probe) -> None:
 
 
 @must("C-43", "max_turns truncates the episode with END_REASON_MAX_TURNS; a turn without an action counts.")
-async def max_turns(probe: Probe) -> None:
+async def check_max_turns(probe: Probe) -> None:
     reply = await probe.open(limits=pb.LimitOverrides(max_turns=2, max_actions=0))
     expect(reply.limits.max_turns == 2, "max_turns 2 in OpenResponse.limits", reply.limits.max_turns)
     handle = Handle(probe.connection, reply.sessions[0])
@@ -88,7 +88,7 @@ async def max_turns(probe: Probe) -> None:
     "C-44",
     "max_actions truncates the episode with END_REASON_MAX_ACTIONS once that many sub-actions were executed.",
 )
-async def max_actions(probe: Probe) -> None:
+async def check_max_actions(probe: Probe) -> None:
     for seed in range(8):
         limits = pb.LimitOverrides(max_turns=0, max_actions_per_turn=0, max_actions=1)
         reply = await probe.open(want=probe.actions.want(), limits=limits, seed=seed)
@@ -111,7 +111,7 @@ async def max_actions(probe: Probe) -> None:
     "C-45",
     "Limit overrides replace single fields: absent ones keep theirs and 0 lifts one.",
 )
-async def overrides(probe: Probe) -> None:
+async def check_limit_overrides(probe: Probe) -> None:
     defaults = probe.spec.limits
     limits = (await probe.open(limits=None)).limits
     expect_same(defaults, limits, "OpenResponse.limits without overrides as in the EnvironmentSpec")
@@ -128,7 +128,7 @@ async def overrides(probe: Probe) -> None:
     "C-46",
     "terminated and truncated are never set together; end_reason is set exactly with one of them, and agrees.",
 )
-async def ends(probe: Probe) -> None:
+async def check_end_flags(probe: Probe) -> None:
     for limits in (UNLIMITED, pb.LimitOverrides(max_turns=6)):
         handle = await probe.seeded(want=probe.actions.guided_want(), limits=limits)
         observation = handle.session.observation
@@ -145,7 +145,7 @@ async def ends(probe: Probe) -> None:
     "An action that makes no sense is an outcome with valid=false; a name that ActionSpace.names lacks is "
     "not executed.",
 )
-async def invalid_action(probe: Probe) -> None:
+async def check_invalid_action(probe: Probe) -> None:
     space = probe.spec.action_space
     handle = await probe.seeded()
     for action in probe.actions.nonsense():
@@ -169,7 +169,7 @@ async def invalid_action(probe: Probe) -> None:
     "C-49",
     "A well-formed action of an unknown kind is an outcome with valid=false or INVALID_ARGUMENT, and changes nothing.",
 )
-async def foreign_kinds(probe: Probe) -> None:
+async def check_foreign_kinds(probe: Probe) -> None:
     script = probe.target.script()
     space = probe.spec.action_space
     kinds: dict[str, pb.Action] = {"a JSON action": pb.Action(json='{"no": ["such", "action"]}')}
@@ -196,7 +196,7 @@ async def foreign_kinds(probe: Probe) -> None:
 
 
 @must("C-58", "If one turn meets several limits, END_REASON_MAX_ACTIONS takes precedence over END_REASON_MAX_TURNS.")
-async def order(probe: Probe) -> None:
+async def check_limit_precedence(probe: Probe) -> None:
     limits = pb.LimitOverrides(max_turns=1, max_actions_per_turn=0, max_actions=1)
     for seed in range(TRIED):
         reply = await probe.open(want=probe.actions.want(), limits=limits, seed=seed)
@@ -211,7 +211,7 @@ async def order(probe: Probe) -> None:
 
 
 @must("C-59", "An episode that a limit cut short is not a success.")
-async def cut_short(probe: Probe) -> None:
+async def check_truncated_success(probe: Probe) -> None:
     handle = await probe.seeded(limits=pb.LimitOverrides(max_turns=1))
     transition = await handle.step()
     expect(not transition.success, "success false or absent after MAX_TURNS", "true", "a limit solves no task")

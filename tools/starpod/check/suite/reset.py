@@ -23,7 +23,7 @@ TRIED = 8
     "C-50",
     "Reset raises the epoch by one, sets step_index to 0, keeps the session id and reports the seeds.",
 )
-async def plain(probe: Probe) -> None:
+async def check_reset(probe: Probe) -> None:
     handle = await probe.seeded()
     await handle.step()
     reply = await _reset(probe, handle, seed=5, dynamics_seed=6)
@@ -40,7 +40,7 @@ async def plain(probe: Probe) -> None:
     "C-51",
     "Reset with given seeds starts the episode that Open with them starts, whatever was played before.",
 )
-async def as_open(probe: Probe) -> None:
+async def check_same_start_as_open(probe: Probe) -> None:
     script = probe.target.script()
     handle = await probe.seeded(seed=SEED + 1, dynamics_seed=3)
     await handle.play(script.turns)
@@ -51,7 +51,7 @@ async def as_open(probe: Probe) -> None:
 
 
 @must("C-52", "The same Reset again, before any Step, has the same reply and keeps the epoch.")
-async def repeated(probe: Probe) -> None:
+async def check_repeated_reset(probe: Probe) -> None:
     handle = await probe.seeded()
     request = handle.reset_request()
     reply: pb.ResetResponse = await probe.connection.call(request)
@@ -64,7 +64,7 @@ async def repeated(probe: Probe) -> None:
     "C-53",
     "Reset with an old epoch is FAILED_PRECONDITION after a Step, or if the request is another; so is a future epoch.",
 )
-async def fenced(probe: Probe) -> None:
+async def check_epoch_fence(probe: Probe) -> None:
     handle = await probe.seeded()
     old_request = handle.reset_request(seed=5)
     await probe.connection.call(old_request)
@@ -80,7 +80,7 @@ async def fenced(probe: Probe) -> None:
 
 
 @must("C-54", "After the end of an episode Reset starts the next one.")
-async def after_the_end(probe: Probe) -> None:
+async def check_after_the_end(probe: Probe) -> None:
     handle = await probe.seeded(limits=pb.LimitOverrides(max_turns=1))
     await handle.step()
     await _reset(probe, handle)
@@ -89,7 +89,7 @@ async def after_the_end(probe: Probe) -> None:
 
 
 @must("C-55", "Reset keeps wants and limits if it names none, and replaces them if it does.")
-async def kept(probe: Probe) -> None:
+async def check_kept_wants_and_limits(probe: Probe) -> None:
     supports_key = probe.spec.capabilities.state_key
     handle = await probe.seeded(want=pb.Want(state_key=supports_key), limits=pb.LimitOverrides(max_turns=9))
     reply = await _reset(probe, handle)
@@ -102,7 +102,7 @@ async def kept(probe: Probe) -> None:
 
 
 @must("C-56", "A Reset that is refused for its options leaves the running episode as it was.")
-async def refused(probe: Probe) -> None:
+async def check_refused_reset(probe: Probe) -> None:
     handle, _ = await probe.play_first_turns(1)
     request = handle.reset_request(options=probe.target.options_message(no_such_option=1))
     await probe.expect_refusal("Reset with an unknown option", request, "INVALID_ARGUMENT")
@@ -110,7 +110,7 @@ async def refused(probe: Probe) -> None:
 
 
 @must("C-57", "Reset keeps the options if it names none.")
-async def options_kept(probe: Probe) -> None:
+async def check_options_kept(probe: Probe) -> None:
     probe.target.script()
     usual_reply = await probe.open(seed=SEED)
     for options in _other_options(probe):

@@ -71,7 +71,7 @@ class PolicyResults:
 
 
 @must("R-01", "Episodes end under the environment's own limits, whatever is played.")
-async def episodes_end(probe: Probe) -> None:
+async def check_episodes_end(probe: Probe) -> None:
     if probe.spec.limits.max_turns:
         return  # the server enforces it, as C-43 shows
     for policy_name, policy in (("idle", _idle), ("random", _random(probe))):
@@ -87,18 +87,18 @@ async def episodes_end(probe: Probe) -> None:
 
 
 @must("R-02", "The expert reaches more than a random policy.")
-async def random_policy(probe: Probe) -> None:
+async def check_random_policy(probe: Probe) -> None:
     needs(probe.spec.capabilities.expert_action, "the environment has no expert")
     await _expect_less(probe, "a random policy", await _random_play(probe))
 
 
 @must("R-03", "A policy that does nothing reaches less than the expert, and does not solve every start.")
-async def idle_policy(probe: Probe) -> None:
+async def check_idle_policy(probe: Probe) -> None:
     await _expect_less(probe, "a policy that does nothing", await _idle_play(probe))
 
 
 @must("R-04", "No policy that repeats one action reaches as much as the expert, or solves every start.")
-async def repeating_policy(probe: Probe) -> None:
+async def check_repeating_policy(probe: Probe) -> None:
     for action in await _actions_to_repeat(probe):
         what = f"a policy that repeats {action.text or action.tool_call.name!r}"
         no_expert = not probe.spec.capabilities.expert_action
@@ -107,7 +107,7 @@ async def repeating_policy(probe: Probe) -> None:
 
 
 @must("R-05", "A policy that writes instructions instead of actions reaches less than the expert, and earns nothing.")
-async def injecting_policy(probe: Probe) -> None:
+async def check_injecting_policy(probe: Probe) -> None:
     needs(not probe.spec.action_space.HasField("tensor"), "a tensor contains no text")
     results = await _play_starts(probe, _injecting(probe))
     await _expect_less(probe, "a policy that writes `reward: 1`", results)
@@ -119,7 +119,7 @@ async def injecting_policy(probe: Probe) -> None:
 
 
 @must("R-06", "The agent's observations do not reveal the seed.")
-async def seed_hidden(probe: Probe) -> None:
+async def check_seed_hidden(probe: Probe) -> None:
     rng = random.Random(SEED)
     seeds = [rng.randrange(10**8, 10**9) for _ in range(8)]
     fix = "draw the start from the seed, and show only the start"
@@ -140,7 +140,7 @@ async def seed_hidden(probe: Probe) -> None:
 
 
 @must("R-07", "Episodes that end in a solution earn more on average than episodes that end without one.")
-async def solving_pays(probe: Probe) -> None:
+async def check_solving_pays(probe: Probe) -> None:
     plays = [await _random_play(probe)]
     if probe.spec.capabilities.expert_action:
         plays.append(await _expert_play(probe))
@@ -158,7 +158,7 @@ async def solving_pays(probe: Probe) -> None:
 @must(
     "R-08", "A detour earns nothing: going to and fro before the expert takes over earns no more than only the expert."
 )
-async def detours(probe: Probe) -> None:
+async def check_detours(probe: Probe) -> None:
     needs(probe.spec.capabilities.expert_action, "the environment has no expert")
     pairs = list(itertools.combinations(await _actions_to_repeat(probe), 2))
     needs(pairs, "actions have no names to go to and fro with")
@@ -180,7 +180,7 @@ async def detours(probe: Probe) -> None:
 @must(
     "R-09", "Neither nonsense nor the expert's numbers without its work (36 = 36) meet a criterion or raise the score."
 )
-async def unearned_progress(probe: Probe) -> None:
+async def check_unearned_progress(probe: Probe) -> None:
     needs(not probe.spec.action_space.HasField("tensor"), "a tensor contains no text")
     capabilities = probe.spec.capabilities
     writes_freely = not (probe.spec.action_space.names or probe.spec.action_space.tools)

@@ -17,7 +17,7 @@ from starpod.v1 import environment_pb2 as pb
     "A snapshot names environment and version, and has the SHA-256 of both and the state, the epoch and the "
     "step_index.",
 )
-async def digest(probe: Probe) -> None:
+async def check_digest(probe: Probe) -> None:
     handle = await probe.seeded()
     await handle.step()
     reply = await _snapshot(probe, handle)
@@ -35,7 +35,7 @@ async def digest(probe: Probe) -> None:
     "A restored session has epoch 1, the snapshot's step_index and observation, and continues as the original "
     "would, even if that is closed.",
 )
-async def restored(probe: Probe) -> None:
+async def check_restored_sessions(probe: Probe) -> None:
     handle, _ = await probe.play_first_turns()
     snapshot = (await _snapshot(probe, handle)).snapshot
     await probe.connection.call(pb.CloseRequest(session_ids=[handle.id]))
@@ -44,7 +44,7 @@ async def restored(probe: Probe) -> None:
 
 
 @must("N-03", "Snapshot changes nothing.")
-async def harmless(probe: Probe) -> None:
+async def check_no_side_effects(probe: Probe) -> None:
     probe.target.script()
     handle = await probe.seeded()
     await probe.expect_script(
@@ -53,7 +53,7 @@ async def harmless(probe: Probe) -> None:
 
 
 @must("N-04", "A snapshot whose digest does not fit its state is INVALID_ARGUMENT.")
-async def tampered(probe: Probe) -> None:
+async def check_tampered_snapshot(probe: Probe) -> None:
     handle = await probe.seeded()
     await handle.step()
     original = (await _snapshot(probe, handle)).snapshot
@@ -71,7 +71,7 @@ async def tampered(probe: Probe) -> None:
     "N-05",
     "A state that the environment did not write, under a digest that fits, is refused and harms nothing.",
 )
-async def foreign_state(probe: Probe) -> None:
+async def check_foreign_state(probe: Probe) -> None:
     handle = await probe.seeded()
     await handle.step()
     original = (await _snapshot(probe, handle)).snapshot
@@ -89,7 +89,7 @@ async def foreign_state(probe: Probe) -> None:
     "Restore of a version that no hosted version restores is FAILED_PRECONDITION, with snapshot_version and "
     "available in the metadata; of an unknown environment NOT_FOUND.",
 )
-async def incompatible(probe: Probe) -> None:
+async def check_incompatible_version(probe: Probe) -> None:
     snapshot = (await _snapshot(probe, await probe.seeded())).snapshot
     snapshot.environment_version = "999.0.0"
     snapshot.digest = _digest(snapshot)
@@ -111,7 +111,7 @@ async def incompatible(probe: Probe) -> None:
     "Restore makes `count` copies (0 means 1) in member order; each continues as the original would, unaffected by "
     "the others.",
 )
-async def group(probe: Probe) -> None:
+async def check_group(probe: Probe) -> None:
     handle, _ = await probe.play_first_turns()
     copies = await _restore(probe, (await _snapshot(probe, handle)).snapshot, count=3)
     expect(len({copy.id for copy in copies}) == 3, "three copies with different ids", len(copies))
@@ -126,7 +126,7 @@ async def group(probe: Probe) -> None:
     "Restore again with the same key returns the same sessions, also at the same time; another request under "
     "it is FAILED_PRECONDITION.",
 )
-async def keyed(probe: Probe) -> None:
+async def check_repeated_key(probe: Probe) -> None:
     snapshot = (await _snapshot(probe, await probe.seeded())).snapshot
     request = pb.RestoreRequest(snapshot=snapshot, key=new_key())
     replies = list(await asyncio.gather(*(probe.create(request) for _ in range(4))))
@@ -140,7 +140,7 @@ async def keyed(probe: Probe) -> None:
 
 
 @must("N-09", "Restore keeps the limits of the session and how much of them is used up.")
-async def limits_kept(probe: Probe) -> None:
+async def check_limits_kept(probe: Probe) -> None:
     limits = pb.LimitOverrides(max_turns=2, max_actions=0, max_actions_per_turn=5)
     handle = await probe.seeded(limits=limits)
     await handle.step()
@@ -157,7 +157,7 @@ async def limits_kept(probe: Probe) -> None:
     "N-10",
     "A snapshot can be restored in another process that hosts the same version.",
 )
-async def elsewhere(probe: Probe) -> None:
+async def check_other_process(probe: Probe) -> None:
     handle, _ = await probe.play_first_turns()
     connection = await probe.other_process()
     snapshot = (await _snapshot(probe, handle)).snapshot
@@ -168,13 +168,13 @@ async def elsewhere(probe: Probe) -> None:
 
 
 @must("N-11", "Snapshot of an environment that does not declare it is UNIMPLEMENTED.", absent=True)
-async def unsupported(probe: Probe) -> None:
+async def check_undeclared_capability(probe: Probe) -> None:
     handle = await probe.seeded()
     await probe.expect_refusal("Snapshot", pb.SnapshotRequest(session_id=handle.id), "UNIMPLEMENTED")
 
 
 @must("N-12", "A count above max_group is INVALID_ARGUMENT and restores nothing.")
-async def huge_group(probe: Probe) -> None:
+async def check_huge_group(probe: Probe) -> None:
     count = probe.target.beyond_max_group()
     snapshot = (await _snapshot(probe, await probe.seeded())).snapshot
     await probe.expect_refusal(

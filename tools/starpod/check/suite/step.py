@@ -18,7 +18,7 @@ OTHER = (pb.Action(text="another action"),)
 
 
 @must("C-30", "A Step answers with one observation and with the index after its own.")
-async def plain(probe: Probe) -> None:
+async def check_step(probe: Probe) -> None:
     if probe.target.play_error is not None:
         raise probe.target.play_error
     handle = await probe.seeded(want=probe.actions.want())
@@ -34,7 +34,7 @@ async def plain(probe: Probe) -> None:
 
 
 @must("C-31", "The same Step again has the same reply.")
-async def repeated(probe: Probe) -> None:
+async def check_repeated_step(probe: Probe) -> None:
     handle = await probe.seeded()
     observation = handle.session.observation
     for actions in ((), tuple(probe.actions.choices(observation)[:1])):
@@ -47,7 +47,7 @@ async def repeated(probe: Probe) -> None:
 
 
 @must("C-32", "A repeated Step is not played again.")
-async def repeated_throughout(probe: Probe) -> None:
+async def check_repetition_in_episode(probe: Probe) -> None:
     script = probe.target.script()
     handle = await probe.seeded()
     transitions = []
@@ -62,7 +62,7 @@ async def repeated_throughout(probe: Probe) -> None:
 
 
 @must("C-33", "The same Step sent many times at once is played once, and every copy has the same reply.")
-async def repeated_at_once(probe: Probe) -> None:
+async def check_simultaneous_repetition(probe: Probe) -> None:
     connections = [probe.connection, probe.second_connection()]
     handle = await probe.seeded()
     turns: list[Turn] = [(), tuple(probe.actions.choices(handle.session.observation)[:1])]
@@ -83,7 +83,7 @@ async def repeated_at_once(probe: Probe) -> None:
 
 
 @must("C-34", "The last index with other actions is FAILED_PRECONDITION.")
-async def other_actions(probe: Probe) -> None:
+async def check_other_actions(probe: Probe) -> None:
     handle = await probe.seeded()
     actions = probe.actions.choices((await handle.step()).observation)[:1]
     fix = "compare the actions with those of the cached reply"
@@ -91,14 +91,14 @@ async def other_actions(probe: Probe) -> None:
 
 
 @must("C-35", "An index ahead of the next one is FAILED_PRECONDITION.")
-async def gap(probe: Probe) -> None:
+async def check_index_gap(probe: Probe) -> None:
     handle = await probe.seeded()
     for ahead in (1, 2, 256, 65_536):
         await _out_of_order(probe, f"an index {ahead} too high", handle.request(ahead=ahead))
 
 
 @must("C-36", "An index before the last one is FAILED_PRECONDITION, whatever the actions.")
-async def late(probe: Probe) -> None:
+async def check_late_index(probe: Probe) -> None:
     handle = await probe.seeded()
     request = handle.request()
     await handle.step()
@@ -107,7 +107,7 @@ async def late(probe: Probe) -> None:
 
 
 @must("C-37", "An epoch other than the current one is FAILED_PRECONDITION.")
-async def fenced(probe: Probe) -> None:
+async def check_epoch_fence(probe: Probe) -> None:
     handle = await probe.seeded()
     for epoch in (handle.epoch + 1, 0):
         await _out_of_order(probe, f"epoch {epoch} instead of {handle.epoch}", handle.request(epoch=epoch))
@@ -120,7 +120,7 @@ async def fenced(probe: Probe) -> None:
     "C-38",
     "OUT_OF_ORDER and EPISODE_OVER have expected_epoch and expected_step_index in their metadata.",
 )
-async def expected_place(probe: Probe) -> None:
+async def check_expected_place(probe: Probe) -> None:
     handle = await probe.seeded(limits=pb.LimitOverrides(max_turns=2, max_actions=0))
     actions = probe.actions.choices((await handle.step()).observation)[:1]
     wrong_requests = {
@@ -135,7 +135,7 @@ async def expected_place(probe: Probe) -> None:
 
 
 @must("C-39", "Refused, late and repeated Steps change nothing.")
-async def noise(probe: Probe) -> None:
+async def check_refused_steps(probe: Probe) -> None:
     script = probe.target.script()
     handle = await probe.seeded()
     transitions = []
@@ -155,7 +155,7 @@ async def noise(probe: Probe) -> None:
     "C-40",
     "Steps of one session that arrive at once are played in the order of their indices or refused.",
 )
-async def at_once(probe: Probe) -> None:
+async def check_simultaneous_steps(probe: Probe) -> None:
     script = probe.target.script()
     handle = await probe.seeded()
     got: dict[int, pb.Transition] = {}
@@ -184,7 +184,7 @@ async def at_once(probe: Probe) -> None:
     "C-47",
     "A Step after the end is FAILED_PRECONDITION, while the last Step again still has its reply.",
 )
-async def after_the_end(probe: Probe) -> None:
+async def check_after_the_end(probe: Probe) -> None:
     handle = await probe.seeded(limits=pb.LimitOverrides(max_turns=1))
     request = handle.request()
     reply: pb.StepResponse = await probe.connection.call(request)

@@ -23,7 +23,7 @@ UNKNOWN_SESSION = pb.StepRequest(session_id="no-such-session", epoch=1)
 
 
 @must("S-01", "Every call on a Stream gets exactly one reply, with its call_id and of its kind.")
-async def one_reply(probe: Probe) -> None:
+async def check_one_reply_per_call(probe: Probe) -> None:
     key = new_key()
     async with open_stream(probe.connection) as stream:
         open_call = pb.Call(call_id=2**64 - 1, open=probe.open_request(key=key))
@@ -72,7 +72,7 @@ async def _expect_copies(probe: Probe, stream: CheckStream, handle: Handle) -> l
 
 
 @must("S-02", "The calls of one session on a Stream are executed in the order sent.")
-async def in_order(probe: Probe) -> None:
+async def check_call_order(probe: Probe) -> None:
     script = probe.target.script()
     handle = await probe.seeded()
     turns = enumerate(script.turns)
@@ -85,7 +85,7 @@ async def in_order(probe: Probe) -> None:
 
 
 @must("S-03", "A Stream may interleave many sessions in one message.")
-async def interleaved(probe: Probe) -> None:
+async def check_interleaved_sessions(probe: Probe) -> None:
     script = probe.target.script()
     handles = [await probe.seeded() for _ in range(4)]
     async with open_stream(probe.connection) as stream:
@@ -101,7 +101,7 @@ async def interleaved(probe: Probe) -> None:
 
 
 @must("S-04", "A bad call on a Stream gets an error reply; the other calls and the Stream continue.")
-async def fails_alone(probe: Probe) -> None:
+async def check_single_failure(probe: Probe) -> None:
     handle, other_handle = await probe.seeded(), await probe.seeded()
     async with open_stream(probe.connection) as stream:
         replies = await stream.ask(
@@ -118,7 +118,7 @@ async def fails_alone(probe: Probe) -> None:
 
 
 @must("S-05", "An error on a Stream has the code and the details that the unary call would have had.")
-async def same_errors(probe: Probe) -> None:
+async def check_same_errors(probe: Probe) -> None:
     handle = await probe.seeded()
     requests = [
         handle.request(ahead=3),
@@ -140,7 +140,7 @@ async def same_errors(probe: Probe) -> None:
 
 
 @must("S-06", "After a half-close the server answers what it has received and ends the Stream with OK.")
-async def drained(probe: Probe) -> None:
+async def check_half_close(probe: Probe) -> None:
     handles = await probe.open_many(8)
     async with open_stream(probe.connection) as stream:
         await stream.send(*(pb.Call(call_id=n, step=handle.request()) for n, handle in enumerate(handles)))
@@ -150,7 +150,7 @@ async def drained(probe: Probe) -> None:
 
 
 @must("S-07", "Cancelling a Stream leaves its sessions alive, and its calls are finished and cached.")
-async def cancelled(probe: Probe) -> None:
+async def check_cancellation(probe: Probe) -> None:
     async def cancel(turn: Turn) -> None:
         async with open_stream(probe.connection) as stream:
             call = pb.Call(call_id=1, step=handle.request(turn))
@@ -165,7 +165,7 @@ async def cancelled(probe: Probe) -> None:
 
 
 @must("S-08", "The same Step again, on the same Stream, on another or as a unary call, has the same reply.")
-async def repeated(probe: Probe) -> None:
+async def check_repeated_step(probe: Probe) -> None:
     script = probe.target.script()
     handle = await probe.seeded()
     transitions = []
@@ -181,7 +181,7 @@ async def repeated(probe: Probe) -> None:
 
 
 @must("S-09", "A call on a Stream past its timeout_ms is finished and cached: asking again has its reply.")
-async def timeout(probe: Probe) -> None:
+async def check_timeout(probe: Probe) -> None:
     probe.target.script()
     handle = await probe.seeded()
     late_count = 0
@@ -200,7 +200,7 @@ async def timeout(probe: Probe) -> None:
 
 
 @must("S-10", "A call without a request gets an error reply, and an empty message none.")
-async def hollow(probe: Probe) -> None:
+async def check_empty_requests(probe: Probe) -> None:
     handle = await probe.seeded()
     async with open_stream(probe.connection) as stream:
         await stream.send()
@@ -216,7 +216,7 @@ async def hollow(probe: Probe) -> None:
     "S-11",
     "A row of StepColumns does the same as a Step with its fields; action_counts assigns the actions to the rows.",
 )
-async def columns(probe: Probe) -> None:
+async def check_columns(probe: Probe) -> None:
     _needs_columns(probe)
     script = probe.target.script()
     handle = await probe.seeded()
@@ -243,7 +243,7 @@ async def columns(probe: Probe) -> None:
     "S-12",
     "Rows of several sub-actions, of state keys and of ends come back with all that the Step's reply has.",
 )
-async def full_rows(probe: Probe) -> None:
+async def check_full_rows(probe: Probe) -> None:
     _needs_columns(probe)
     probe.target.script()
     choices = probe.actions.choices((await probe.open(want=probe.actions.want(), seed=1)).sessions[0].observation)
@@ -264,7 +264,7 @@ async def full_rows(probe: Probe) -> None:
 
 
 @must("S-13", "A bad row of StepColumns fails alone, with an error Reply.")
-async def bad_row(probe: Probe) -> None:
+async def check_bad_row(probe: Probe) -> None:
     _needs_columns(probe)
     handle, other_handle = await probe.seeded(), await probe.seeded()
     steps = columns_of({1: handle.request(), 2: UNKNOWN_SESSION, 3: other_handle.request(ahead=4)})
@@ -277,7 +277,7 @@ async def bad_row(probe: Probe) -> None:
     "S-14",
     "StepColumns of unequal lengths are refused, by errors to their rows or by ending the Stream, and step no session.",
 )
-async def ragged(probe: Probe) -> None:
+async def check_ragged_columns(probe: Probe) -> None:
     _needs_columns(probe)
     handle = await probe.seeded()
     base_fields: dict[str, Any] = {
@@ -308,7 +308,7 @@ async def ragged(probe: Probe) -> None:
     "S-15",
     "StreamResponse.timing is finite and not negative, and its environment_ms is at most total_ms.",
 )
-async def timing(probe: Probe) -> None:
+async def check_timing(probe: Probe) -> None:
     handles = await probe.open_many(2)
     async with open_stream(probe.connection) as stream:
         await stream.ask(*(pb.Call(call_id=call_id, step=handle.request()) for call_id, handle in enumerate(handles)))
@@ -327,7 +327,7 @@ async def timing(probe: Probe) -> None:
     "S-16",
     "Rows of one session in one StepColumns are executed in order, each as if it came alone.",
 )
-async def rows_of_one_session(probe: Probe) -> None:
+async def check_rows_of_one_session(probe: Probe) -> None:
     _needs_columns(probe)
     script, handle, other_handle = probe.target.script(), await probe.seeded(), await probe.seeded()
     needs(len(script.turns) > 1 and _plays_texts(script), "the environment has no two turns of texts")
@@ -347,7 +347,7 @@ async def rows_of_one_session(probe: Probe) -> None:
     "A row of ResetColumns gets the same answer as a Reset with the same fields, repeated in either form. Errors are "
     "Replies.",
 )
-async def reset_rows(probe: Probe) -> None:
+async def check_reset_rows(probe: Probe) -> None:
     needs(probe.server.capabilities.reset_columns, "the server does not declare reset_columns")
     want = pb.Want(state_key=probe.spec.capabilities.state_key)
     handle, other_handle = await probe.seeded(want=want), await probe.seeded(want=want)
@@ -364,23 +364,25 @@ async def reset_rows(probe: Probe) -> None:
         expect(_kinds(replies) == ["reset", "error"], "a reset, and an error for an unknown session", _kinds(replies))
         columns.call_ids[:] = [5, 6]
         again = (await stream.ask_resets(columns))[0]
-    expect_same(_start(replies[0].reset), _start(again.reset), "the same reply to the same row again")
+    expect_same(_keep_columns(replies[0].reset), _keep_columns(again.reset), "the same reply to the same row again")
     repeated: pb.ResetResponse = await probe.connection.call(handle.reset_request(**seeds))
-    expect_same(_start(replies[0].reset), _start(repeated), "the same reply to the same Reset, which is no row")
+    expect_same(
+        _keep_columns(replies[0].reset), _keep_columns(repeated), "the same reply to the same Reset, which is no row"
+    )
     if probe.spec.capabilities.deterministic:
         reply: pb.ResetResponse = await probe.connection.call(other_handle.reset_request(**seeds))
-        expect_same(_start(reply), _start(replies[0].reset), "a Reset in columns as in a unary call")
+        expect_same(_keep_columns(reply), _keep_columns(replies[0].reset), "a Reset in columns as in a unary call")
 
 
-def _start(response: pb.ResetResponse) -> pb.ResetResponse:
-    """Return what a row of StartColumns can tell of a reply."""
+def _keep_columns(response: pb.ResetResponse) -> pb.ResetResponse:
+    """Return only the fields of a reply that a row of StartColumns also has."""
     session = response.session
-    told = pb.Session(seed=session.seed, dynamics_seed=session.dynamics_seed, observation=session.observation)
-    return pb.ResetResponse(session=told, instructions=response.instructions)
+    start = pb.Session(seed=session.seed, dynamics_seed=session.dynamics_seed, observation=session.observation)
+    return pb.ResetResponse(session=start, instructions=response.instructions)
 
 
 @must("S-18", "Every message that asks for it is acknowledged once, whether or not it holds calls.")
-async def acknowledgements(probe: Probe) -> None:
+async def check_acknowledgements(probe: Probe) -> None:
     needs(probe.server.capabilities.acknowledgements, "the server does not declare acknowledgements")
     handle = await probe.seeded()
     async with open_stream(probe.connection) as stream:

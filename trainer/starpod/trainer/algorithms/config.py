@@ -62,7 +62,8 @@ class AlgorithmConfig(Section):
     entropy_coefficient: float = Field(default=0.001, ge=0, description="Weight of the entropy bonus.")
     distillation: Teaching = Field(
         default=NoTeacher(),
-        description="Teacher of the policy's own tokens; see docs/methods.md#on-policy-distillation.",
+        description="On-policy distillation: a teacher scores each token that the policy samples. model: a model "
+        "beside the policy; vllm: one on a vLLM server; self: the policy with a hint in its prompt; off: none.",
     )
 
     filter: Filter = Field(

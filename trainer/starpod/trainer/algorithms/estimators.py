@@ -105,7 +105,10 @@ class GiGPO(Estimator):
     kind: Literal["gigpo"] = "gigpo"
     weight: float = Field(default=1.0, ge=0, description="Weight of the turn's advantage.")
     gamma: float = Field(default=0.95, gt=0, le=1, description="Discount per turn.")
-    normalise: bool = Field(default=False, description="Divides both advantages by a standard deviation.")
+    normalise: bool = Field(
+        default=False,
+        description="Divides the episode's and the turn's advantage by the standard deviation of their peers.",
+    )
 
     @property
     def credit_terms(self) -> tuple[CreditTerm, ...]:

@@ -34,7 +34,8 @@ class LossKL(Section):
 
     where: Literal["loss"] = "loss"
     estimator: Literal["k2", "k3"] = Field(
-        default="k3", description="Estimator of the KL. k1 is for rewards: its mean gradient is zero."
+        default="k3",
+        description="Estimator of the KL. k1 is only for rewards: as a loss, its gradient is zero on average.",
     )
     coefficient: float = Field(default=0.001, gt=0, description="Weight of the term.")
     agents: dict[str, Annotated[float, Field(ge=0)]] = Field(
@@ -84,7 +85,7 @@ Filter = Annotated[KeepAll | TopFraction | TopP, KindBy("strategy")]
 class DynamicSamplingConfig(Section):
     """Replacement of groups whose members all did equally well (DAPO, arXiv 2503.14476)."""
 
-    enabled: bool = Field(default=False, description="Replaces such groups by new ones.")
+    enabled: bool = Field(default=False, description="Replaces groups whose members all did equally well by new ones.")
     max_rounds: int = Field(default=3, ge=1, description="Maximum rounds in one collection.")
 
     @model_validator(mode="after")

@@ -50,7 +50,8 @@ class CreditTerm(Section):
     )
     strata: tuple[str, ...] = Field(
         default=(),
-        description="Reward parts of the turn, those of its earlier blocks, whose signs peers share too.",
+        description="Reward parts of a turn's earlier blocks, such as the part of its description. Only turns with the "
+        "same signs of these parts are peers.",
     )
     gamma: float = Field(default=1.0, gt=0, le=1, description="Discount per unit (to_go) or turn (met).")
     baseline: Literal["mean", "others", "none"] = Field(
@@ -61,7 +62,7 @@ class CreditTerm(Section):
     )
     weight: float = Field(default=1.0, gt=0, description="Factor of the term in the sum.")
     min_peers: int = Field(default=2, ge=2, description="Minimum number of peers; with fewer, the units get 0.")
-    smallest: float = Field(default=0.0, ge=0, description="Results with a smaller absolute value count as 0.")
+    smallest: float = Field(default=0.0, ge=0, description="Advantages with a smaller absolute value become 0.")
 
     @model_validator(mode="after")
     def _has_a_meaning(self) -> CreditTerm:

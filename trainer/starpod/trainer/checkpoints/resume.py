@@ -24,11 +24,11 @@ def check_model(config: Config, loaded: Loaded) -> None:
             f"model.{key} is {_short(new[key])}, but the run that is resumed has {_short(old[key])}: its weights fit "
             "no other model; give the same value, or begin another run with another --run-dir"
         )
-    own, given = list(config.script.policies), loaded.state["config"].get("script", {}).get("policies", [])
-    if own != given:
+    new_names, old_names = list(config.script.policies), loaded.state["config"].get("script", {}).get("policies", [])
+    if new_names != old_names:
         raise ConfigError(
-            f"script.policies is {own}, but the run that is resumed has {given}: give the same value, or begin "
-            "another run with another --run-dir"
+            f"script.policies is {new_names}, but the run that is resumed has {old_names}: give the same value, or "
+            "begin another run with another --run-dir"
         )
     bias = next((each for name, each in loaded.tensors["policy"].items() if name.endswith("critic.head.bias")), None)
     heads, needed = 0 if bias is None else len(bias), config.algorithm.value_heads * config.algorithm.needs_critic

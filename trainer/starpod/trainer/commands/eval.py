@@ -76,7 +76,7 @@ _LIMIT = "the environment's limit"
     "--seed",
     type=click.IntRange(0, 2**64 - 1),
     show_default="a seed that training never uses",
-    help="Seed of the first start state. The next ones have the seeds that follow.",
+    help="Seed of the first start state; each further one has the next seed.",
 )
 @click.option(
     "--option",
@@ -143,8 +143,8 @@ def evaluate(
     """Play MODEL_OR_CHECKPOINT in ENVIRONMENT and report its success.
 
     ENVIRONMENT is ADDRESS/NAME at a server (host:port, several with commas), or ADDRESS with --environment. A NAME,
-    FILE.py, FILE.py:CLASS or FAMILY:NAME is served during the evaluation, and so are the environments of a run without
-    ENVIRONMENT, if the run served them itself.
+    FILE.py, FILE.py:CLASS or FAMILY:NAME is served during the evaluation. Without ENVIRONMENT, the environments of the
+    run are played: at their addresses, or served here if the run started its own servers.
 
     MODEL_OR_CHECKPOINT is the folder of a run, of a checkpoint or of `starpod export`, which plays as in training; the
     name or folder of another Hugging Face model; openai:MODEL for an OpenAI-compatible endpoint; or a policy without a

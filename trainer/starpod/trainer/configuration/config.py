@@ -182,8 +182,8 @@ class Config(Section):
 
 def _validated(given: Mapping[str, Any], section: Mapping[str, Any]) -> dict[str, Any]:
     """Return the given keys with their values in a validated section, whose paths are absolute."""
-    found = {key: section.get(key, value) for key, value in given.items()}
+    validated = {key: section.get(key, value) for key, value in given.items()}
     return {
         key: _validated(given[key], value) if isinstance(given[key], Mapping) and isinstance(value, Mapping) else value
-        for key, value in found.items()
+        for key, value in validated.items()
     }

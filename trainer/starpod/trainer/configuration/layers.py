@@ -126,7 +126,7 @@ class Layers:
 
 
 def _names_base(kind: Any, value: Any) -> bool:
-    """Return whether a value is the name of a section's base file, without changes."""
+    """Return whether a section is given as a single word, which names its base file."""
     return isinstance(value, str) and bool(getattr(kind, "BASES", ""))
 
 

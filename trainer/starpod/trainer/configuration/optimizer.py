@@ -22,7 +22,7 @@ class OptimizerConfig(Section):
         description="Learning rate of the critic; null: 1e-3 for a value head on the policy, 1e-5 for a second model.",
     )
     betas: tuple[Beta, Beta] = Field(default=(0.9, 0.999), description="Decay rates of AdamW's moving averages.")
-    eps: float = Field(default=1e-8, gt=0, description="Epsilon.")
+    eps: float = Field(default=1e-8, gt=0, description="AdamW's epsilon, added to the denominator.")
     weight_decay: float = Field(default=0.0, ge=0, description="Decoupled weight decay.")
     max_grad_norm: float = Field(
         default=1.0, gt=0, description="Maximum gradient norm, separately for policy and critic."

@@ -52,9 +52,15 @@ class InformationConfig(Section):
     every: int = Field(default=0, ge=0, description="Steps between measurements; 0: never.")
     samples: int = Field(default=64, ge=2, description="Turns per measurement.")
     random_turns: bool = Field(
-        default=False, description="Measures on random turns, too, and not only on first turns, at a higher cost."
+        default=False, description="Measures random turns of episodes, and not only first turns. This takes longer."
     )
-    decay: float = Field(default=0.9, ge=0, lt=1, description="Decay of the deviation's moving average in the z-score.")
+    decay: float = Field(
+        default=0.9,
+        ge=0,
+        lt=1,
+        description="Decay per measurement of the moving average of the standard deviation by which the z-score "
+        "divides.",
+    )
 
 
 class GradientConfig(Section):
@@ -73,13 +79,15 @@ class EarlyStopConfig(Section):
         default=True, description="Stops when in-group reward deviation is below 10 % of its start for 10 steps."
     )
     low_success: bool = Field(default=True, description="Stops when success stays below 1 % and returns do not rise.")
-    low_success_times: int = Field(default=5, ge=1, description="Consecutive evaluations that end the run.")
+    low_success_times: int = Field(
+        default=5, ge=1, description="Number of consecutive evaluations with low success that end the run."
+    )
     empty_filter: bool = Field(default=True, description="Stops when the filter keeps no group for 5 steps.")
     plateau: int = Field(
         default=0,
         ge=0,
-        description="Stops once evaluations reach `monitor.echo_trap.solved` and this many in a row have not risen by "
-        "more than noise, seed by seed; 0: never. About 3 saves a small job the minutes that teach nothing.",
+        description="Stops when success has reached `monitor.echo_trap.solved` and has not risen significantly in this "
+        "many consecutive evaluations, compared seed by seed; 0: never. 3 ends a small job soon after it is solved.",
     )
 
 

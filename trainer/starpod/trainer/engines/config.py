@@ -50,7 +50,8 @@ class EngineConfig(Section):
     tensor_parallel: int = Field(
         default=1,
         ge=1,
-        description="vllm: GPUs that share one copy of the model; under torchrun, the GPUs of so many processes.",
+        description="vllm: number of GPUs that share one copy of the model. Under torchrun, they are the GPUs of this "
+        "many processes.",
     )
     urls: tuple[str, ...] = Field(default=(), description="vllm_remote: servers (http://host:port) of the same model.")
     api_key_file: FilePath = Field(default="", description="vllm_remote: file with the servers' API key.")

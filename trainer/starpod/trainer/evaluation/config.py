@@ -12,7 +12,9 @@ from starpod.trainer.configuration.section import Section
 class EvaluationConfig(Section):
     """Interval and size of evaluations, and reference policies to compare with."""
 
-    every: int = Field(default=25, ge=0, description="Iterations between evaluations; 0: only before and after.")
+    every: int = Field(
+        default=25, ge=0, description="Iterations between evaluations; 0: evaluates only before and after training."
+    )
     episodes: int = Field(
         default=256,
         ge=1,

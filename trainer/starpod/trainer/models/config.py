@@ -136,7 +136,8 @@ class ModelConfig(Section):
     logits_at_once: int = Field(
         default=2**25,
         ge=1,
-        description="Maximum logits in memory. More are computed in slices of the vocabulary, and twice.",
+        description="Maximum logits (tokens x vocabulary) in memory. A pass with more computes them in slices of the "
+        "vocabulary, twice: less memory, more time.",
     )
 
     def in_dtype(self, dtype: Literal["float32", "bfloat16"]) -> ModelConfig:

@@ -173,8 +173,8 @@ class TemplateLayout:
         # Tags are part of replies, and what an image replaces is not part of a text.
         contents = {*TAGS, *FURTHER_TAGS, *([MARK] if self.view else [])}
         tokens = self.tokenizer.added_tokens_decoder.values()
-        found = {str(token) for token in tokens if token.special or (str(token) in text and str(token).strip())}
-        return tuple(sorted(found - contents))
+        special = {str(token) for token in tokens if token.special or (str(token) in text and str(token).strip())}
+        return tuple(sorted(special - contents))
 
 
 def _starts_of(tokens: Iterable[str]) -> re.Pattern[str]:

@@ -29,7 +29,9 @@ class ReasoningConfig(Section):
         allow_inf_nan=False,
         description="Factor of the score of a thought's claims, from -1 (all false) to 1; keep it small.",
     )
-    claims: int = Field(default=2, ge=1, description="True topics that earn the whole weight.")
+    claims: int = Field(
+        default=2, ge=1, description="Number of topics with true claims for which the whole weight is paid."
+    )
 
 
 class RelationsConfig(Section):

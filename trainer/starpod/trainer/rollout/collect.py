@@ -148,11 +148,11 @@ class Collector(Generic[Players]):
         limit = self.agents.at_once
         slots = nullcontext() if limit is None else asyncio.Semaphore(max(1, limit // size))
 
-        async def play_in_turn(start: Start) -> Group:
+        async def play_in_slot(start: Start) -> Group:
             async with slots:
                 return await self.play_group(start, size)
 
-        return Collected.of(await together(map(play_in_turn, starts)), min_size)
+        return Collected.of(await together(map(play_in_slot, starts)), min_size)
 
     async def play_group(self, start: Start, size: int, begun: dict[int, Episode] | None = None) -> Group:
         """Play `size` episodes from one start state.

@@ -58,7 +58,11 @@ class EnvironmentConfig(Section):
         default=(), description="Running servers (host:port, dns:///name:port); empty: the run starts its own."
     )
     workers: int = Field(default=1, ge=1, description="Number of server processes that the run starts.")
-    serve: CommandWords = Field(default=(), description="Further words of `starpod serve` for servers of the run.")
+    serve: CommandWords = Field(
+        default=(),
+        description="Further arguments of `starpod serve` for the servers that the run starts, such as [--threads, "
+        "'8'].",
+    )
     token_file: FilePath = Field(default="", description="File with the servers' bearer token.")
     ca: FilePath = Field(default="", description="PEM file of the servers' certificate authority; turns TLS on.")
     certificate: FilePath = Field(default="", description="PEM file of the client's certificate (mTLS).")
@@ -69,7 +73,9 @@ class EnvironmentConfig(Section):
         gt=0,
         description="Seconds after which a call is retried, and a silent server is given up.",
     )
-    patience: float = Field(default=300.0, gt=0, description="Total seconds of a call, including retries and recovery.")
+    patience: float = Field(
+        default=300.0, gt=0, description="Maximum seconds of a call, including retries and recovery."
+    )
 
     @field_validator("addresses", mode="before")
     @classmethod
@@ -185,7 +191,12 @@ class PivotsConfig(SearchConfig):
 
     strategy: Literal["pivots"] = "pivots"
     width: int = Field(default=8, ge=1, description="Continuations of a state.")
-    gamma: float = Field(default=2.0, ge=0, description="Exponent of a state's relative depth when pivots are drawn.")
+    gamma: float = Field(
+        default=2.0,
+        ge=0,
+        description="Preference for late pivots: a state is drawn with a weight proportional to its relative depth to "
+        "this power; 0: no preference.",
+    )
     scale: Literal["none", "std"] = Field(
         default="none", description="std: advantages of branches are divided by their siblings' standard deviation."
     )

@@ -63,8 +63,8 @@ class Served:
                 explore=explore,
                 watch=screen.counter("demonstrations", len(seeds)),
             )
-        kept = float(explore is None) if warm_start.failures is None else warm_start.failures
-        demonstrations = drop_failures(demonstrations, kept)
+        kept_share = float(explore is None) if warm_start.failures is None else warm_start.failures
+        demonstrations = drop_failures(demonstrations, kept_share)
         self.demonstrations = [*choose_best(demonstrations, warm_start.best), *file_demonstrations]
 
     async def check_scout(self, config: Config) -> None:

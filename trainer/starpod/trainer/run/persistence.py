@@ -99,18 +99,18 @@ class Persistence:
             self._saved_step = step
 
     def _begin_writing(self, progress: Mapping[str, Any], admitted: Sequence[Admitted], replay: ReplayBuffer) -> None:
-        held, step = self._contents, progress["step"]
-        optimizer, learner = held.learner.state()
-        tensors = {"policy": held.learner.policy_state(), "optimizer": optimizer}
-        if reference := held.learner.reference_state():
+        contents, step = self._contents, progress["step"]
+        optimizer, learner = contents.learner.state()
+        tensors = {"policy": contents.learner.policy_state(), "optimizer": optimizer}
+        if reference := contents.learner.reference_state():
             tensors["reference"] = reference
         scorer_values: dict[str, Any] = {}
-        if held.scorer is not None:
-            tensors["scorer"], scorer_values = held.scorer.state()
-        imitation, warm_start = held.warm_start.state()
+        if contents.scorer is not None:
+            tensors["scorer"], scorer_values = contents.scorer.state()
+        imitation, warm_start = contents.warm_start.state()
         if warm_start:
             tensors["imitation"] = imitation
-        ahead = held.collecting.ahead
+        ahead = contents.collecting.ahead
         groups = [group for share in self._parallel.gather_objects(ahead.state(admitted)) for group in share]
         # Omit the score of an older evaluation, because it was measured with other weights.
         score = progress["success"] if progress["evaluated"] == step else None
@@ -171,7 +171,7 @@ class Persistence:
         Raises:
             ConfigError: The configuration needs something that the checkpoint does not contain.
         """
-        held, config, state = self._contents, self._config, loaded.state
+        contents, config, state = self._contents, self._config, loaded.state
         # A checkpoint from the warm start has no reference policy yet.
         needs_reference = config.needs_reference and not state.get("warm_start")
         if needs_reference and "reference" not in loaded.tensors:
@@ -179,26 +179,26 @@ class Persistence:
                 f"algorithm.kl.where is {config.algorithm.kl.where}, but the run began without a KL term, so its "
                 "checkpoint holds no reference policy: resume with algorithm.kl.where=off, or begin another run"
             )
-        held.learner.load_policy(loaded.tensors["policy"])
+        contents.learner.load_policy(loaded.tensors["policy"])
         if needs_reference:
-            held.learner.freeze_reference(loaded.tensors["reference"])
-        held.learner.load_state(loaded.tensors["optimizer"], state["learner"])
-        if held.scorer is not None:
+            contents.learner.freeze_reference(loaded.tensors["reference"])
+        contents.learner.load_state(loaded.tensors["optimizer"], state["learner"])
+        if contents.scorer is not None:
             if "scorer" not in loaded.tensors or state["config"]["scorer"]["kind"] != config.scorer.kind:
                 raise ConfigError(
                     f"scorer.kind is {config.scorer.kind}, but the run that is resumed has no such scorer in its "
                     "checkpoint: give the same value, or begin another run with another --run-dir"
                 )
-            held.scorer.load_state(loaded.tensors["scorer"], state["scorer"])
-        held.progress.load_state_dict(state)
-        held.evaluating.load_state_dict(state)
-        for name, part in {**self._parts, "replay": held.collecting.replay}.items():
+            contents.scorer.load_state(loaded.tensors["scorer"], state["scorer"])
+        contents.progress.load_state_dict(state)
+        contents.evaluating.load_state_dict(state)
+        for name, part in {**self._parts, "replay": contents.collecting.replay}.items():
             if name in state:
                 part.load_state_dict(state[name])
         if state["config"]["monitor"]["early_stop"] != config.monitor.early_stop.to_dict():
-            held.evaluating.early_stop.reason = ""
-        held.collecting.ahead.load_state(state.get("ahead", []))
+            contents.evaluating.early_stop.reason = ""
+        contents.collecting.ahead.load_state(state.get("ahead", []))
         restore_rng(state["rng"])
-        held.warm_start.load_state(loaded.tensors.get("imitation", {}), state.get("warm_start", {}))
-        if held.warm_start.over:
-            self._weights_are_whole, self._saved_step = True, held.progress.step
+        contents.warm_start.load_state(loaded.tensors.get("imitation", {}), state.get("warm_start", {}))
+        if contents.warm_start.over:
+            self._weights_are_whole, self._saved_step = True, contents.progress.step

@@ -31,7 +31,7 @@ class WarmStartConfig(Section):
         le=1,
         description="Share of failed episodes that are imitated; null: all, but none of those played by `from`.",
     )
-    batch_size: int = Field(default=64, ge=1, description="Episodes per step.")
+    batch_size: int = Field(default=64, ge=1, description="Episodes per optimiser step.")
     lr: float | None = Field(
         default=None,
         gt=0,
@@ -60,7 +60,7 @@ class WarmStartConfig(Section):
         "effect are skipped.",
     )
     actions_per_turn: int = Field(
-        default=1, ge=1, description="Maximum moves of a demonstrated turn; each turn draws its number."
+        default=1, ge=1, description="Maximum moves of a demonstrated turn. The number is drawn for each turn."
     )
     thought: str = Field(
         default="{action}",

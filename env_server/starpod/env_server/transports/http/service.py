@@ -19,7 +19,7 @@ from starpod.env_server.sessions.responses import too_large
 from starpod.env_server.sessions.worker import Worker
 from starpod.env_server.transports.admission import CallsInFlight, OpenAdmission, receive_in_time
 from starpod.env_server.transports.encoding import max_bytes, read_json, write_json
-from starpod.env_server.transports.exchange import Carried, HTTPExchange, RequestRefused
+from starpod.env_server.transports.exchange import HTTPExchange, HTTPProtocol, RequestRefused
 from starpod.env_server.transports.http.open_pages import Answer, OpenPages, no_such
 from starpod.env_server.transports.http.routes import ROUTES, Route
 from starpod.env_server.transports.service import Body, EnvironmentService
@@ -45,7 +45,7 @@ class HTTPService:
         *,
         hosts: tuple[str, ...],
         endpoints: tuple[str, ...],
-        protocols: Sequence[Carried] = (),
+        protocols: Sequence[HTTPProtocol] = (),
     ) -> None:
         self._service = service
         self._worker = worker
@@ -54,7 +54,7 @@ class HTTPService:
         self._endpoints = endpoints
         default_protocol = next((protocol for protocol in protocols if not protocol.paths), None)
         default = (
-            _Endpoint(self._call_carried, default_protocol) if default_protocol else _Endpoint(self._pages.refuse_path)
+            _Endpoint(self._call_protocol, default_protocol) if default_protocol else _Endpoint(self._pages.refuse_path)
         )
         # Not a whole Starlette application: its handling of exceptions would cost several percent of a step.
         router = routing.Router(list(self._routes(protocols)), redirect_slashes=False, default=default)
@@ -64,7 +64,7 @@ class HTTPService:
         self._worker.share.note_accepted_call()
         await self._app(scope, receive, send)
 
-    def _routes(self, protocols: Sequence[Carried]) -> Iterator[routing.BaseRoute]:
+    def _routes(self, protocols: Sequence[HTTPProtocol]) -> Iterator[routing.BaseRoute]:
         """Yield the routes in the order in which they are tried. Session routes come first: most calls are steps."""
         for route in sorted(ROUTES, key=lambda route: route.field != "session_id"):
             call = self._stream if route.method.server_streaming else functools.partial(self._unary, route)
@@ -76,7 +76,7 @@ class HTTPService:
             yield self._route(path, "GET", functools.partial(pages.answer, answer))
         for protocol in protocols:
             for path in protocol.paths:
-                yield self._route(path, "POST", functools.partial(self._call_carried, protocol))
+                yield self._route(path, "POST", functools.partial(self._call_protocol, protocol))
 
     def _route(self, path: str, verb: str, answer: Answer) -> routing.Route:
         return routing.Route(path, _Endpoint(self._expect, verb, answer))
@@ -140,11 +140,11 @@ class HTTPService:
         await exchange.start_events()
         await exchange.end_events()
 
-    async def _call_carried(self, protocol: Carried, exchange: HTTPExchange) -> None:
+    async def _call_protocol(self, protocol: HTTPProtocol, exchange: HTTPExchange) -> None:
         protocol.admit(exchange)
         await self._call(protocol.name, functools.partial(self._serve_protocol, protocol), exchange)
 
-    async def _serve_protocol(self, protocol: Carried, exchange: HTTPExchange, tenant: Tenant) -> None:
+    async def _serve_protocol(self, protocol: HTTPProtocol, exchange: HTTPExchange, tenant: Tenant) -> None:
         body = await self._receive(exchange, None, tenant) if protocol.has_body(exchange) else Body(b"")
         await protocol.answer(exchange, body.take(), tenant)
 

@@ -31,7 +31,7 @@ from starpod.env_server.episodes.errors import CallError, bad_argument
 from starpod.env_server.operation.tenants import Tenant
 from starpod.env_server.sessions.worker import Worker
 from starpod.env_server.transports.encoding import check_values, read_json
-from starpod.env_server.transports.exchange import Carried, HTTPExchange
+from starpod.env_server.transports.exchange import HTTPExchange, HTTPProtocol
 from starpod.env_server.transports.mcp.tools import failure_of, list_tools, meta_of, picture_of, result_of
 from starpod.env_server.transports.service import EnvironmentService, server_version
 from starpod.env_server.transports.tools import NamedSession, SessionNames, actions_of, whole_number
@@ -82,7 +82,7 @@ class _Caller:
     mcp_session: str
 
 
-class MCPService(Carried):
+class MCPService(HTTPProtocol):
     """The MCP service (streamable HTTP) at /mcp/ENVIRONMENT and /mcp/ENVIRONMENT/NAME.
 
     It answers requests while `run` is running.
