@@ -67,7 +67,10 @@ def test_a_scout_that_cannot_serve_is_refused_without_a_server(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["environment.options.size=3"], r"the same \d+ moves have other results. Options that differ: size \(not set"),
+        (
+            ["environment.options.size=3"],
+            r"the same \d+ moves have different results. Options that differ: size \(not set",
+        ),
         (["environment.options.success_rate=0.5"], r"success_rate \(1 there, 0.5 here\)"),
         (["environment.max_actions=5"], "its environment.max_actions is 8, and here it is 5"),
     ],

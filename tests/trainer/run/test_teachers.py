@@ -113,7 +113,7 @@ def test_a_teacher_with_other_token_ids_is_refused_before_it_is_loaded(tmp_path:
     (tmp_path / "teacher" / "model.safetensors").unlink()
     teaching = {"teacher": "model", "model": str(tmp_path / "teacher")}
     values = {"model": str(tmp_path / "policy"), "algorithm": {"preset": "dapo", "distillation": teaching}}
-    with pytest.raises(ConfigError, match=r"another tokenizer than the policy.* has the id \d+ in the policy's"):
+    with pytest.raises(ConfigError, match=r"a different tokenizer than the policy.* has the id \d+ in the policy's"):
         make_judge(parse_config(values), Parallel())
 
 
@@ -174,7 +174,7 @@ def test_a_server_teaches_as_the_same_model_here_does_and_another_tokenizer_is_r
         here_BT = LoadedJudge(other).logprobs(trainer.logprobs, batch, table, table.mask_BT)
         assert table.teacher_logprobs_BT is not None
         torch.testing.assert_close(table.teacher_logprobs_BT, here_BT)
-        with pytest.raises(ConfigError, match="its tokenizer gives other ids than the policy's"):
+        with pytest.raises(ConfigError, match="its tokenizer gives different ids than the policy's"):
             ServedJudge(settings, tiny_policy().tokenizer, Parallel())
     with pytest.raises(ConfigError, match=r"did not answer /v1/models"):
         ServedJudge(settings, policy.tokenizer, Parallel())

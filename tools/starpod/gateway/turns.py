@@ -41,10 +41,10 @@ class Rotation:
         """
         await self._enter(session)
         work = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
-        work.add_done_callback(self._finished)
+        work.add_done_callback(self._end_turn)
         return await asyncio.shield(work)
 
-    def _finished(self, work: asyncio.Future[Result]) -> None:
+    def _end_turn(self, work: asyncio.Future[Result]) -> None:
         if not work.cancelled():
             work.exception()  # mark it as retrieved: asyncio warns of exceptions that a cancelled caller left
         self._leave()

@@ -170,7 +170,9 @@ class TurnJobs:
         finally:
             await fleet.close_sessions(sessions)
         if any([turn.reply for turn in branch.turns[:turns]] != [turn.reply for turn in past] for branch in episodes):
-            raise Impossible(f"The checkpoint gets other prompts than the episode had before turn {turns + 1}.")
+            raise Impossible(
+                f"The checkpoint would get different prompts than the episode had before turn {turns + 1}."
+            )
         whole = [replace(branch, turns=[*past, *branch.turns[turns:]]) for branch in episodes]
         lines = [PlayedBranch(branch, turns, path_of(branch, job.task)) for branch in whole]
         return self._continuing.keep(job.words, game, lines)

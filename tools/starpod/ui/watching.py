@@ -98,7 +98,7 @@ async def _find(fleet: Fleet, session: str) -> Replica:
             answer = await replica.call(RENEW, pb.RenewRequest(session_ids=[session]), _until(fleet))
             if not answer.missing:
                 return replica
-    raise Impossible("None of the servers has this session: it was closed, its lease ran out, or the id is another.")
+    raise Impossible("None of the servers has this session: it was closed, its lease ran out, or the id is wrong.")
 
 
 async def _render(fleet: Fleet, replica: Replica, session: str, mode: str) -> bytes | None:

@@ -127,7 +127,7 @@ def _action_type(request: HostingRequest, env_class: type[Any]) -> TypeAdapter[A
     if action_type in (None, Any, OpenAction):
         if _is_mcp(env_class):
             return None
-        raise request.fail("its step has no type of actions; name the model: #action=MODULE:CLASS")
+        raise request.fail("its step declares no type of action; name the class: #action=MODULE:CLASS")
     try:
         return TypeAdapter(action_type)
     except Exception as error:

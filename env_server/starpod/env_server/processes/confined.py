@@ -84,7 +84,7 @@ def run_confined(
             process.join(10)
     if process.exitcode == _UNCONFINED:
         problem = (ready or b"") + (reply or b"")
-        raise Unconfined(f"code that nobody trusts cannot be confined here: {problem.decode(errors='replace')}")
+        raise Unconfined(f"untrusted code cannot be confined here: {problem.decode(errors='replace')}")
     if reply is None or not ended or (process.exitcode == -signal.SIGKILL and _is_used_up(ready, cpu_seconds)):
         return Confined(b"", "time")
     return Confined(reply, "finished" if process.exitcode == _FINISHED else "died")

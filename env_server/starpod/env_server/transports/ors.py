@@ -220,7 +220,7 @@ class ORSService(HTTPProtocol):
     async def _play(
         self, tenant: Tenant, session: _ORSSession, index: int, name: str, arguments: Mapping[str, Any]
     ) -> Json:
-        """Return a call's result, including errors of the policy. Raises CallError for other errors."""
+        """Return a call's result, or a wrong call's error as its result. Raises CallError for other errors."""
         try:
             actions = actions_of(convert.spec_to(self._worker.registry.find(session.environment, "")), name, arguments)
             step = pb.StepRequest(session_id=session.session_id, epoch=session.epoch, step_index=index, actions=actions)

@@ -48,7 +48,9 @@ class CountdownOptions(EnvironmentOptions):
             if not 1 <= len(self.numbers) <= 4 or not all(1 <= number <= 10_000 for number in self.numbers):
                 raise ValueError("numbers must be 1 to 4 whole numbers from 1 to 10000")
             if unused_options := self.changed("min_count", "max_count", "max_number", "max_target", "operators"):
-                raise ValueError(f"{', '.join(unused_options)} only shape drawn puzzles; leave out that or numbers")
+                raise ValueError(
+                    f"{', '.join(unused_options)} only affect drawn puzzles: leave them out, or leave out numbers"
+                )
         if self.min_count > self.max_count:
             raise ValueError(f"min_count {self.min_count} is above max_count {self.max_count}; lower it")
         return self

@@ -51,7 +51,7 @@ class DeskOptions(EnvironmentOptions):
 
     @field_validator("tasks")
     @classmethod
-    def _known(cls, tasks: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    def _check_tasks(cls, tasks: tuple[str, ...] | None) -> tuple[str, ...] | None:
         if tasks is not None and (not tasks or len(set(tasks)) < len(tasks) or not set(tasks) <= set(KINDS)):
             raise ValueError(f"name one or more of {', '.join(KINDS)}, each at most once")
         return tasks

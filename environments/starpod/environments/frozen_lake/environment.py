@@ -78,7 +78,7 @@ class FrozenLakeOptions(EnvironmentOptions):
     @model_validator(mode="after")
     def _map_or_size(self) -> FrozenLakeOptions:
         if self.map and (unused_options := self.changed("frozen_probability", "size")):
-            raise ValueError(f"{' and '.join(unused_options)} only shape drawn maps; leave out that or map")
+            raise ValueError(f"{' and '.join(unused_options)} only affect drawn maps: leave them out, or leave out map")
         return self
 
 

@@ -35,7 +35,7 @@ class HouseOptions(EnvironmentOptions):
 
     @field_validator("tasks")
     @classmethod
-    def _known(cls, tasks: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_tasks(cls, tasks: tuple[str, ...]) -> tuple[str, ...]:
         if not tasks or not set(tasks) <= set(TASKS):
             raise ValueError(f"name one or more of {', '.join(TASKS)}")
         return tasks

@@ -46,7 +46,9 @@ class RubiksCubeOptions(EnvironmentOptions):
     @model_validator(mode="after")
     def _consistent(self) -> RubiksCubeOptions:
         if self.scramble and (unused_options := self.changed("scramble_depth", "min_distance")):
-            raise ValueError(f"{' and '.join(unused_options)} only shape drawn scrambles; leave out that or scramble")
+            raise ValueError(
+                f"{' and '.join(unused_options)} only affect drawn scrambles: leave them out, or leave out scramble"
+            )
         if self.min_distance > self.scramble_depth:
             raise ValueError(
                 f"{self.scramble_depth} turns bring no cube {self.min_distance} turns away; raise scramble_depth"

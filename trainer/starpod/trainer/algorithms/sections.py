@@ -131,7 +131,7 @@ class MaskedWeights(Section):
 
 
 class IcePop(Section):
-    """Importance weights of tokens, or 0 outside bounds."""
+    """Importance weights of tokens. A token whose weight is out of bounds gets 0 and does not count."""
 
     level: ClassVar[Literal["token"]] = "token"
 

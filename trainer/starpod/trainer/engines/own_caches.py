@@ -92,7 +92,7 @@ def make_cache(model: Any, slots: int, length: int) -> SlotCache | OwnCaches:
             return caches
     raise EngineError(
         f"the torch engine reads a conversation in parts, but then {type(model).__name__} of this version of "
-        "transformers computes other results: use the engine vllm"
+        "transformers computes different results: use the engine vllm"
     )
 
 

@@ -218,7 +218,7 @@ def _share_weights(source: nn.Module, shared_model: nn.Module) -> None:
     # Tied weights have several owners, so every name is needed.
     sources, targets = (dict(model.named_parameters(remove_duplicate=False)) for model in (source, shared_model))
     if sources.keys() != targets.keys() or any(sources[name].shape != targets[name].shape for name in sources):
-        raise ValueError("the model to load has other parameters than the engine's model")
+        raise ValueError("the model to load has different parameters than the engine's model")
     with torch.no_grad():
         for name, parameter in sources.items():
             if hasattr(parameter, "full_tensor") or parameter.dtype != targets[name].dtype:

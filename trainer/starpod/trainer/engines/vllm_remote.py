@@ -92,7 +92,7 @@ class RemoteVllm(ServedEngine):
         if (breaks := server.breaks) != server.known_breaks:
             instance_id = (await server.info()).instance
             if self._loads and instance_id != server.instance:
-                raise EngineLost(f"the vLLM server at {server.url} was restarted, so it has other weights")
+                raise EngineLost(f"the vLLM server at {server.url} was restarted, so it has different weights")
             server.instance, server.known_breaks = instance_id, breaks
         self._placement.remember(server, [*prompt, *piece.tokens], salt)
         return piece

@@ -87,7 +87,7 @@ class RunFolder:
         folder = cls(Path(path))
         if folder.exists and not resume:
             raise RunExists(
-                f"{folder.path} holds a run already. Go on with it by --resume, or choose another folder with "
+                f"{folder.path} holds a run already. Continue it with --resume, or choose another folder with "
                 "--run-dir; nothing is overwritten"
             )
         folders = (*reversed(folder.path.parents), folder.path, folder.episodes.path, folder.checkpoints)

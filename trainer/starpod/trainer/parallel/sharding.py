@@ -81,12 +81,12 @@ def load(tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
     Raises ValueError if names or shapes differ.
     """
     if names := tensors.keys() ^ state.keys():
-        raise ValueError(f"the saved state is of another model: {min(names)} is in one of them only")
+        raise ValueError(f"the saved state is of a different model: {min(names)} is in one of them only")
     with torch.no_grad():
         for name, tensor in tensors.items():
             if tensor.shape != state[name].shape:
                 shapes = f"{list(state[name].shape)}, here {list(tensor.shape)}"
-                raise ValueError(f"the saved state is of another model: {name} has the shape {shapes}")
+                raise ValueError(f"the saved state is of a different model: {name} has the shape {shapes}")
             tensor.detach().copy_(_like(state[name], tensor))
 
 

@@ -169,8 +169,10 @@ class Collecting:
         self.ahead.admit(self.mixture.starts(self.mixture.divide(max(free_places, 0)), self.cursor))
         starts = self.ahead.oldest(config.groups)
         while starts:
-            taking = self.ahead.take(starts, min_size=config.min_group_size)
-            collected = await self._interrupts.unless_requested(of_all_ranks(taking, self._parallel, self._screen.warn))
+            pending_groups = self.ahead.take(starts, min_size=config.min_group_size)
+            collected = await self._interrupts.unless_requested(
+                of_all_ranks(pending_groups, self._parallel, self._screen.warn)
+            )
             rounds.stale += self._drop_stale(collected, progress.version)
             task_by_id = {start.id: start.task for start in starts}
             uniform: list[str] = []

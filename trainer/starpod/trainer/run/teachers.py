@@ -116,7 +116,7 @@ class ServedJudge(Judge):
             ids = self._call("/tokenize", prompt=text, add_special_tokens=False)["tokens"]
             if ids != tokenizer.encode(text, add_special_tokens=False):
                 raise EngineError(
-                    "its tokenizer gives other ids than the policy's: serve a model with the policy's tokenizer"
+                    "its tokenizer gives different ids than the policy's: serve a model with the policy's tokenizer"
                 )
 
     def _call(self, path: str, **body: Any) -> Any:
@@ -187,7 +187,7 @@ def check_ids(student_ids: Mapping[str, int], teacher_ids: Mapping[str, int], te
     if different:
         token = min(different, key=lambda each: student_ids[each])
         raise ConfigError(
-            f"{KEY}.model {teacher} has another tokenizer than the policy, so their log-probabilities cannot be "
+            f"{KEY}.model {teacher} has a different tokenizer than the policy, so their log-probabilities cannot be "
             f"compared: {token!r} has the id {student_ids[token]} in the policy's and {teacher_ids.get(token, 'none')} "
             "in the teacher's; choose a model and a teacher with the same tokenizer"
         )

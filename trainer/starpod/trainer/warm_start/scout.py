@@ -40,15 +40,17 @@ def read_scout(config: Config, task: TaskConfig) -> TaskConfig:
 
     Raises ConfigError if there is no such policy, or if it cannot serve this run.
     """
-    path, wanted = task.warm_start.scout, task.environment.id
+    path, environment_id = task.warm_start.scout, task.environment.id
     try:
         run = parse_config(find_checkpoint(Path(path)).state["config"])
     except (CheckpointError, ConfigError) as error:
         raise ConfigError(f"warm_start.from: {error}") from error
-    tasks = [each for each in run.tasks if each.environment.id == wanted]
+    tasks = [each for each in run.tasks if each.environment.id == environment_id]
     if not tasks:
         played = ", ".join(each.environment.id for each in run.tasks)
-        raise ConfigError(f"warm_start.from {path} plays {played}, and not {wanted}: name a run of {wanted}")
+        raise ConfigError(
+            f"warm_start.from {path} plays {played}, and not {environment_id}: name a run of {environment_id}"
+        )
     if run.script.name != "solo":
         raise ConfigError(f"warm_start.from {path} has the script {run.script.name}: name a run whose script is solo")
     for trained, purpose in product((run.seeds.train, run.seeds.warmstart), PURPOSES):
@@ -106,7 +108,7 @@ class Scouting:
         results = [[(turn.own_reward, turn.outcomes) for turn in each] for each in (turns, again.turns)]
         ends = [each.terminated and (each.terminated, each.success) for each in (played, again)]
         if results[0] != results[1] or ends[0] != ends[1]:
-            raise self._refusal(f"from seed {seed}, the same {len(turns)} moves have other results")
+            raise self._refusal(f"from seed {seed}, the same {len(turns)} moves have different results")
         noise = self.config.imitate_noise
         imitate = [turn.valid == len(turn.actions) and (noise or bool(turn.reply)) for turn in turns]
         return Demonstration(replace(again, end=played.end, success=played.success), own_limits, imitate)

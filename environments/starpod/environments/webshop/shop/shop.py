@@ -134,7 +134,10 @@ class Shop:
         return () if state.keywords is None else self._cache.find(state.keywords)
 
     def find(self, text: str) -> Sequence[int]:
-        """Return the positions that a search for this text would find; none for `<r>`. Raises TooManyTerms."""
+        """Return the positions that a search for this text finds. A text that begins with `<r>` finds nothing.
+
+        Raises TooManyTerms.
+        """
         keywords = text.lower().split(" ")
         return () if keywords[0] == "<r>" else self._cache.find(keywords)
 

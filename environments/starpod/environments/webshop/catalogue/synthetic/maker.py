@@ -67,12 +67,12 @@ class Maker:
             position = sum(map(len, DEPARTMENTS[: DEPARTMENTS.index(kinds)])) + kinds.index(kind)
             wording = self._wordings[kind.query] = Wording(kind, position)
         line = self._line(kind)
-        attributes = self._attributes(kind, line)
+        has = self._attributes(kind, line)
         product_asin = asin(number, self._seed)
         model = code(random)
         prices = self._prices(line)
         options = self._options(line)
-        in_title = attributes[: 1 + int(random() * 3)]
+        in_title = has[: 1 + int(random() * 3)]
         record = {
             "name": self._title(kind, line, in_title, model),
             "full_description": self._description(kind, wording, line, model),
@@ -80,7 +80,7 @@ class Maker:
             "images": [f"https://images.example.com/I/{product_asin}-{n}.jpg" for n in range(1 + int(random() * 8))],
             "product_category": kind.path,
             "average_rating": round(5 - 2.5 * small(random), 1) if random() < 0.64 else "",
-            "small_description": self._bullets(kind, wording, line, attributes[len(in_title) :]),
+            "small_description": self._bullets(kind, wording, line, has[len(in_title) :]),
             "customization_options": self._customization(options, product_asin, prices),
             "asin": product_asin,
             "category": kind.category,
@@ -91,7 +91,7 @@ class Maker:
         }
         if random() < 0.2:
             record["model"] = model
-        return record, self._entry(kind, attributes), self._human(number, product_asin, line, attributes, options)
+        return record, self._entry(kind, has), self._human(number, product_asin, line, has, options)
 
     def _line(self, kind: Kind) -> ProductLine:
         """Choose the line of a product: an earlier one, or a new one of an earlier or a new brand."""
@@ -124,12 +124,12 @@ class Maker:
     def _attributes(self, kind: Kind, line: ProductLine) -> list[Attribute]:
         """Choose a product's attributes: some of the line's attributes, of which one is often replaced."""
         random = self._random
-        attributes = list(line.attributes[: bisect(_ATTRIBUTES, random())])
-        if attributes and random() < 0.6:
+        has = list(line.attributes[: bisect(_ATTRIBUTES, random())])
+        if has and random() < 0.6:
             attribute = kind.attributes[int(random() * len(kind.attributes))]
-            if attribute not in attributes:
-                attributes[int(random() * len(attributes))] = attribute
-        return attributes
+            if attribute not in has:
+                has[int(random() * len(has))] = attribute
+        return has
 
     def _prices(self, line: ProductLine) -> list[float]:
         """Draw no price, one price, or the ends of a range. A few records list the ends in the wrong order."""
