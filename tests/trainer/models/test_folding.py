@@ -2,16 +2,19 @@
 
 import copy
 import random
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor, nn
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from starpod.trainer.models import folding
+from starpod.trainer.models import attention, folding
 from starpod.trainer.models.folding import lay_out, lay_out_plainly
 from starpod.trainer.models.policy import CriticKind, Policy
-from starpod.trainer.models.trunk import trunk_of
+from starpod.trainer.models.trunk import layer_kinds, trunk_of, unwrapped
 from tests.trainer.engines.architectures import make
 from tests.trainer.models.tiny_policy import tiny_policy
 from tests.trainer.tiny_learner import gradient_of
@@ -59,6 +62,31 @@ def test_states_are_those_of_the_plain_forward(
         apart = lay_out_plainly(tokens).read(trunk)[lay_out_plainly(tokens).places_BT][read]
     torch.testing.assert_close(folded, apart, atol=2e-5, rtol=1e-4)
     assert torch.equal(layout.tokens_GL.flatten()[layout.places_BT][read], tokens[read])
+
+
+@pytest.mark.parametrize("policy", [POLICY, *WITH_WINDOWS])
+def test_blocks_of_queries_read_only_the_keys_that_they_see(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens, lengths, _ = group_rows(1, 4, 3, 240)
+    layout = lay_out(tokens, lengths, width=1_000_000)
+    assert layout.tokens_GL.shape[1] >= 512
+    keys_read: list[int] = []
+
+    def count_keys(module: nn.Module, query: Tensor, key: Tensor, *tensors: Tensor, **kwargs: Any) -> Any:
+        keys_read.append(query.shape[2] * key.shape[2])
+        return sdpa_attention_forward(module, query, key, *tensors, **kwargs)
+
+    states = []
+    for name in (attention.SDPA, attention.BLOCKS):
+        model = copy.deepcopy(policy.model)
+        unwrapped(model).config.get_text_config()._attn_implementation = name
+        monkeypatch.setattr(attention, "sdpa_attention_forward", count_keys)
+        states.append(layout.read(trunk_of(model)))
+        states[-1].square().mean().backward()
+        states.append(torch.cat([weight.grad.flatten() for weight in model.parameters() if weight.grad is not None]))
+    torch.testing.assert_close(states[2], states[0], atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(states[3], states[1], atol=2e-5, rtol=1e-4)
+    layers = len(layer_kinds(unwrapped(policy.model).config))
+    assert 0 < sum(keys_read) < 0.6 * layers * layout.tokens_GL.shape[1] ** 2
 
 
 def test_whatever_rows_begin_with_is_read_once() -> None:

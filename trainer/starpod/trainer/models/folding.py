@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from starpod.trainer.models.attention import BLOCKS, SDPA
 from starpod.trainer.models.trunk import hidden_states, layer_kinds, trunk_of, unwrapped
 
 SHORTEST = 64
@@ -185,7 +186,7 @@ def folds_cleanly(model: nn.Module) -> bool:
     """
     config = unwrapped(model).config.get_text_config()
     kinds = set(layer_kinds(config))
-    if not kinds <= {"full_attention", "sliding_attention"} or getattr(config, "_attn_implementation", None) != "sdpa":
+    if not kinds <= {"full_attention", "sliding_attention"} or getattr(config, "_attn_implementation", None) not in (SDPA, BLOCKS):
         return False
     tokens = torch.tensor([[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 6, 5]], device=next(model.parameters()).device)
     layouts = (lay_out_plainly(tokens), lay_out(tokens, torch.tensor([6, 6]), width=1_000_000, shortest=1))

@@ -20,6 +20,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from starpod.trainer.data.images import ImageConfig, Images
 from starpod.trainer.models import hf
+from starpod.trainer.models.attention import attend_in_blocks
 from starpod.trainer.models.config import RUN_TIME, TINY, ModelConfig, ModelError
 from starpod.trainer.models.critic import SeparateCritic, SharedCritic
 from starpod.trainer.models.folding import Layout, folds_cleanly, lay_out, lay_out_plainly, tokens_read
@@ -76,7 +77,8 @@ class Policy(nn.Module):
         self.critic_kind = critic
         self.heads = heads
         self.critic = _build_critic(config, model, critic, heads)
-        for module in (model, self.critic.trunk) if isinstance(self.critic, SeparateCritic) else (model,):
+        modules = (model, self.critic.trunk) if isinstance(self.critic, SeparateCritic) else (model,)
+        for module in modules:
             if config.gradient_checkpointing:
                 _recompute_activations(unwrapped(module))
             if (dtype := getattr(torch, config.dtype)) != torch.float32:
@@ -84,6 +86,9 @@ class Policy(nn.Module):
         # Dropout is never used, so that training and sampling use the same distribution.
         self.eval()
         self.folds = folds_cleanly(model)
+        if self.folds:
+            for module in modules:
+                attend_in_blocks(module)
 
     @property
     def device(self) -> torch.device:
