@@ -22,7 +22,7 @@ BLOCKS = "starpod_blocks"
 """Name of this attention in the configuration of a model."""
 
 _BLOCK = 128
-"""Queries per block. With 64 and 256, forward and backward pass take up to a quarter longer (1,024 tokens, bfloat16)."""
+"""Queries per block. With 64 or 256, the two passes take up to a quarter longer (1,024 tokens, bfloat16)."""
 
 _SHORTEST = 512
 """Minimum number of queries. For fewer, the blocks cost about as much as they save."""

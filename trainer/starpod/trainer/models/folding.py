@@ -185,8 +185,8 @@ def folds_cleanly(model: nn.Module) -> bool:
     The model must use only full or sliding attention and accept masks.
     """
     config = unwrapped(model).config.get_text_config()
-    kinds = set(layer_kinds(config))
-    if not kinds <= {"full_attention", "sliding_attention"} or getattr(config, "_attn_implementation", None) not in (SDPA, BLOCKS):
+    kinds, attention = set(layer_kinds(config)), getattr(config, "_attn_implementation", None)
+    if not kinds <= {"full_attention", "sliding_attention"} or attention not in (SDPA, BLOCKS):
         return False
     tokens = torch.tensor([[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 6, 5]], device=next(model.parameters()).device)
     layouts = (lay_out_plainly(tokens), lay_out(tokens, torch.tensor([6, 6]), width=1_000_000, shortest=1))
