@@ -55,7 +55,13 @@ class Learner:
         optimizer: OptimizerConfig,
         criteria_weights: Mapping[str, Mapping[str, float]],
     ) -> None:
-        """Use another algorithm, other rates and other weights from now on. The optimisers keep their states."""
+        """Use another algorithm, other rates and other weights from now on. The optimisers keep their states.
+
+        Args:
+            algorithm: Advantages, losses and filter.
+            optimizer: Learning rates, clipping and micro-batches. Betas, eps and weight decay keep their first values.
+            criteria_weights: Weights of criteria by task name ("" in a run with one environment), then by criterion.
+        """
         for trainer in self.by_agent.values():
             trainer.configure(algorithm, optimizer, criteria_weights)
 
@@ -153,6 +159,11 @@ class Learner:
 
         Norms are returned per loss component for buckets of groups with similar reward deviation, over all policies. If
         there are several agents, norms per agent are returned as well.
+
+        Args:
+            groups: Groups to measure. Those without episodes are skipped.
+            version: Current version of the policies, as in `learn`.
+            buckets: Maximum number of buckets, not counting the one of groups without deviation.
         """
         usable_groups = [group for group in groups if episodes_of([group])]
         batch, table, masks = scored = self._scored(usable_groups, [], version)
@@ -182,7 +193,11 @@ class Learner:
 
         They are those of diagnostics/gradients.py, over all policies.
 
-        collected: number of groups before the filter. groups, version, scale: see `learn`.
+        Args:
+            groups: Groups that the filter kept.
+            collected: Number of groups before the filter, at least 2.
+            version: Current version of the policies, as in `learn`.
+            scale: Factor of the loss.
         """
         scored = self._scored(groups, branches_of(groups), version)
         backward = partial(self._add_gradient, *scored, by_share=True, scale=scale, components=GRADIENT_TERMS)
@@ -279,7 +294,13 @@ def _critic_metrics(table: RolloutBatch) -> dict[str, float]:
 
 
 def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -> float:
-    """Return 1 - Var(returns - values) / Var(returns): 1 for a perfect critic, 0 for one that only knows the mean."""
+    """Return 1 - Var(returns - values) / Var(returns): 1 for a perfect critic, 0 for one that only knows the mean.
+
+    Args:
+        values_BT: The critic's values [B, T].
+        returns_BT: Targets of the critic [B, T]. If they are all equal, the result is 0.
+        mask_BT: True for the tokens that count (bool [B, T]).
+    """
     returns = returns_BT[mask_BT]
     spread = returns.var(correction=0)
     return float(1 - (returns - values_BT[mask_BT]).var(correction=0) / spread) if spread > 0 else 0.0

@@ -188,7 +188,14 @@ def in_rows(rows: Sequence[int], mask_BT: Tensor) -> Tensor:
 
 
 def values_in_rows(block: Block, values_N: Tensor, table: RolloutBatch, *, heads: int) -> Tensor:
-    """Return a critic's values of a block as rows [R, T]. With several heads, the block of a reply selects one."""
+    """Return a critic's values of a block as rows [R, T].
+
+    Args:
+        block: The block that was scored. Its R rows are selected.
+        values_N: Value of each sampled token, in row-major order: [N], or [N, heads] with several heads.
+        table: The batch, which gives the block of a reply that selects the head.
+        heads: Number of values per context.
+    """
     values_N = values_N.float()
     if heads == 1:
         return block.in_rows(values_N)

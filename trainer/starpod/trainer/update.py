@@ -95,7 +95,13 @@ class PolicyTrainer:
         optimizer: OptimizerConfig,
         criteria_weights: Mapping[str, Mapping[str, float]],
     ) -> None:
-        """Use another algorithm, other rates and other weights from now on. The optimiser keeps its state."""
+        """Use another algorithm, other rates and other weights from now on. The optimiser keeps its state.
+
+        Args:
+            algorithm: Advantages, losses and filter.
+            optimizer: Learning rates, clipping and micro-batches. Betas, eps and weight decay keep their first values.
+            criteria_weights: Weights of criteria by task name ("" in a run with one environment), then by criterion.
+        """
         self.algorithm, self.config, self.criteria_weights = algorithm, optimizer, criteria_weights
         for parameters, rate in zip(self.optimizer.param_groups, self._rates(optimizer), strict=False):
             parameters["rate"] = rate
@@ -190,7 +196,10 @@ class PolicyTrainer:
     ) -> list[float]:
         """Return the log-probability of each continuation after its prompt, in nats.
 
-        images: the images that ids below 0 refer to.
+        Args:
+            prompts: Token ids of each prompt.
+            continuations: Token ids of each continuation, as many as there are prompts.
+            images: Images that ids below 0 refer to.
         """
         samples = [Sample.of(*pair, images) for pair in zip(prompts, continuations, strict=True)]
         return self.logprobs(Batch.from_samples(samples, self.parallel.device)).sum(1).tolist()
@@ -201,7 +210,10 @@ class PolicyTrainer:
     def score(self, batch: Batch, table: RolloutBatch, mask_BT: Tensor | None = None) -> None:
         """Fill in the table's log-probabilities and values under the policies before the update.
 
-        mask_BT: Mask of the tokens that belong to this policy's agent (bool). By default, all do.
+        Args:
+            batch: The episodes' tokens.
+            table: Table of the same episodes to fill in.
+            mask_BT: Mask of the tokens that belong to this policy's agent (bool [B, T]); None is all tokens.
         """
         mask_BT = table.mask_BT if mask_BT is None else mask_BT
         logprobs_BT = self.logprobs(batch, mask_BT=mask_BT, table=table if self.algorithm.needs_critic else None)

@@ -91,7 +91,12 @@ def _format_setting(name: str, value: Any) -> str:
 
 
 def compare_outcomes(first: Mapping[str, Any], second: Mapping[str, Any], samples: int) -> dict[str, Any]:
-    """Compare the `episode_results` of one environment."""
+    """Compare the `episode_results` of one environment, and return metrics as `compare_evaluations` describes them.
+
+    Args:
+        first, second: Columns of `episode_results`. Episodes are paired by seed and sample.
+        samples: Number of episodes per start state. Only with 1 is there a p-value.
+    """
     left, right = _by_episode(first), _by_episode(second)
     pairs = [key for key in left if key in right]
     starts: dict[int, list[tuple[int, int]]] = {}

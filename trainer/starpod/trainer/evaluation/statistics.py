@@ -13,8 +13,13 @@ CONFIDENCE = 0.95
 def wilson_interval(successes: float, count: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """Return the score interval of a share (Wilson 1927). It stays within 0 and 1, and is valid for few trials or none.
 
-    Counts may be fractions, such as the effective counts of `clustered_interval`. Raises ValueError unless
-    0 <= successes <= count.
+    Args:
+        successes, count: Numbers of successes and trials. Both may be fractions, such as the effective counts of
+            `clustered_interval`.
+        confidence: Probability with which such intervals contain the share, 0.95 by default.
+
+    Raises:
+        ValueError: `successes` is below 0 or above `count`.
     """
     if not 0 <= successes <= count:
         raise ValueError(f"{successes} successes of {count} trials")
@@ -74,7 +79,11 @@ def paired_share_interval(
     """Return the interval of the second share minus the first in paired trials.
 
     This is Wald's interval with two pairs added (Agresti and Min 2005). It has a width even if no pair differs.
-    only_first, only_second: number of pairs in which only one succeeded.
+
+    Args:
+        only_first, only_second: Number of pairs in which only one succeeded.
+        pairs: Number of all pairs, including those with equal outcomes.
+        confidence: Probability with which such intervals contain the difference, 0.95 by default.
     """
     count = pairs + 2
     z = NormalDist().inv_cdf((1 + confidence) / 2)
@@ -95,8 +104,15 @@ def mcnemar(only_first: int, only_second: int) -> float:
 def pass_at_k(count: int, successes: int, k: int) -> float:
     """Return the unbiased estimate of the probability that at least one of k tries succeeds.
 
-    It is 1 - C(count - successes, k) / C(count, k), equation 1 of Chen et al. 2021 (arXiv 2107.03374). Raises
-    ValueError for fewer than k tries.
+    It is 1 - C(count - successes, k) / C(count, k), equation 1 of Chen et al. 2021 (arXiv 2107.03374).
+
+    Args:
+        count: Number of tries that were made.
+        successes: Number of these tries that succeeded.
+        k: Number of tries to estimate for, from 1 to `count`.
+
+    Raises:
+        ValueError: The numbers contradict each other, or there are fewer than k tries.
     """
     if not 0 <= successes <= count or not 1 <= k <= count:
         raise ValueError(f"pass@{k} of {successes} successes in {count} tries")

@@ -75,8 +75,11 @@ def lay_out_plainly(tokens_BT: Tensor) -> Layout:
 def lay_out(tokens_BT: Tensor, lengths_B: Tensor, *, width: int, shortest: int = SHORTEST) -> Layout:
     """Fold right-padded rows with common prefixes if that is less work; otherwise lay them out separately.
 
-    The estimate depends on `width`, the width of the hidden states. `shortest` is the minimum length of a
-    folded prefix.
+    Args:
+        tokens_BT: Token ids, right-padded.
+        lengths_B: Number of tokens of each row.
+        width: Width of the hidden states, from which the work is estimated.
+        shortest: Minimum number of tokens of a folded prefix.
     """
     padded_rows = tokens_BT.tolist()
     rows = [ids[:length] for ids, length in zip(padded_rows, lengths_B.tolist(), strict=True)]

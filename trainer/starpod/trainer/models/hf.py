@@ -83,7 +83,16 @@ def load_shape(config: ModelConfig) -> PreTrainedModel:
 
 
 def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> torch.nn.Module:
-    """Return the model with LoRA layers, which are its only trained parameters. Raises ModelError."""
+    """Return the model with LoRA layers, which are its only trained parameters.
+
+    Args:
+        model: Model to adapt. It is changed in place.
+        config: Rank, scale and names of the adapted layers.
+        seed: Seed of the first weights. The global random state is unchanged.
+
+    Raises:
+        ModelError: The package peft is missing, or the targets do not exist in the model.
+    """
     try:
         import peft
     except ModuleNotFoundError:

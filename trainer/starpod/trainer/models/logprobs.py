@@ -163,8 +163,21 @@ def token_logprobs(
     """Return log-probabilities of tokens under softmax(head(hidden) / temperature), and entropies, in float32 nats.
 
     Logits are computed in slices if they have more than `logits_at_once` entries in total, or if the head's weight must
-    be rounded and has more. Slices divide the vocabulary, or the rows if `linear`, the head's weight, is None. They are
-    not kept, but computed again for the gradient.
+    be rounded and has more. Slices divide the vocabulary, or the rows if `linear` is None. They are not kept, but
+    computed again for the gradient.
+
+    Args:
+        head: Returns the logits [N, V] of hidden states.
+        hidden_NH: Hidden states at the contexts of the tokens.
+        tokens_N: Token ids.
+        linear: Weight and bias of `head`; None if it is not a single matrix product.
+        temperature: Divisor of the logits.
+        entropy: Whether to compute entropies; otherwise they are None.
+        logits_at_once: Maximum number of logits in memory.
+        vocabulary: Number V of logits per row.
+
+    Returns:
+        Log-probabilities [N] and entropies [N].
     """
 
     def part(hidden: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor | None]:

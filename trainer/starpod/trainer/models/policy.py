@@ -230,9 +230,17 @@ class Policy(nn.Module):
 def build_policy(
     config: ModelConfig, *, texts: Iterable[str] | None, critic: CriticKind, seed: int, heads: int = 1
 ) -> Policy:
-    """Build a policy for training. The same arguments give the same weights. Raises ModelError.
+    """Build a policy for training. The same arguments give the same weights.
 
-    `texts` are training texts for the tokenizer of a tiny model. The critic gives `heads` values per context.
+    Args:
+        config: Configuration of the model.
+        texts: Training texts for the tokenizer of a tiny model; other models ignore them.
+        critic: Kind of critic to add; "none" for none.
+        seed: Seed of all weights that are not loaded.
+        heads: Number of values that the critic gives per context.
+
+    Raises:
+        ModelError: The model cannot be loaded or built.
     """
     model: nn.Module
     if config.name == TINY:

@@ -29,7 +29,10 @@ def fast_dtype(device: str) -> Literal["float32", "bfloat16"]:
 def compute_in(model: nn.Module, dtype: torch.dtype, *, float32_logits: bool = False) -> None:
     """Make passes inside `computing` run in `dtype`, independent of the type of the weights.
 
-    If `float32_logits`, the output layer runs in float32; see `output_layer`.
+    Args:
+        model: Model whose passes are changed, in place.
+        dtype: Type of inputs of matrix products and of the residual stream.
+        float32_logits: Whether the output layer runs in float32; see `output_layer`.
     """
     base_model = unwrapped(model)
     base_model.compute_dtype, base_model.float32_logits = dtype, float32_logits

@@ -59,10 +59,18 @@ _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
 def train_tokenizer(texts: Iterable[str], *, size: int, phrases: bool = False) -> PreTrainedTokenizerFast:
-    """Build a tokenizer with the most frequent words of `texts` and at most `size` entries.
+    """Build a tokenizer with the most frequent words of `texts`.
 
     Tags of optional blocks and the image mark are tokens if they occur in the texts. The same texts give the same
-    tokenizer. phrases: see TinyConfig. Raises ValueError if `size` leaves no room for words.
+    tokenizer.
+
+    Args:
+        texts: Training texts, read once.
+        size: Maximum number of entries.
+        phrases: Whether words that always occur together become one token; see TinyConfig.
+
+    Raises:
+        ValueError: `size` leaves no room for words.
     """
     splitter = pre_tokenizers.Split(Regex(_WORDS), behavior="isolated")
     sections = re.compile("|".join(map(re.escape, (*_SPECIALS, *TAGS, *FURTHER_TAGS, MARK))))
@@ -152,10 +160,15 @@ def _join(sequence: tuple[str, ...], joined: Container[tuple[str, str]]) -> tupl
 
 
 def build_tiny(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, seed: int) -> PreTrainedModel:
-    """Build a model of Qwen2's architecture with random weights from `seed`. The global random state is unchanged.
+    """Build a model of Qwen2's architecture with random weights. The global random state is unchanged.
 
     Its class is Llama with biases, not Qwen2: for a folder of type qwen2, transformers would ignore the saved tokenizer
     and load Qwen's own one.
+
+    Args:
+        config: Configuration of the model.
+        tokenizer: Tokenizer that gives the size of the vocabulary and the end token.
+        seed: Seed of the weights.
     """
     shape = tiny_shape(config, len(tokenizer))
     shape.eos_token_id = tokenizer.eos_token_id

@@ -18,15 +18,33 @@ class EpisodeFolder:
         self.path = path
 
     def write(self, step: int, episodes: Iterable[Episode], kind: str = "eval") -> Path:
-        """Write <kind>-<step>.jsonl, one episode per line. Raises CannotWrite."""
+        """Write <kind>-<step>.jsonl, one episode per line.
+
+        Args:
+            step: Step of the policy that played.
+            episodes: Episodes to write.
+            kind: First part of the file's name, "eval" by default.
+
+        Raises:
+            CannotWrite: The file cannot be written.
+        """
         path = self.path / f"{kind}-{step:06d}.jsonl"
         write_atomic(path, "".join(to_json_line(episode.to_json()) for episode in episodes))
         return path
 
     def write_rollouts(self, step: int, episodes: Iterable[Episode], *, max_bytes: int) -> bool:
-        """Write train-<step>.jsonl.gz, and remove the oldest of these files beyond `max_bytes` in total.
+        """Write train-<step>.jsonl.gz, and remove the oldest of these files.
 
-        Returns False if the new file alone was too large and was removed. Raises CannotWrite.
+        Args:
+            step: Step that collected the episodes.
+            episodes: Episodes to write.
+            max_bytes: Maximum total size of rollouts and records in bytes, beyond which the oldest ones are removed.
+
+        Returns:
+            False if the new file alone was too large and was removed.
+
+        Raises:
+            CannotWrite: The file cannot be written.
         """
         path = self.path / f"train-{step:06d}.jsonl.gz"
         try:
@@ -44,9 +62,16 @@ class EpisodeFolder:
         *,
         max_bytes: int,
     ) -> None:
-        """Write the record of a step's update if the step's rollouts are still kept. Raises CannotWrite.
+        """Write the record of a step's update if the step's rollouts are still kept.
 
-        max_bytes: maximum total size of rollouts and records in bytes, beyond which the oldest ones are removed.
+        Args:
+            step: Step of the update.
+            verdicts: The filter's verdict on each group, by group number.
+            records: Trained episodes with the records of their tokens.
+            max_bytes: Maximum total size of rollouts and records in bytes, beyond which the oldest ones are removed.
+
+        Raises:
+            CannotWrite: The record cannot be written.
         """
         rollouts = self.path / f"train-{step:06d}.jsonl.gz"
         if not rollouts.exists():

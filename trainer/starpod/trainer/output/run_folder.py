@@ -255,7 +255,12 @@ class RunFolder:
 
 
 def differences(config: Mapping[str, Any], defaults: Mapping[str, Any], prefix: str = "") -> dict[str, list[Any]]:
-    """Map each dotted key that differs to [value, default]. A missing key counts as None."""
+    """Map each dotted key that differs to [value, default].
+
+    Args:
+        config, defaults: Nested mappings to compare. A missing key counts as None.
+        prefix: Written before each key, such as "model.".
+    """
     changes: dict[str, list[Any]] = {}
     for key in [*config, *(key for key in defaults if key not in config)]:
         value, default = config.get(key), defaults.get(key)

@@ -54,7 +54,16 @@ def run_values(
     final: Mapping[str, Any] | None,
     best_step: int | None,
 ) -> dict[str, Any]:
-    """Return the values of the template run.html that depend on the run's figures alone."""
+    """Return the values of the template run.html that depend on the run's figures alone.
+
+    Args:
+        title: Title of the page.
+        facts: Contents of run.json.
+        lines: Lines of metrics.jsonl, in order of their steps.
+        evaluations: Evaluations on the selection seeds, in order of their steps.
+        final: The final evaluation; None before it.
+        best_step: Step of the best checkpoint; None if there is none.
+    """
     sections = [
         evaluation(evaluations, lines),
         environments(lines, evaluations, final),
@@ -82,7 +91,12 @@ def curve(lines: Lines, name: str) -> list[Point]:
 
 
 def warning_marks(lines: Lines, name: str = "", colour: int | None = None) -> list[Mark]:
-    """Return marks for charts at the steps with warnings. name, colour: those of the run, beside other runs."""
+    """Return marks for charts at the steps with warnings.
+
+    Args:
+        lines: Lines of metrics.jsonl.
+        name, colour: Name and colour of the run, if a chart shows several runs.
+    """
     return [Mark(step, text, name, colour) for step, text in _warnings(lines)]
 
 
@@ -262,7 +276,14 @@ def _evaluation_chart(
 
 
 def evaluated(label: str, evaluations: Lines, figure: str = "success", colour: int = 0) -> ChartLine:
-    """Return success or return in evaluations as a line with its interval."""
+    """Return success or return in evaluations as a line with its interval.
+
+    Args:
+        label: Label of the line.
+        evaluations: Summaries of evaluations with their steps.
+        figure: "success" or "return".
+        colour: Number of the line's colour, from 0.
+    """
     name, low, high = {"return": "return_mean"}.get(figure, figure), f"{figure}_low", f"{figure}_high"
     points = [(row["step"], row[name]) for row in evaluations if row.get(name) is not None]
     ends = [row for row in evaluations if row.get(low) is not None and row.get(high) is not None]

@@ -83,7 +83,13 @@ class Screen:
         return show_next
 
     def step(self, step: int, total: int | None, metrics: Mapping[str, float]) -> None:
-        """Show a finished step. total: number of steps of the run; None if a time limit decides."""
+        """Show a finished step.
+
+        Args:
+            step: Number of the step, from 1.
+            total: Number of steps of the run; None if a time limit decides.
+            metrics: The step's metrics by name.
+        """
 
     def evaluation(self, step: int, summary: Mapping[str, Any]) -> None:
         """Show an evaluation, given as a line of evaluations.jsonl."""
@@ -219,9 +225,14 @@ def client_events(screen: Screen) -> Iterator[None]:
 
 
 def step_line(step: int, total: int | None, metrics: Mapping[str, float]) -> str:
-    """Return the line of a step.
+    """Return the line of a step. Metrics that are missing are left out.
 
     Example: step 12/200 · success 41 % · return 0.32 · ... · 2.1 s (generating 61 %, environments 12 %, updating 24 %)
+
+    Args:
+        step: Number of the step, from 1.
+        total: Number of steps of the run; None if a time limit decides.
+        metrics: The step's metrics by name.
     """
     parts = [f"step {step}" + (f"/{total}" if total else "")]
     parts += [f"{label} {show(metrics[name], kind)}" for label, name, kind in LINE if name in metrics]

@@ -44,7 +44,16 @@ class JsonlSink:
             raise CannotWrite(path, error) from error
 
     def write(self, step: int, metrics: Mapping[str, float], warnings: Sequence[str] = ()) -> None:
-        """Append a line. If this raises CannotWrite, the line may be incomplete; the next resumption removes it."""
+        """Append a line.
+
+        Args:
+            step: Number of the step.
+            metrics: Metrics by name.
+            warnings: Texts of the step's warnings.
+
+        Raises:
+            CannotWrite: The line may be incomplete; the next resumption removes it.
+        """
         line: dict[str, Any] = {"step": step, "time": round(time.time(), 3), "metrics": metrics}
         if warnings:
             line["warnings"] = list(warnings)
@@ -158,7 +167,16 @@ class Sinks:
             self._add("mlflow", lambda: MlflowSink(project=config.project, name=name, run_id=run_id, config=settings))
 
     def write(self, step: int, metrics: Mapping[str, float], warnings: Sequence[str] = ()) -> None:
-        """Write the metrics to all sinks. Raises CannotWrite if metrics.jsonl cannot be written."""
+        """Write the metrics to all sinks.
+
+        Args:
+            step: Number of the step.
+            metrics: Metrics by name. Infinite and undefined values are written to metrics.jsonl only.
+            warnings: Texts of the step's warnings, for metrics.jsonl.
+
+        Raises:
+            CannotWrite: metrics.jsonl cannot be written.
+        """
         self._jsonl.write(step, metrics, warnings)
         finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
         for name, sink in list(self._others.items()):

@@ -23,6 +23,11 @@ def shard(model: nn.Module, world: int, device: torch.device) -> None:
     All ranks must hold the same weights. If these are in CPU memory, each GPU receives only its part. Create
     optimisers afterwards. Each decoder layer is gathered when it runs. Run the model with `forward` or `score`
     only.
+
+    Args:
+        model: Model to shard, in place.
+        world: Number of ranks. With 1 the model is only moved.
+        device: Device of this rank.
     """
     if world == 1:
         model.to(device)
@@ -68,7 +73,13 @@ def state_dict(model: nn.Module, *, without: Collection[str] = ()) -> dict[str, 
 def load_full_state_dict(model: nn.Module, state: Mapping[str, Tensor], *, without: Collection[str] = ()) -> None:
     """Load a state dict of unsharded tensors, such as a checkpoint's, on every rank. Each rank keeps its shards.
 
-    without: names that may be missing. Raises ValueError if names or shapes differ from the model's.
+    Args:
+        model: Model to load into, sharded or not.
+        state: Whole tensors by name, on every rank.
+        without: Names that may be missing.
+
+    Raises:
+        ValueError: Names or shapes differ from the model's.
     """
     reshard(model)
     tensors = model.state_dict(keep_vars=True)
@@ -104,7 +115,13 @@ def optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[
 def load_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
     """Load an optimiser state of unsharded tensors on every rank. The number of ranks may have changed.
 
-    Raises ValueError if the optimiser has different parameters.
+    Args:
+        model: Model whose parameters are optimised, sharded or not.
+        optimizer: Optimiser to load into.
+        state: State with whole tensors by parameter name, on every rank.
+
+    Raises:
+        ValueError: The optimiser has different parameters.
     """
     reshard(model)
     names = _names(model)

@@ -35,8 +35,11 @@ class Exchange:
 def part_start(turn: int, *, window: int, pinned: int, overlap: int) -> int:
     """Return the index of the first turn of the part that contains `turn`, in a split conversation.
 
-    Parts follow the first `pinned` turns. Each part has `window` turns, and begins with the last `overlap` turns of the
-    previous part.
+    Args:
+        turn: Index of a turn, from 0.
+        window: Number of turns of each part.
+        pinned: Number of first turns that all parts follow.
+        overlap: Number of last turns of the previous part with which a part begins, below `window`.
     """
     return pinned + max(turn - pinned - overlap, 0) // (window - overlap) * (window - overlap)
 
@@ -111,10 +114,15 @@ class Conversation:
         return prompt
 
     def answer(self, reply: Sequence[int], finish: Finish, text: str) -> None:
-        """Record the sampled ids of a reply and its text, decoded by `Template.decode`.
+        """Record a sampled reply.
 
-        Raises ValueError if nothing was asked, or if a reply with finish "stop" does not end with a stop id. The policy
-        has to learn that id, so engines must return it.
+        Args:
+            reply: Sampled ids. A reply that stopped includes its stop id, because the policy has to learn that id.
+            finish: Why the reply ended.
+            text: Text of the reply, decoded by `Template.decode`.
+
+        Raises:
+            ValueError: Nothing was asked, or a reply with finish "stop" does not end with a stop id.
         """
         if self._question is None:
             raise ValueError("there is no question to answer: call `ask` first")

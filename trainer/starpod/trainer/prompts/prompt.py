@@ -232,7 +232,13 @@ class Prompter:
         return "\n".join(line for line in lines if line)
 
     def following(self, episode: Episode, observation: str, *, image: bool = False) -> str:
-        """Return the message of the episode's next turn, with the environment's reward for the previous turn."""
+        """Return the message of the episode's next turn, with the environment's reward for the previous turn.
+
+        Args:
+            episode: The turns so far.
+            observation: Text of the current observation.
+            image: Whether the observation has an image, for which the message has a placeholder.
+        """
         last_turn = episode.turns[-1] if episode.turns else None
         actions_left = None
         if limit := self.limits.max_actions:
@@ -272,7 +278,10 @@ class Prompter:
 def fold(exchanges: Sequence[tuple[str, str]], turns: int, user: str) -> str:
     """Combine the current message and the last of `turns` previous turns into a single message (`single_turn`).
 
-    `exchanges` has the user message and the reply of each turn to show, oldest first.
+    Args:
+        exchanges: User message and reply of each turn to show, oldest first.
+        turns: Number of all previous turns, shown or not.
+        user: Message of the current turn.
     """
     if not exchanges:
         return user

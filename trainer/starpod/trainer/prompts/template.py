@@ -79,7 +79,10 @@ class Template:
     def following_text(self, before: str, whole: str, reply: Sequence[int]) -> list[int] | None:
         """Return the ids from the end of `reply` to the end of `whole`; None if `whole` does not continue `before`.
 
-        `before` is the text of an earlier prompt and of the reply to it, and `whole` is a later prompt.
+        Args:
+            before: Text of an earlier prompt and of the reply to it, without its end token.
+            whole: Text of a later prompt.
+            reply: Ids of that reply.
         """
         closed = before + self.layout.end_text
         if not whole.startswith(closed):
@@ -87,7 +90,13 @@ class Template:
         return self._close_reply(reply, self._encode_after(self.layout.end_text, whole[len(closed) :]))
 
     def encode_conversation(self, system: str, exchanges: Sequence[tuple[str, str]], user: str) -> list[int]:
-        """Encode a prompt from text. `exchanges` has the user message and the reply text of each previous turn."""
+        """Encode a prompt from text.
+
+        Args:
+            system: System message; an empty one is left out.
+            exchanges: User message and reply text of each previous turn.
+            user: Message of the current turn.
+        """
         messages = []
         for message, reply in exchanges:
             messages += [user_message(message), {"role": "assistant", "content": reply}]
@@ -144,7 +153,13 @@ class Template:
         return [*spans, (blocks[-1][0], len(reply))]
 
     def count_ids(self, reply: Sequence[int], length: int, least: int = 0) -> int:
-        """Return how many of a reply's first ids, at least `least`, show the first `length` characters of its text."""
+        """Return how many of a reply's first ids show the beginning of its text.
+
+        Args:
+            reply: Sampled ids.
+            length: Number of characters of the beginning.
+            least: Minimum result.
+        """
         text = self.decode(reply)
 
         def shown(count: int) -> int:

@@ -177,7 +177,16 @@ class Rewards:
         self._shaping = {name: (_load(name, shaping), shaping.weight) for name, shaping in config.shaped.items()}
 
     def score(self, turn: Turn, transition: Transition | None, episode: Episode) -> dict[str, float]:
-        """Return the parts of a turn's reward by name: "environment" and the configured parts. Raises UserCodeError."""
+        """Return the parts of a turn's reward by name: "environment" and the configured parts.
+
+        Args:
+            turn: The turn, with its actions and their outcomes.
+            transition: Result of the turn's actions; None if none were sent, which gives no reward of the environment.
+            episode: The turns so far, including this one.
+
+        Raises:
+            UserCodeError: A shaping function failed.
+        """
         config, view = self.config, TurnView.of(turn, episode)
         parts = {"environment": transition.reward if transition is not None else 0.0}
         if config.format_penalty:
@@ -195,8 +204,15 @@ class Rewards:
     def judge(self, turn: Turn, transition: Transition | None, episode: Episode) -> dict[str, float]:
         """Return the reward parts of a verdict that sent another turn's actions.
 
-        A verdict does not get the actions' reward, but its part "verdict" pays for a right decision. Raises
-        UserCodeError.
+        A verdict does not get the actions' reward, but its part "verdict" pays for a right decision.
+
+        Args:
+            turn: The turn of the verdict.
+            transition: Result of the other turn's actions; None if none were sent. Its reward decides who was right.
+            episode: The turns so far, including this one.
+
+        Raises:
+            UserCodeError: A shaping function failed.
         """
         parts = self.score(turn, None, episode)
         if self.config.verdict and transition is not None:

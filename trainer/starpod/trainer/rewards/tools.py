@@ -24,7 +24,13 @@ class ToolsConfig(Section):
 
 
 def score_tools(config: ToolsConfig, line: Sequence[Turn], success: bool | None) -> list[float]:
-    """Return the bonus of each turn of a speaker in a finished attempt. The last turn gets all of it."""
+    """Return the bonus of each turn of a speaker in a finished attempt. The last turn gets all of it.
+
+    Args:
+        config: Bonus per action, and the actions that count; all if none are named.
+        line: The speaker's turns in the attempt, at least one.
+        success: Whether the attempt succeeded. Otherwise, and for None, the bonus is 0.
+    """
     names = {name.lower() for name in config.actions}
     outcomes = [pair for turn in line for pair in zip(turn.actions, turn.outcomes, strict=False)]
     actions = [action.lower() for action, outcome in outcomes if outcome.executed]

@@ -60,11 +60,16 @@ class Brancher:
         return [self._line(Episode.begin(session, self.group, self.task.name), session) for session in sessions]
 
     async def grow(self, line: Line, turn: int, members: Sequence[int]) -> list[Line]:
-        """Return one branch per member number, ready to be played from the state before turn `turn` of a line.
+        """Return branches, ready to be played from an earlier state of a line.
 
         The line's session is forked if it is still in that state. Otherwise a snapshot is restored, or the turns are
         replayed from the start if that is impossible. Each branch gets its own dynamics seed if the environment can be
         forked. If the state cannot be reached, the branches are failed episodes.
+
+        Args:
+            line: Line to branch.
+            turn: Index of the turn before which the branches begin.
+            members: Number of each branch in the group. There is one branch per number.
         """
         parent = line.episode
         try:
@@ -94,7 +99,13 @@ class Brancher:
         return branches
 
     async def play(self, line: Line, turns: int | None = None, past_turns: Sequence[Turn] = ()) -> Line:
-        """Continue a line with the arguments of `rollout.play.play`, and close its session once the episode is over."""
+        """Continue a line, and close its session once the episode is over. Return the line.
+
+        Args:
+            line: Line to continue. Nothing happens if it is over.
+            turns: Maximum number of turns to play now; None plays to the end.
+            past_turns: Turns played earlier from the same state, whose replies are reused as in `rollout.play.play`.
+        """
         episode, turn_count = line.episode, len(line.episode.turns)
         if line.over:
             return line
@@ -181,7 +192,12 @@ def adopt(episodes: Sequence[Episode], first: int, rewards: Rewards) -> None:
     """Set members, parents and rewards of episodes that share turns, so that each turn is trained once.
 
     An episode's parent is the earlier episode that did not fail and shares the most turns with it. The episode owns
-    only its remaining turns, and only those get its rewards. Members count from `first`.
+    only its remaining turns, and only those get its rewards.
+
+    Args:
+        episodes: Episodes of one group. Shared turns must be the same objects.
+        first: Number of the first of them in the group. The others follow it.
+        rewards: Computes the rewards of each episode that did not fail.
     """
     for index, episode in enumerate(episodes):
         episode.member, episode.parent = first + index, None

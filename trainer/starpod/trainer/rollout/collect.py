@@ -99,7 +99,13 @@ class Collected:
 
 
 async def of_all_ranks(collecting: Awaitable[Collected], parallel: Parallel, warn: Callable[[str], None]) -> Collected:
-    """Return on every rank the groups of all ranks, ordered by id, and warn if episodes failed."""
+    """Return on every rank the groups of all ranks, ordered by id, and warn if episodes failed.
+
+    Args:
+        collecting: Collection of this rank.
+        parallel: The ranks, all of which must call this.
+        warn: Called with the number and the first error of failed episodes.
+    """
     collected, *parts = await parallel.all_done(collecting)
     if parts:
         collected = Collected.joined([collected, *parts])

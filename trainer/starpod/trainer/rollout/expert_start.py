@@ -17,10 +17,18 @@ from starpod.trainer.rollout.play import play
 async def open_near_success(
     task: Task, fleet: Fleet, seed: int, count: int, *, want: Want, moves: int
 ) -> list[Session]:
-    """Open `count` sessions in the state from which the expert succeeds in `moves` moves.
+    """Open sessions in the state from which the expert succeeds in a given number of moves.
 
-    The sessions are in the start state if the expert needs at most `moves` moves, or fails. The limits are extended by
-    the number of moves that the expert made. Errors of `Fleet.open` are raised.
+    The sessions are in the start state if the expert needs at most that many moves, or fails. The limits are extended
+    by the number of moves that the expert made. Errors of `Fleet.open` are raised.
+
+    Args:
+        task: Environment, its options and limits.
+        fleet: Servers of the environment.
+        seed: Seed of the start state.
+        count: Number of sessions.
+        want: What observations contain beside their text.
+        moves: Number of moves to success.
     """
     (session,) = await task.open(fleet, seed, 1, REFERENCES["expert"][1])
     try:

@@ -24,9 +24,12 @@ async def draw_episodes(
 ) -> dict[Key, list[bytes]]:
     """Return the PNG frames of episodes by key: one before each turn and one after the last.
 
-    Episodes are left out if their environment cannot render, or if their replay fails or differs. Rendering stops at
-    the first episode whose frames would make the total exceed `max_bytes`. `players` maps the name of each task to its
-    servers and task.
+    Episodes are left out if their environment cannot render, or if their replay fails or differs.
+
+    Args:
+        players: Servers and task by the name of the task.
+        episodes: Episodes to draw, each with its key, in order of preference.
+        max_bytes: Maximum total size of distinct frames, 4 MiB by default. The first episode beyond it ends the list.
     """
     frames_by_key: dict[Key, list[bytes]] = {}
     can_draw: dict[str, bool] = {}

@@ -63,10 +63,19 @@ def read_starts(path: str, environment: str) -> list[SavedStart]:
 
 
 async def open_saved(task: Task, fleet: Fleet, start: SavedStart, count: int, want: Want) -> list[Session]:
-    """Open `count` sessions in the saved state, each with its own dynamics seed.
+    """Open sessions in the saved state, each with its own dynamics seed.
 
-    The replayed actions do not count towards the limits. Errors of `Fleet.open` are raised, and ConfigError if the
-    replay ends with another observation than the saved one.
+    The replayed actions do not count towards the limits. Errors of `Fleet.open` are raised.
+
+    Args:
+        task: Environment and limits. Its options are replaced by those of the saved start.
+        fleet: Servers of the environment.
+        start: The saved state.
+        count: Number of sessions.
+        want: What observations contain beside their text.
+
+    Raises:
+        ConfigError: The replay ends with another observation than the saved one.
     """
     task = task.with_options(start.options)
     (first,) = await task.open(fleet, start.seed, 1, want)

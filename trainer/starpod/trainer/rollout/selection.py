@@ -12,8 +12,13 @@ from starpod.trainer.data.episode import Turn
 
 
 def chance(mass: float, lower_mass: float, tries: int) -> float:
-    """Return the probability that the best of `tries` independent samples has a given score, if one sample has that
-    score with probability `mass` and a lower one with probability `lower_mass`."""
+    """Return the probability that the best of several independent samples has a given score.
+
+    Args:
+        mass: Probability that one sample has the score.
+        lower_mass: Probability that one sample has a lower score.
+        tries: Number of samples.
+    """
     return (lower_mass + mass) ** tries - lower_mass**tries
 
 
@@ -21,6 +26,11 @@ def weight(mass: float, lower_mass: float, tries: int) -> float:
     """Return the importance weight of a score: its probability under the policy divided by that under the search.
 
     All replies with this score have the same weight, because the search does not choose among them.
+
+    Args:
+        mass: Probability that one sample has the score, above 0.
+        lower_mass: Probability that one sample has a lower score.
+        tries: Number of samples among which the search takes the best.
     """
     return mass / chance(mass, lower_mass, tries)
 

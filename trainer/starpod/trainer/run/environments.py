@@ -108,7 +108,19 @@ async def serve(config: Config, task: TaskConfig) -> AsyncIterator[Served]:
 async def demonstrate(
     config: Config, served: Sequence[Served], *, parallel: Parallel, screen: Screen, interrupts: Interrupts
 ) -> None:
-    """Fill in the demonstrations of each environment. Rank 0 plays them for all. Raises Interrupted and ConfigError."""
+    """Fill in the demonstrations of each environment. Rank 0 plays them for all.
+
+    Args:
+        config: Configuration of the run.
+        served: Environments of the run, in the order in which they take seeds.
+        parallel: The ranks, all of which must call this.
+        screen: Shows the progress.
+        interrupts: Ends the play if a stop is requested.
+
+    Raises:
+        Interrupted: A stop was requested.
+        ConfigError: Demonstrations cannot be read or played.
+    """
     screen.phase(f"collecting {sum(task.warm_start.episodes for task in config.tasks)} demonstrations")
     cursor = SeedCursor(config.seeds.warmstart, config.seed)
     for environment in served:
@@ -123,6 +135,11 @@ async def episodes_to_imitate(
     config: Config, served: Sequence[Served], templates: Mapping[str, Template]
 ) -> list[Episode]:
     """Return the demonstrations as episodes in the policy's format; an empty list if the run does not imitate.
+
+    Args:
+        config: Configuration of the run.
+        served: Environments with their demonstrations. Each demonstration becomes a group.
+        templates: Chat template of each environment, by its name.
 
     Raises:
         ConfigError: The agents in the demonstrations are not those in `script.policies`.

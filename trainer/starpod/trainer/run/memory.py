@@ -241,7 +241,13 @@ def _engine(config: Config, place: Place, shape: Shape) -> list[Item]:
 
 
 def kept_for_backward(config: ModelConfig, shape: Shape, tokens: int) -> int:
-    """Return the number of bytes that a forward pass of the layers keeps for the backward pass."""
+    """Return the number of bytes that a forward pass of the layers keeps for the backward pass.
+
+    Args:
+        config: Types and checkpointing of the model.
+        shape: Numbers of layers and widths of the model.
+        tokens: Number of tokens of the pass, including padding.
+    """
     size: int = getattr(torch, config.dtype).itemsize
     layer = tokens * _per_token(config, shape)
     # Weights that are rounded for the pass are kept as well.

@@ -36,7 +36,14 @@ class Models:
 
 
 def build_models(config: Config, texts: Callable[[], Iterable[str]], folder: RunFolder, parallel: Parallel) -> Models:
-    """Build the policies, sharded over the ranks. texts: see `make_policy`."""
+    """Build the policies, sharded over the ranks.
+
+    Args:
+        config: Configuration of the run.
+        texts: Returns training texts for the tokenizer of a tiny model, whose demonstrations may be played later.
+        folder: Folder of the run.
+        parallel: The ranks, all of which must call this.
+    """
 
     def make_initial() -> Policy:
         return make_policy(config, texts, folder, parallel)
@@ -67,7 +74,15 @@ def make_replica(policies: Policies) -> Policies:
 def make_policy(config: Config, texts: Callable[[], Iterable[str]], folder: RunFolder, parallel: Parallel) -> Policy:
     """Return the policy that the run begins with. It is the same on all ranks and after a resumption.
 
-    texts: training texts for the tokenizer of a tiny model. That model is kept in the run folder.
+    Args:
+        config: Configuration of the run.
+        texts: Returns training texts for the tokenizer of a tiny model. Other models ignore it.
+        folder: Folder of the run, which keeps a tiny model.
+        parallel: The ranks, all of which must call this.
+
+    Raises:
+        CannotWrite: A tiny model cannot be saved.
+        ModelError: The model cannot be loaded or built.
     """
     critic = config.model.critic if config.algorithm.needs_critic else "none"
     heads = config.algorithm.value_heads

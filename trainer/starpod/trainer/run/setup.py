@@ -265,7 +265,13 @@ def _want(config: Config, facts: Facts, *, image: bool) -> Want:
 
 
 def make_scorer(config: Config, make_model: Callable[[], Policy], parallel: Parallel) -> TurnScorer | None:
-    """Return the configured turn scorer, or None. make_model: builds a policy with the initial weights."""
+    """Return the configured turn scorer, or None.
+
+    Args:
+        config: Configuration of the run.
+        make_model: Builds a policy with the initial weights, to be trained by the scorer.
+        parallel: Gives the device.
+    """
     scorer = config.scorer
     if not isinstance(scorer, ImplicitConfig | QConfig):
         return None

@@ -70,7 +70,19 @@ class Demonstrator(Agent):
 async def play_start(
     fleet: Fleet, task: Task, seed: int, want: Want, make_agent: Callable[[Session], Agent], *, group: int = 0
 ) -> tuple[Episode, Limits]:
-    """Play an episode from the start state of a seed. Return it and its session's limits. Raises StarpodError."""
+    """Play an episode from the start state of a seed. Return it and its session's limits.
+
+    Args:
+        fleet: Servers of the environment.
+        task: Task to play.
+        seed: Seed of the start state.
+        want: What observations contain beside their text.
+        make_agent: Builds the agent that plays the session.
+        group: Number of the episode's group.
+
+    Raises:
+        StarpodError: The episode failed.
+    """
     (session,) = await task.open(fleet, seed, 1, want)
     try:
         episode = await play(make_agent(session), session, group=group)
@@ -138,7 +150,13 @@ async def collect_demonstrations(
 
 
 def join_turns(demonstration: Demonstration, max_moves: int, rng: random.Random) -> Demonstration:
-    """Join turns into turns of 1 to `max_moves` moves. A turn is imitated if all of its moves are."""
+    """Join turns into longer ones. A turn is imitated if all of its moves are.
+
+    Args:
+        demonstration: Demonstration to copy. It is not changed.
+        max_moves: Maximum number of moves of a turn. Each turn draws its number from 1 to this, uniformly.
+        rng: Source of these numbers.
+    """
     turns: list[Turn] = []
     imitate: list[bool] = []
     moves_left = -1
@@ -201,9 +219,15 @@ def choose_best(demonstrations: Sequence[Demonstration], share: float) -> Sequen
 
 
 def read_demonstrations(path: str, environment: str, limits: Limits) -> list[Demonstration]:
-    """Read the episodes of an environment from a file or folder. Turns with an invalid move are not imitated.
+    """Read the episodes of an environment. Turns with an invalid move are not imitated.
 
-    limits: limits of a session of the environment. Raises ConfigError if there is no such episode.
+    Args:
+        path: File or folder of episodes.
+        environment: Id of the environment. Episodes of others are left out.
+        limits: Limits of a session of the environment.
+
+    Raises:
+        ConfigError: The path cannot be read, or there is no such episode with an action.
     """
     try:
         episodes = [episode for episode in read_episodes(path) if episode.environment == environment and episode.turns]

@@ -89,8 +89,16 @@ class Scouting:
     ) -> Demonstration:
         """Play an episode of the scout's task, and return the same moves in the other task.
 
-        Invalid moves are not imitated, and random ones only if that is configured. `make_agent`, `want` and `group` are
-        of the scout's episode.
+        Invalid moves are not imitated, and random ones only if that is configured.
+
+        Args:
+            seed: Seed of the start state.
+            make_agent: Builds the agent of the scout's episode.
+            want: What observations of the scout's episode contain beside their text.
+            group: Number of the scout's group.
+
+        Raises:
+            ConfigError: The moves have other results in the other task.
         """
         played, limits = await play_start(self.fleet, self.scout_task, seed, want, make_agent, group=group)
         turns = [turn for turn in played.turns if turn.actions]

@@ -208,7 +208,13 @@ class DemonstrationWriter:
         return texts
 
     async def episode(self, demonstration: Demonstration, template: Template, group: int) -> Episode:
-        """Return the demonstration with tokens. A turn's weight in the loss is 1 if it is imitated, else 0."""
+        """Return the demonstration with tokens. A turn's weight in the loss is 1 if it is imitated, else 0.
+
+        Args:
+            demonstration: Demonstration to write.
+            template: Chat template of the policy.
+            group: Number of the episode's group.
+        """
         turns, replies = await self._play(demonstration, template)
         for turn, reply in zip(turns, replies, strict=True):
             turn.weight = reply.weight
