@@ -44,7 +44,11 @@ def role_of(
 ) -> tuple[PromptConfig, Sequence[str]]:
     """Return a speaker's prompt and actions. If no system message is configured, its role becomes the system message.
 
-    speaker: name of the speaker; "" if the script has only one.
+    Args:
+        script: The script, which describes the roles of its speakers.
+        speaker: Name of the speaker; "" if the script has only one.
+        prompt: The run's prompt.
+        actions: Action names of the environment. A verifier's are `VERDICTS` instead.
     """
     if script.name != "solver_verifier" or not speaker:
         return prompt, actions
@@ -74,7 +78,13 @@ class Speaker(Agent):
     view: View | None = None
 
     def see(self, text: str, history: Episode, *, fresh: bool) -> Self:
-        """Set what the speaker sees next; the arguments are the fields of `View`."""
+        """Set what the speaker sees next.
+
+        Args:
+            text: Text that replaces the observation.
+            history: Episode with the turns whose results the speaker sees.
+            fresh: Whether the whole context is recorded as the prompt; see `View`.
+        """
         self.view = View(text, history, fresh)
         return self
 
@@ -117,7 +127,13 @@ def engine_agents(script: ScriptConfig, **settings: Any) -> EngineAgents:
 
 
 def script_agent(script: ScriptConfig, prompt: PromptConfig, make_speaker: MakeSpeaker) -> Agent:
-    """Return an agent that plays an episode by a script, with speakers made by `make_speaker`."""
+    """Return an agent that plays an episode by a script.
+
+    Args:
+        script: The script; `solo` has one speaker.
+        prompt: The run's prompt, whose style decides the messages between attempts.
+        make_speaker: Makes the speakers.
+    """
     match script.name:
         case "solver_verifier":
             return SolverVerifier(script, make_speaker)

@@ -21,13 +21,31 @@ Choose = Callable[[Observation, Sequence[str], random.Random], str | None]
 
 
 def choose_randomly(observation: Observation, actions: Sequence[str], rng: random.Random) -> str | None:
-    """Choose one of the valid actions if the environment lists them, otherwise one of its action names."""
+    """Choose one of the valid actions if the environment lists them, otherwise one of its action names.
+
+    Args:
+        observation: The current observation, with its valid actions if they were requested.
+        actions: Action names of the environment.
+        rng: Random state of the episode.
+
+    Returns:
+        An action; None if neither list has one.
+    """
     choices = [action for action in observation.valid_actions or actions if isinstance(action, str)]
     return rng.choice(choices) if choices else None
 
 
 def choose_expertly(observation: Observation, actions: Sequence[str], rng: random.Random) -> str | None:
-    """Choose the action of the environment's expert."""
+    """Choose the action of the environment's expert.
+
+    Args:
+        observation: The current observation, with the expert's action if it was requested.
+        actions: Not used.
+        rng: Not used.
+
+    Returns:
+        The expert's action; None if the expert knows none.
+    """
     return observation.expert_action if isinstance(observation.expert_action, str) else None
 
 

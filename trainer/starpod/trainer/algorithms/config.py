@@ -168,7 +168,15 @@ class AlgorithmConfig(Section):
         mask_BT: Tensor,
         turns_BT: Tensor,
     ) -> PolicyLoss:
-        """Return the loss of each token; see LossInputs. Gradients only flow through logprobs_BT."""
+        """Return the loss of each token. Gradients only flow through logprobs_BT.
+
+        Args:
+            logprobs_BT: Log-probabilities under the policy that learns.
+            old_logprobs_BT: Log-probabilities under the policy that ratios refer to.
+            advantages_BT: Advantages of tokens.
+            mask_BT: Mask of the sampled tokens (bool).
+            turns_BT: Turn of each token, from 0; -1 for padding.
+        """
         inputs = LossInputs(logprobs_BT, old_logprobs_BT.detach(), advantages_BT.detach(), mask_BT, turns_BT)
         return self.loss.per_token(inputs)
 

@@ -65,8 +65,13 @@ def group_statistics(values_n: Tensor, groups_n: Tensor) -> GroupStatistics:
 def credit(terms: Sequence[CreditTerm], rollout: RolloutBatch, rewards_BT: Tensor) -> Tensor:
     """Return the sum of the terms' advantages [B, T], 0 where the mask is False.
 
-    rewards_BT: the rollout's rewards, with penalties subtracted if there are any. Raises ValueError if a term compares
-    states and a state key is missing.
+    Args:
+        terms: Credit terms, at least one.
+        rollout: B episodes of one environment.
+        rewards_BT: The rollout's rewards, with penalties subtracted if there are any.
+
+    Raises:
+        ValueError: A term compares states, and a state key is missing.
     """
     first, *others = (term.weight * _advantages(term, rollout, rewards_BT) for term in terms)
     return sum(others, start=first)
@@ -95,10 +100,15 @@ def _advantages(term: CreditTerm, rollout: RolloutBatch, rewards_BT: Tensor) -> 
 
 
 def compare_with_peers(term: CreditTerm, scores_n: Tensor, peers_n: Tensor) -> Tensor:
-    """Return the scores of n units relative to the scores of their peers, the units with the same id.
+    """Return the scores of n units relative to the scores of their peers.
 
     The result is 0 for a unit with too few peers, or whose peers all have equal scores. With baseline `none`, the
     scores are returned unchanged.
+
+    Args:
+        term: Its `baseline`, `scale`, `smallest` and `min_peers` are used.
+        scores_n: Score of each unit.
+        peers_n: Integer id of each unit's set of peers, in any order. Units with the same id are peers.
     """
     if term.baseline == "none":
         return scores_n

@@ -136,5 +136,9 @@ class Judge(ABC):
     def logprobs(self, score: Score, batch: Batch, table: RolloutBatch, mask_BT: Tensor) -> Tensor:
         """Return the teacher's log-probabilities [B, T] of the tokens in the mask. All ranks take part.
 
-        score: computes log-probabilities under the policy or another model. table: has those of the policy.
+        Args:
+            score: Computes log-probabilities under the policy or another model.
+            batch: The B episodes, as samples that a model can read.
+            table: Their table of tokens, which has the policy's log-probabilities.
+            mask_BT: Mask of the tokens to judge (bool). Other positions of the result are arbitrary.
         """

@@ -37,7 +37,13 @@ def _filter_alike(config: Filter, groups: Sequence[Group]) -> list[Group]:
 
 
 def verdicts(config: Filter, groups: Sequence[Group], kept_groups: Sequence[Group]) -> dict[int, Verdict]:
-    """Return the filter's verdict on each group by its id. kept_groups: result of `filter_groups`."""
+    """Return the filter's verdict on each group by its id.
+
+    Args:
+        config: The filter.
+        groups: All collected groups.
+        kept_groups: Result of `filter_groups` for these groups.
+    """
     kept_ids = {group.id for group in kept_groups}
     verdict_by_id: dict[int, Verdict] = {}
     for peers in by_kind(groups).values():
@@ -74,7 +80,10 @@ def select(config: Filter, scores: Sequence[float], *, without: Container[int] =
 
     Among equal scores, earlier ones are preferred. Scores of 0 are dropped unless the strategy is `none`.
 
-    without: indices that are dropped regardless of their scores.
+    Args:
+        config: The filter.
+        scores: Standard deviation of each group's returns, at least 0.
+        without: Indices that are dropped regardless of their scores.
     """
     if isinstance(config, KeepAll):
         return [index for index in range(len(scores)) if index not in without]

@@ -59,8 +59,14 @@ def trajectory_baseline(
 ) -> tuple[Tensor, Tensor]:
     """Return advantages and returns [B, T], with the critic's value at the first sampled token as the only baseline.
 
-    Every token's advantage is the episode's return minus that value. Both results are 0 where the mask is False. The
-    return is discounted per sampled token, from the first one.
+    Every token's advantage is the episode's return minus that value. Both results are 0 where the mask is False.
+
+    Args:
+        rewards_BT: Rewards.
+        values_BT: The critic's values, of which the first sampled token's is used.
+        mask_BT: Mask of the sampled tokens (bool).
+        bootstrap_B: Value of the state after the last token; None: 0.
+        gamma: Discount per sampled token, from the first one.
     """
     zeros_BT = torch.zeros_like(rewards_BT)
     to_go_BT = gae(rewards_BT, zeros_BT, mask_BT, bootstrap_B=bootstrap_B, gamma=gamma, lam=1.0)
@@ -93,6 +99,17 @@ def bilevel_gae(
     Turn level: GAE over the sequence of turns, with V at each turn's first sampled token and the turn's total reward.
     Token level: GAE within each turn. The rewards of a turn's tokens sum to the turn's advantage plus V at its first
     token. With gamma = lam = 1, a turn's first token has exactly the turn's advantage.
+
+    Args:
+        rewards_BT: Rewards.
+        values_BT: The critic's value of the context before each token.
+        mask_BT: Mask of the sampled tokens (bool).
+        turns_BT: Turn of each sampled token, from 0, ascending along a row.
+        bootstrap_B: Value of the state after the last turn; None: 0.
+        turn_gamma: Discount per turn.
+        turn_lam: Lambda per turn.
+        gamma: Discount per token within a turn.
+        lam: Lambda per token within a turn.
     """
     table = turn_table(mask_BT, turns_BT)
     rewards_BT = torch.where(mask_BT, rewards_BT, 0.0)

@@ -32,9 +32,14 @@ class Hierarchical:
 
 
 def subgoal_begins(episodes: Sequence[Episode], mask_BT: Tensor, turns_BT: Tensor) -> Tensor:
-    """Return a mask of all tokens of turns that begin a subgoal.
+    """Return a mask [B, T] of all tokens of turns that begin a subgoal.
 
     These are the turns that switch to another subgoal, and the first turn of each line (see `lines_of`).
+
+    Args:
+        episodes: The B episodes.
+        mask_BT: Mask of their sampled tokens (bool).
+        turns_BT: Turn of each sampled token, from 0.
     """
     marks = []
     for episode in episodes:
@@ -67,8 +72,17 @@ def hierarchical_gae(
         term:  A_t = (rewards to the segment's end, and V_high there) - V_term(t)
 
     d is the number of turns in the segment. V_next is V_low of the next turn within a segment, V_high of the next
-    segment at the last turn of a segment, and `bootstrap_B` (0 if None) at the last turn of the episode.
-    values_BK3: values by stage; V_high is only read at starts.
+    segment at the last turn of a segment, and `bootstrap_B` at the last turn of the episode.
+
+    Args:
+        rewards_BK: Rewards of turns.
+        values_BK3: The critic's values by stage (TERM, HIGH, LOW). V_high is only read at starts.
+        starts_BK: Whether a segment starts at the turn (bool).
+        mask_BK: Whether the turn exists (bool).
+        bootstrap_B: Value of the state after the last turn; None: 0.
+        turn_gamma: Discount per turn (gamma).
+        turn_lam: Lambda per turn inside a segment (lam).
+        segment_lam: Lambda per segment (lam_seg).
     """
     after_B = torch.zeros_like(rewards_BK[:, 0]) if bootstrap_B is None else bootstrap_B.to(rewards_BK.dtype)
     ends_B = torch.ones_like(mask_BK[:, 0])  # whether a segment ends before the next position
@@ -101,7 +115,10 @@ def hierarchical_gae(
 def whiten_units(items_BK: Tensor, mask_BK: Tensor, least: int = LEAST) -> Tensor:
     """Return the items normalised to mean 0 and standard deviation 1 (ddof=0) over the existing units.
 
-    If fewer than `least` units exist, the items are returned unchanged.
+    Args:
+        items_BK: Advantages of units.
+        mask_BK: Whether the unit exists (bool).
+        least: If fewer units exist, the items are returned unchanged.
     """
     items_N = items_BK[mask_BK]
     if items_N.numel() < least:
@@ -125,10 +142,22 @@ def hae(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return advantages [B, T], targets of the values [B, T], and the mask of tokens that the critic learns from.
 
-    values_BT: value of each token by the head of its stage. A turn's V_term is read at its first token, V_high at its
-    first subgoal token, and V_low at the first token after that. A segment starts at the first turn of an episode, and
-    where `switches_BT` is True. Switch tokens get A_term, subgoal tokens A_high if a segment starts, and all others
-    A_low.
+    A turn's V_term is read at its first token, V_high at its first subgoal token, and V_low at the first token after
+    that. A segment starts at the first turn of an episode, and where `switches_BT` is True. Switch tokens get A_term,
+    subgoal tokens A_high if a segment starts, and all others A_low.
+
+    Args:
+        rewards_BT: Rewards.
+        values_BT: Value of each token by the head of its stage.
+        mask_BT: Mask of the sampled tokens (bool).
+        turns_BT: Turn of each sampled token, from 0, ascending along a row.
+        blocks_BT: Block of each token as an index of BLOCKS; -1 in ill-formed replies.
+        switches_BT: Mask of the tokens of turns that begin a subgoal (bool).
+        bootstrap_B: Value of the state after the last turn; None: 0.
+        turn_gamma: Discount per turn.
+        turn_lam: Lambda per turn inside a segment.
+        segment_lam: Lambda per segment.
+        whiten: Whether to whiten the advantages of each stage over its units.
     """
     turns = turn_table(mask_BT, turns_BT)
     stages_BT = stages(blocks_BT)

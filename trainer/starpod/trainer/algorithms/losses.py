@@ -178,13 +178,25 @@ class PolicyLoss:
 
 
 def episode_log_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return for each token the mean log-ratio of its episode (GSPO, arXiv 2507.18071, equation 7): [B, T]."""
+    """Return for each token the mean log-ratio of its episode (GSPO, arXiv 2507.18071, equation 7): [B, T].
+
+    Args:
+        logprobs_BT: Log-probabilities under the policy that learns, through which the gradient flows.
+        old_logprobs_BT: Log-probabilities under the policy that ratios refer to.
+        mask_BT: Mask of the tokens (bool).
+    """
     log_ratio_BT = masked_log_ratio(logprobs_BT, old_logprobs_BT, mask_BT)
     return stretch_log_ratio(log_ratio_BT, mask_BT, torch.zeros_like(mask_BT, dtype=torch.int64))
 
 
 def masked_log_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return log-ratios within [-20, 20], 0 outside the mask."""
+    """Return log-ratios [B, T] within [-20, 20], 0 outside the mask.
+
+    Args:
+        logprobs_BT: Log-probabilities in the numerator of the ratio.
+        old_logprobs_BT: Log-probabilities in its denominator.
+        mask_BT: Mask of the tokens (bool).
+    """
     return torch.where(mask_BT, clamped_difference(logprobs_BT, old_logprobs_BT), 0.0)
 
 

@@ -109,7 +109,20 @@ class Checkpoints:
         *,
         score: float | None = None,
     ) -> Path:
-        """Take a snapshot and write it; see `snapshot` and `write`."""
+        """Take a snapshot and write it; see `snapshot` and `write`.
+
+        Args:
+            step: Number of finished iterations.
+            tensors: Tensors by file name without extension, then by tensor name.
+            state: JSON values with text keys.
+            score: Score of the evaluation; None: there was none.
+
+        Returns:
+            The folder of the checkpoint.
+
+        Raises:
+            CheckpointError: The disk is full or not writable.
+        """
         return self.write(self.snapshot(step, tensors, state, score=score))
 
     def snapshot(

@@ -154,7 +154,13 @@ def _set_generation(policy: Policy, temperature: float) -> None:
 
 
 def model_card(trained: Trained, adapter: bool = False, agent: str = "") -> str:
-    """Return a description of the training, from the run folder. agent: see `export`."""
+    """Return a description of the training, as Markdown with the metadata of the Hugging Face Hub.
+
+    Args:
+        trained: The policy and its run.
+        adapter: Whether the export only has the LoRA adapter.
+        agent: Agent whose policy is exported, if each agent has a separate policy; "": the only one.
+    """
     config = trained.config
     name = config["model"]["name"]
     algorithm = config["algorithm"]["preset"]

@@ -52,7 +52,16 @@ def show_report(report: Mapping[str, Any], json_file: str) -> None:
 
 
 def show_comparison(first: Path, second: Path, json_file: str) -> None:
-    """Print a comparison of two evaluations, and write it as JSON."""
+    """Print a comparison of two evaluations, and write it as JSON.
+
+    Args:
+        first: Evaluation A: a report of `starpod eval --json`, or a run folder.
+        second: Evaluation B, also a report or a run folder.
+        json_file: File for the comparison; "-": standard output; "": none.
+
+    Raises:
+        UsageError: The evaluations cannot be compared.
+    """
     try:
         figures = compare_evaluations(read_evaluation(first), read_evaluation(second))
     except NotComparable as error:

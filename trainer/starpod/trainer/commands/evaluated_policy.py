@@ -37,7 +37,18 @@ class EvaluatedPolicy:
 def find_policy(
     model: str, sampling: Sampling, engine: Literal["torch", "vllm"], base_url: str | None, concurrency: int
 ) -> EvaluatedPolicy:
-    """Return the policy that a command-line argument names."""
+    """Return the policy that a command-line argument names.
+
+    Args:
+        model: A reference policy, `openai:MODEL`, or the folder or name of a pretrained model (see `PretrainedAgents`).
+        sampling: Values that replace those of the run or endpoint.
+        engine: Engine that samples from a pretrained model.
+        base_url: URL of the endpoint of `openai:MODEL`; None: OpenAI's.
+        concurrency: Maximum number of concurrent requests to the endpoint.
+
+    Raises:
+        ClickException: There is no such policy, or it cannot be loaded.
+    """
     if model.startswith(CHAT):
         return _chat_policy(model.removeprefix(CHAT), sampling, base_url, concurrency)
     if base_url:

@@ -140,7 +140,13 @@ def train(
 
 
 def annotate(values: Mapping[str, Any], origins: Mapping[str, str], above: str = "") -> Iterator[str]:
-    """Yield the lines of a configuration as YAML, with comments on where the values come from. above: dotted key."""
+    """Yield the lines of a configuration as YAML, with comments on where the values come from.
+
+    Args:
+        values: Plain values of the configuration or of a section.
+        origins: Origin of each value that was set, by dotted key.
+        above: Dotted key of the section; "": the whole configuration.
+    """
     from starpod.trainer.configuration.yaml12 import dump_yaml
 
     for key, value in values.items():

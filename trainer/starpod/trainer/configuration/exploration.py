@@ -99,7 +99,17 @@ async def explore(
     check: Callable[[pb.EnvironmentSpec], Config],
     report: Callable[[str], None],
 ) -> Explored:
-    """Play test episodes with each set of options that the run will use. check: returns the user's configuration."""
+    """Play test episodes with each set of options that the run will use.
+
+    Args:
+        word: The environment, as the user named it.
+        environment: The section `environment` with the address of its server.
+        check: Returns the user's configuration for a spec. Raises ConfigError if it cannot be used.
+        report: Called with a sentence on the progress, at the start and every 10 seconds.
+
+    Raises:
+        ConfigError: The server has no such environment, or `check` refused it.
+    """
     async with connect(environment) as fleet:
         spec = _find(word, await fleet.describe())
         draft = check(spec)

@@ -40,7 +40,14 @@ def _servers(word: EnvironmentWord) -> dict[str, Any]:
 
 
 def fixed_values(word: EnvironmentWord, spec: pb.EnvironmentSpec, *, tiny: bool, single_turn: bool) -> dict[str, Any]:
-    """Return the values of a job that do not depend on test episodes."""
+    """Return the values of a job that do not depend on test episodes.
+
+    Args:
+        word: The environment, as the user named it.
+        spec: Its spec.
+        tiny: Whether the policy is a tiny model from scratch instead of a pretrained one.
+        single_turn: Whether episodes have one turn, which leaves no later states to compare.
+    """
     expert, listed = spec.capabilities.expert_action, bool(spec.action_space.names or spec.capabilities.valid_actions)
     values: dict[str, Any] = {
         "title": f"{'A tiny policy' if tiny else 'A pretrained model'} learns {spec.title or spec.id}",
@@ -87,7 +94,13 @@ def _imitation(spec: pb.EnvironmentSpec, seconds: float) -> dict[str, Any]:
 
 
 def size_tiny(draft: Config, explored: Explored, turns: int) -> tuple[dict[str, Any], float | None]:
-    """Return values for a policy from scratch, and its estimated seconds per episode."""
+    """Return values for a policy from scratch, and its estimated seconds per episode.
+
+    Args:
+        draft: The user's configuration without sizes. `model_fields_set` of its sections has the keys that were given.
+        explored: The environment and its test episodes.
+        turns: Maximum number of turns of an episode.
+    """
     spec, demonstrations = explored.spec, explored.demonstrations
     warm_start = _imitation(spec, explored.seconds)
     reply, turn, mean_turn = _tokens(draft, spec, demonstrations)
@@ -112,7 +125,13 @@ def size_tiny(draft: Config, explored: Explored, turns: int) -> tuple[dict[str, 
 
 
 def size_pretrained(draft: Config, explored: Explored, turns: int) -> tuple[dict[str, Any], None]:
-    """Return values for a pretrained model, whose replies may reason."""
+    """Return values for a pretrained model, whose replies may reason. The seconds per episode are unknown (None).
+
+    Args:
+        draft: The user's configuration without sizes. `model_fields_set` of its sections has the keys that were given.
+        explored: The environment and its test episodes.
+        turns: Maximum number of turns of an episode.
+    """
     from starpod.trainer.models.hf import load_tokenizer
     from starpod.trainer.prompts.template import Template
 

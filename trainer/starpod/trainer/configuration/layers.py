@@ -153,7 +153,14 @@ def base_layers(folder: str, name: Any) -> list[tuple[str, dict[str, Any]]]:
 
 
 def difference(kind: Any, base: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the dotted keys to set in `base` to make it equal to `other`, for plain values of a section."""
+    """Return the dotted keys to set in `base` to make it equal to `other`, and their values.
+
+    Args:
+        kind: Type of the section, such as `Config`; see `kind_below`.
+        base: Plain values of a section.
+        other: Plain values of the same section. Keys that it lacks are left as in `base`.
+        prefix: Dotted key of the section with a final ".", or "" for the whole configuration.
+    """
     changes: dict[str, Any] = {}
     for key, value in other.items():
         old, below = base.get(key), kind_below(kind, key)

@@ -64,7 +64,17 @@ def check(config: Config, *, world: int, local_world: int = 1, resume: bool = Fa
 
 
 def refuse_held_out(config: Config, key: str, path: str, seeds: Iterable[int]) -> None:
-    """Raise ConfigError if training data in a file comes from a seed that is held out for evaluations."""
+    """Refuse training data of a file if it comes from a seed that is held out for evaluations.
+
+    Args:
+        config: The configuration, which holds the ranges of seeds.
+        key: Key that names the file, for the message.
+        path: The file, for the message.
+        seeds: Seeds of the data.
+
+    Raises:
+        ConfigError: A seed is held out.
+    """
     for seed in seeds:
         if holder := config.seeds.holds_out(seed):
             raise ConfigError(
@@ -108,7 +118,16 @@ def check_model(config: Config) -> None:
 async def check_environment(config: Config, task: TaskConfig, fleet: Fleet, facts: Facts) -> None:
     """Refuse settings and options that an environment does not support, and shaping functions that raise.
 
-    Raises ConfigError, BadArgument for options, and UserCodeError.
+    Args:
+        config: The configuration.
+        task: The environment with the sections that apply to it.
+        fleet: Where the environment is served. Some episodes are begun there.
+        facts: Facts from the environment's spec.
+
+    Raises:
+        ConfigError: The settings do not suit the environment.
+        BadArgument: The environment refuses its options.
+        UserCodeError: A shaping function raises.
     """
     refuse_broken(Case(config, task, facts))
     environments: list[EnvironmentConfig] = []

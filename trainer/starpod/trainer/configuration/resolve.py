@@ -89,9 +89,17 @@ def resolve_run(
 
 
 def check_changes(old: Config, new: Config, *, allowed: Collection[str] = ()) -> None:
-    """Raise ConfigError if a key of GUARDED differs from the run's saved configuration and is not in `allowed`.
+    """Refuse changes of guarded keys when a run is resumed.
 
     An allowed section, such as `environment`, allows all its keys. Other training seeds are refused in any case.
+
+    Args:
+        old: The run's saved configuration.
+        new: The configuration to continue with.
+        allowed: Keys or sections of GUARDED that may differ, as dotted keys (`--change`).
+
+    Raises:
+        ConfigError: A guarded key differs and is not allowed, or a key in `allowed` is not guarded.
     """
     for key, old_seeds, new_seeds in (("seed", old.seed, new.seed), ("seeds.train", old.seeds.train, new.seeds.train)):
         if old_seeds != new_seeds:

@@ -72,7 +72,14 @@ class TaskConfig:
 def merged(section: Any_Section, name: str, key: str, values: Mapping[str, Any]) -> Any_Section:
     """Return a section of the run with the values of `environments.<name>.<key>` applied to it.
 
-    Raises ValueError for a key that does not exist, that cannot be set per environment, or that has a wrong value.
+    Args:
+        section: The run's section.
+        name: Name of the environment.
+        key: Name of the section, a key of OWN_KEYS.
+        values: Plain values that differ for this environment.
+
+    Raises:
+        ValueError: A key does not exist, cannot be set per environment, or has a wrong value.
     """
     prefix = f"environments.{name}.{key}"
     for field in values:

@@ -80,6 +80,11 @@ def located(text: str) -> str:
 def known_or_located(text: str, known: Sequence[str], what: str) -> str:
     """Return a known name as it is, and FILE.py:NAME with an absolute path.
 
+    Args:
+        text: A known name, or FILE.py:NAME.
+        known: All known names.
+        what: What the names name, for the message, such as `reply grammar`.
+
     Raises:
         ValueError: The name is unknown. The message suggests a known one.
     """

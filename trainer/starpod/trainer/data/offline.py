@@ -45,9 +45,15 @@ def read_offline(path: str, seeds: SeedsConfig) -> list[Group]:
 
 
 def check_tokens(path: str, groups: Sequence[Group], templates: Mapping[str, Template]) -> None:
-    """Raise ConfigError if the groups of a file were sampled with another tokenizer.
+    """Refuse groups that were sampled with another tokenizer.
 
-    templates: chat template of each task by its name.
+    Args:
+        path: File of the groups, for the message.
+        groups: Groups of the file.
+        templates: Chat template of each task by its name.
+
+    Raises:
+        ConfigError: The tokens of a turn do not decode to its text.
     """
     for episode in episodes_of(groups):
         template = templates.get(episode.task) or next(iter(templates.values()))

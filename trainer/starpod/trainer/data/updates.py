@@ -88,7 +88,15 @@ def update_file(rollouts: Path) -> Path:
 def write_update(path: Path, verdicts: Mapping[int, Verdict], records: Iterable[tuple[Episode, TokenRecord]]) -> None:
     """Write the verdicts on groups, and the records of episodes that were trained on.
 
-    The file only appears under its name once it is complete. Raises OSError.
+    The file only appears under its name once it is complete.
+
+    Args:
+        path: The file, gzipped JSON lines.
+        verdicts: Verdicts by group id.
+        records: Episodes that were trained on, and the records of their tokens.
+
+    Raises:
+        OSError: The file cannot be written.
     """
     temporary = path.with_name(f".{os.getpid()}.{path.name}")
     groups = {str(group): [verdict.kept, verdict.why] for group, verdict in verdicts.items()}
@@ -113,7 +121,13 @@ def read_verdicts(path: Path | str) -> dict[int, Verdict]:
 
 
 def read_tokens(path: Path | str, group: int, member: int) -> TokenRecord | None:
-    """Return the update's record of an episode; None if it was not trained on or is unknown."""
+    """Return the update's record of an episode; None if it was not trained on or is unknown.
+
+    Args:
+        path: The update's file. It may be missing or damaged.
+        group: Id of the episode's group.
+        member: Number of the episode in its group.
+    """
     for line in _lines(path):
         if (line.get("group"), line.get("member")) == (group, member):
             try:

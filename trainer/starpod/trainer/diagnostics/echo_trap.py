@@ -205,7 +205,13 @@ class EchoTrap:
         self._identical = _Track()
 
     def update(self, step: int, metrics: Mapping[str, float], use: SettingsInUse) -> list[EchoWarning]:
-        """Process the metrics of a step, and return new warnings. use: settings of the step."""
+        """Process the metrics of a step, and return new warnings.
+
+        Args:
+            step: Number of the step, from 1.
+            metrics: Metrics of the step by name. Missing signals keep their state.
+            use: Settings of the step.
+        """
         warnings = self._judge_identical(step, metrics.get(IDENTICAL), use)
         for signal in SIGNALS:
             value = metrics.get(signal.metric)

@@ -50,7 +50,12 @@ def gradient_report(
     Each bucket has metrics groups, reward_std_low and reward_std_high; each component has its norm and
     `<component>_per_token` (per sampled token). Existing gradients are cleared, and none are left.
 
-    backward: add the gradient of one loss component over these groups to the parameters' `.grad`.
+    Args:
+        model: The policies.
+        groups: Groups to split into buckets by reward deviation.
+        backward: Adds the gradient of one loss component over some groups to the parameters' `.grad`.
+        buckets: Maximum number of buckets, besides the one without deviation.
+        components: Names of the loss components.
     """
     metrics: dict[str, float] = {}
     try:
@@ -127,10 +132,15 @@ class NoiseScale:
         return self._sums[-1] > 9
 
     def update(self, signal: float, noise: float, episodes: float) -> dict[str, float]:
-        """Add estimates of `signal_and_noise` for a collection of this number of episodes, and return metrics.
+        """Add estimates for one collection, and return metrics.
 
         The signal-to-noise ratio is that of a collection. The critical batch is the number of episodes at which it is
         1, the paper's tr(covariance) / |E g|^2. It is left out unless the signal is positive.
+
+        Args:
+            signal: Estimate of |E g|^2 by `signal_and_noise`; may be negative.
+            noise: Estimate of E|g - E g|^2 by `signal_and_noise`.
+            episodes: Number of episodes of the collection, before the filter.
         """
         new = (signal, noise, noise * episodes, 1.0)
         self._sums = [self.DECAY * old + value for old, value in zip(self._sums, new, strict=True)]
@@ -159,7 +169,10 @@ def agent_report(
     which both multiply an episode's advantages by the same random sign. The signs cancel, in expectation, the products
     between gradients of different episodes.
 
-    norm: return the norm of an agent's gradient with these advantages.
+    Args:
+        rollout: Scored episodes.
+        advantages_BT: Their advantages.
+        norm: Returns the norm of an agent's gradient with given advantages [B, T].
     """
     units, agents = agent_units(rollout)
     if len(agents) < 2:

@@ -104,7 +104,13 @@ def reasoning_of(
 ) -> ReasoningSample | None:
     """Return the reasoning of one turn and its context; None if there is none between the tags.
 
-    decode: ids to text, with special tokens. The opening tag may be prefilled in the prompt or sampled.
+    The opening tag may be prefilled in the prompt or sampled.
+
+    Args:
+        turns: All turns of the episode.
+        index: Index of the turn in `turns`.
+        decode: Decodes token ids to text, with special tokens.
+        tags: Opening and closing tag of the reasoning, as text.
     """
     opening, closing = tags
     reply = turns[index].reply
@@ -141,7 +147,16 @@ def _first(length: int, holds: Callable[[int], bool]) -> int:
 
 
 def first_turns(episodes: Sequence[Episode], count: int, generator: torch.Generator) -> list[tuple[Episode, int]]:
-    """Return up to `count` first turns from as many different start states as possible."""
+    """Return first turns from as many different start states as possible.
+
+    Args:
+        episodes: Episodes of any groups. Those without a turn are skipped.
+        count: Maximum number of turns.
+        generator: Random state of the choice.
+
+    Returns:
+        Each turn as its episode and its index, 0.
+    """
     candidates = _shuffled([episode for episode in episodes if episode.turns], generator)
     counts: dict[int, int] = {}
     rounds = []
@@ -153,7 +168,16 @@ def first_turns(episodes: Sequence[Episode], count: int, generator: torch.Genera
 
 
 def random_turns(episodes: Sequence[Episode], count: int, generator: torch.Generator) -> list[tuple[Episode, int]]:
-    """Return one random turn from each of up to `count` random episodes."""
+    """Return one random turn from each of some random episodes.
+
+    Args:
+        episodes: Episodes of any groups. Those without a turn are skipped.
+        count: Maximum number of episodes.
+        generator: Random state of both choices.
+
+    Returns:
+        Each turn as its episode and its index.
+    """
     selection = _shuffled([episode for episode in episodes if episode.turns], generator)[:count]
     return [(e, int(torch.randint(len(e.turns), (), generator=generator))) for e in selection]
 
@@ -202,6 +226,12 @@ class InformationProbe:
 
         Values are in nats per reasoning. Those under `per_token_` use log-probabilities divided by the number of
         tokens, so that long reasoning does not dominate.
+
+        Args:
+            episodes: Episodes of a collection.
+            score: Returns log-probabilities under the policy.
+            decode: Decodes token ids to text, with special tokens.
+            generator: Random state that chooses turns.
         """
         samplers = {"first_turn": first_turns} | ({"random_turn": random_turns} if self._config.random_turns else {})
         metrics: dict[str, float] = {}

@@ -20,7 +20,13 @@ class Monitor:
         self.early_stop = EarlyStop(config, self.success)
 
     def update(self, step: int, metrics: Mapping[str, float], use: SettingsInUse | None = None) -> list[EchoWarning]:
-        """Process the metrics of a step, and return new warnings. use: settings of the step; None: the defaults."""
+        """Process the metrics of a step, and return new warnings.
+
+        Args:
+            step: Number of the step, from 1.
+            metrics: Metrics of the step by name. Missing ones keep their state.
+            use: Settings of the step; None: the defaults.
+        """
         self.success.update(metrics.get("collect/success"))
         self.early_stop.update(step, metrics)
         return self.echo_trap.update(step, metrics, use or SettingsInUse())

@@ -100,7 +100,10 @@ class Batcher:
     ) -> list[tuple[PendingReply, Reply]]:
         """Feed the model once, sample a token for each completely read context, and return the finished replies.
 
-        `read` computes the hidden states of a feed's rows, and `head` their logits.
+        Args:
+            read: Computes the hidden states [rows, hidden] of a feed of the cache.
+            head: Computes the logits [rows, vocabulary] of hidden states.
+            version: Version of the weights, which is recorded for each sampled token.
         """
         self._drop_cancelled()
         self._admit()

@@ -20,9 +20,16 @@ from starpod.trainer.parallel.ranks import Parallel
 def build_engines(
     config: EngineConfig, policies: Policies, *, max_context: int, parallel: Parallel | None = None
 ) -> Engine:
-    """Build the engine that samples from all policies. If there are several, each gets an equal part of the cache.
+    """Build the engine that samples from all policies.
 
-    Arguments and exceptions are those of `build_engine`.
+    Args:
+        config: The engine. If there are several policies, each gets an equal part of the cache.
+        policies: Policies by agent.
+        max_context: Maximum number of tokens of prompt and reply together.
+        parallel: The ranks that sample; needed for engines that hand over the weights of a sharded model.
+
+    Raises:
+        EngineError: The engine is unavailable, or it cannot sample from several policies.
     """
     engine_config = config.model_copy(update={"cache_gib": config.cache_gib / len(policies.by_agent)})
     if len(policies.by_agent) > 1 and config.name != "torch":
@@ -64,9 +71,16 @@ def build_engine(config: EngineConfig, policy: Policy, *, max_context: int, para
 
 
 def slots_within(config: EngineConfig, model_config: Any, length: int, dtype: torch.dtype) -> int:
-    """Return the number of conversations of `length` tokens that fit into `cache_gib`, at most `slots`.
+    """Return the number of conversations that fit into `cache_gib`, at most `slots`.
 
-    Raises EngineError if none fits.
+    Args:
+        config: The engine, whose `cache_gib` and `slots` are the limits.
+        model_config: Configuration of the transformers model.
+        length: Number of tokens of a conversation.
+        dtype: Dtype of the cache.
+
+    Raises:
+        EngineError: None fits.
     """
     from starpod.trainer.engines.slot_cache import cache_shape
 

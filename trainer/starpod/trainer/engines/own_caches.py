@@ -52,7 +52,13 @@ class OwnCaches:
         return _Spans(spans, [end - 1 for end in accumulate(len(span.tokens) for span in spans)])
 
     def copy(self, source: int, target: int, count: int) -> None:
-        """Copy the cache of one slot, which holds `count` tokens, to another slot."""
+        """Copy the whole cache of one slot to another slot.
+
+        Args:
+            source: Slot to copy from.
+            target: Slot to overwrite.
+            count: Number of tokens in the source slot. It is not used, because a state cannot be cut.
+        """
         self._caches[target] = copy.deepcopy(self._caches[source])
 
     def run(self, trunk: nn.Module, feed: _Spans) -> Tensor:
@@ -73,6 +79,11 @@ def make_cache(model: Any, slots: int, length: int) -> SlotCache | OwnCaches:
     """Return the fastest cache with which the model computes the same states as without one.
 
     The model's attention is replaced if its cache is a `SlotCache`.
+
+    Args:
+        model: A transformers model. It reads a few tokens as a test.
+        slots: Number of conversations.
+        length: Maximum number of tokens of a conversation.
 
     Raises:
         EngineError: The model cannot be read in parts.

@@ -25,7 +25,16 @@ class Piece:
     """Number of prompt tokens that were in the cache."""
 
     def check(self, request: Request, limit: int, vocabulary: int) -> None:
-        """Raise ValueError if this is no possible reply of at most `limit` tokens, because of a value or its type."""
+        """Check that this is a possible reply, or a part of one, to a request.
+
+        Args:
+            request: The request, whose `stop` ids are used.
+            limit: Maximum number of tokens of this piece.
+            vocabulary: Number of token ids of the model.
+
+        Raises:
+            ValueError: A value or its type is impossible. The message completes "the server answered with".
+        """
         tokens, logprobs = self.tokens, self.logprobs
         if not isinstance(tokens, list):
             raise ValueError(f"token ids {_short(tokens)}, which are no list")

@@ -74,7 +74,13 @@ class Placement(Generic[Server]):
             state.load -= 1
 
     def remember(self, server: Server, tokens: Sequence[int], salt: str) -> None:
-        """Note that the server has these tokens in its cache. A dropped server is ignored."""
+        """Note that the server has some tokens in its cache. A dropped server is ignored.
+
+        Args:
+            server: The server.
+            tokens: Token ids from the start of a context.
+            salt: Salt of the request. Prompts with another salt share no cache.
+        """
         if state := self._states.get(server):
             state.remember(_blocks(tokens, salt))
 

@@ -22,7 +22,13 @@ GRACE_SECONDS = 1.0
 
 
 def sampling_parameters(request: Request, limit: int, seed: int) -> dict[str, Any]:
-    """Return vLLM's sampling parameters of a reply, for use in process and over HTTP."""
+    """Return vLLM's sampling parameters of a reply, for use in process and over HTTP.
+
+    Args:
+        request: The request, which has temperature, top-p and stop ids.
+        limit: Maximum number of tokens to sample.
+        seed: Seed of this call.
+    """
     return {
         "temperature": request.temperature,
         "top_p": request.top_p,

@@ -40,8 +40,12 @@ class Slots:
     def take(self, conversation: str, prompt: Sequence[int], *, rewinds: bool = True) -> tuple[int, int] | None:
         """Return a slot for a reply and the number of prompt tokens cached there; None if all slots are busy.
 
-        The last token never counts as cached, because the model must read it to sample the next one. If the cache
-        does not rewind, either all tokens in the slot count or none.
+        The last token never counts as cached, because the model must read it to sample the next one.
+
+        Args:
+            conversation: Name of the conversation; "": it has no slot to continue.
+            prompt: Token ids of the whole context.
+            rewinds: Whether the cache can be cut at any token. Otherwise all tokens in the slot count, or none.
         """
         slot = self._idle.pop(conversation, None)
         if slot is not None:
@@ -55,7 +59,13 @@ class Slots:
         return None
 
     def give_back(self, slot: int, conversation: str, tokens: Sequence[int]) -> None:
-        """Release the slot of a finished reply. Its cached `tokens` are kept for `conversation`, unless that is ""."""
+        """Release the slot of a finished reply.
+
+        Args:
+            slot: The slot.
+            conversation: Conversation for which the cached tokens are kept; "": they are dropped.
+            tokens: Ids of the tokens in the slot.
+        """
         if not conversation:
             heapq.heappush(self._free, slot)
             return
@@ -132,6 +142,11 @@ def cache_shape(model_config: Any, slots: int, length: int) -> tuple[int, int, i
     """Return the cache's shape: layers, 2 (keys and values), slots + 1, key-value heads, tokens, width of a head.
 
     All layers count as full attention, and a model without attention counts as one head of the model's width.
+
+    Args:
+        model_config: Configuration of the transformers model.
+        slots: Number of conversations. One more slot is for padding rows.
+        length: Maximum number of tokens of a conversation, which is padded to a multiple of VECTOR.
     """
     config = model_config.get_text_config()
     heads: int = getattr(config, "num_attention_heads", None) or 1
@@ -216,7 +231,13 @@ class SlotCache:
         return zeros.masked_fill_(mask, -torch.inf)
 
     def copy(self, source: int, target: int, count: int) -> None:
-        """Copy the entries of the first `count` tokens from one slot to another."""
+        """Copy the entries of the first tokens from one slot to another.
+
+        Args:
+            source: Slot to copy from.
+            target: Slot to overwrite.
+            count: Number of tokens to copy.
+        """
         self.layers[:, :, target, :, :count] = self.layers[:, :, source, :, :count]
 
     def begin(self, feed: Feed) -> None:
@@ -237,7 +258,16 @@ class SlotCache:
         return states[:, 0]
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Write the rows' keys and values, [R, key-value heads, 1, width], and return all slots' keys and values."""
+        """Write the rows' keys and values, and return all slots' keys and values.
+
+        Args:
+            keys: Keys of the rows, [R, key-value heads, 1, width].
+            values: Values of the rows, in the same shape.
+            layer: Index of the layer.
+
+        Returns:
+            Keys and values of the layer, [slots + 1, key-value heads, tokens, width] each.
+        """
         cached_keys, cached_values = self.layers[layer]
         for cache, new in ((cached_keys, keys), (cached_values, values)):
             cache.view(-1, self.width).index_copy_(0, self._writes, new.reshape(-1, self.width))
@@ -246,7 +276,19 @@ class SlotCache:
     def attend(
         self, feed: Feed, layer: int, query: Tensor, keys: Tensor, values: Tensor, scale: float | None = None
     ) -> Tensor:
-        """Compute each row's attention over its slot: query [R, heads, 1, width], result [R, 1, heads, width]."""
+        """Compute each row's attention over its slot.
+
+        Args:
+            feed: Layout of the R rows.
+            layer: Index of the layer.
+            query: Queries of the rows, [R, heads, 1, width].
+            keys: Keys of all slots, as `update` returns them.
+            values: Values of all slots, as `update` returns them.
+            scale: Factor of the scores; None: 1 / sqrt(width).
+
+        Returns:
+            Attention outputs, [R, 1, heads, width].
+        """
         dense, blocks = feed.blocks[self.windows[layer]]
         result = torch.zeros(query.shape[0], 1, self.heads, self.width, device=query.device, dtype=query.dtype)
         if dense is not None:

@@ -42,6 +42,11 @@ def write_processor(view: PretrainedView, tokenizer: PreTrainedTokenizerBase, fo
     """Write a tokenizer and an image processor to a folder.
 
     The processor keeps each image as one square of the view's size.
+
+    Args:
+        view: Image processing of the model.
+        tokenizer: The model's tokenizer, which is not changed.
+        folder: Folder of the model's files.
     """
     from transformers import Idefics3ImageProcessor, Idefics3Processor
 
@@ -55,8 +60,14 @@ def write_processor(view: PretrainedView, tokenizer: PreTrainedTokenizerBase, fo
 def image_prompt(prompt: list[int], images: Images, model: nn.Module, salt: str) -> dict[str, Any]:
     """Return a prompt with images in the form that vLLM's own processing produces.
 
-    Caches of prompts and images are only shared between prompts with the same `salt`, which names the weights.
-    Raises ValueError if an image is missing, or if the model is a text model.
+    Args:
+        prompt: Token ids; ids below 0 refer to images.
+        images: Images of the prompt by key.
+        model: The vision model.
+        salt: Name of the weights. Caches of prompts and images are only shared between prompts with the same salt.
+
+    Raises:
+        ValueError: An image is missing, or the model is a text model.
     """
     from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems, PlaceholderRange
 

@@ -111,7 +111,16 @@ class VllmServer:
         return await self._ask(call, path, 0 if once else self._retries, read)
 
     async def get(self, path: str, read: Callable[[Any], Any], query: Mapping[str, str] | None = None) -> Any:
-        """Send a GET request, with `read` and errors as in `post`."""
+        """Send a GET request and return the result of `read`.
+
+        Args:
+            path: Path at the server, such as /health.
+            read: Converts the decoded JSON reply. It raises ValueError for a bad reply, and the call is retried.
+            query: Parameters of the query; None: none.
+
+        Raises:
+            EngineError: The request failed, for example because the server has no such path.
+        """
         options: Any = {"params": query or {}}
         return await self._ask(lambda: self._client.get(path, cast_to=str, options=options), path, self._retries, read)
 

@@ -87,12 +87,15 @@ def gather(weights: Iterable[tuple[str, Tensor]]) -> None:
 
 
 def write_weights(model: nn.Module, folder: Path, dtype: torch.dtype | None = None) -> None:
-    """Write config.json and safetensors to `folder`, which appears complete or not at all.
+    """Write config.json and safetensors to a folder, which appears complete or not at all.
 
     All weights are gathered even if writing fails. Tied weights are written under all of their names: on a CPU, vLLM
     keeps a reordered copy of the output layer, and renews it only if it reloads a weight with that layer's name.
 
-    dtype: see `weights_of`.
+    Args:
+        model: The model, which may be sharded or have LoRA adapters; see `weights_of`.
+        folder: Folder to create.
+        dtype: Dtype of the weights; None: the type in which the model computes.
     """
     dtype = dtype or compute_dtype(model)
     weights = weights_of(model, dtype)
