@@ -13,8 +13,15 @@ MAX_COUNT = 2**32 - 1
 def whole_number(name: str, value: SupportsIndex, minimum: int, maximum: int, hint: str) -> int:
     """Return the value as an int.
 
+    Args:
+        name: the argument's name, for messages.
+        value: the value that the caller passed.
+        minimum: smallest valid value.
+        maximum: largest valid value.
+        hint: end of the messages: what is valid, with an example.
+
     Raises:
-        TypeError: the value is not an integer. The message ends with the hint.
+        TypeError: the value is not an integer.
         ValueError: the value is not between `minimum` and `maximum`, inclusive.
     """
     try:

@@ -83,7 +83,13 @@ class History:
         self.digests = array("q", (digest,))
 
     def record(self, actions: Actions, reply: Reply, want: pb.Want | None = None) -> None:
-        """Log a step and its reply."""
+        """Log a step and its reply.
+
+        Args:
+            actions: the actions of the step.
+            reply: state key and digest of the reply.
+            want: optional fields that the step requested for itself; None if it used the session's.
+        """
         self.actions.append(actions)
         self.keys.append(reply[0])
         self.digests.append(reply[1])
@@ -135,7 +141,13 @@ def first_reply(observation: pb.Observation, instructions: str = "") -> Reply:
 
 
 def first_row(text: str, state_key: bytes, instructions: str) -> Reply:
-    """Return what `first_reply` returns, for a reply that came as a row of columns."""
+    """Return what `first_reply` returns, for a reply that came as a row of columns.
+
+    Args:
+        text: the first observation.
+        state_key: its state key; empty if not requested.
+        instructions: the instructions that came with it.
+    """
     return state_key, hash((text, (), instructions))
 
 
@@ -169,7 +181,13 @@ def step_reply(transition: pb.Transition) -> Reply:
 
 
 def digest_end(digest: int, reason: EndReason, success: bool | None) -> int:
-    """Return the digest of a row that ended the episode, from the `digest` of its text, reward, flags and shares."""
+    """Return the digest of a row that ended the episode.
+
+    Args:
+        digest: digest of the row's text, reward, flags and shares.
+        reason: why the episode ended.
+        success: whether the goal was reached; None if the environment does not say.
+    """
     return hash((digest, reason, success, reason == EndReason.TERMINAL, reason > EndReason.TERMINAL))
 
 

@@ -189,7 +189,13 @@ class Transition:
 
     @classmethod
     def from_proto(cls, message: pb.Transition, actions: Actions = (), *, show_key: bool = True) -> Transition:
-        """Make a transition from a message. `show_key=False` hides a state key that only recovery requested."""
+        """Make a transition from a message.
+
+        Args:
+            message: the server's message.
+            actions: the actions that led to it.
+            show_key: False hides a state key that only recovery requested.
+        """
         return cls(
             "",
             message.reward,

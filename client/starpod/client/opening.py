@@ -76,7 +76,13 @@ class Opener:
         return states
 
     async def restore(self, snapshot: Snapshot, *, want: Want, lease_seconds: float) -> SessionState:
-        """Open a session that continues from a snapshot; see Fleet.restore."""
+        """Open a session that continues from a snapshot; see Fleet.restore.
+
+        Args:
+            snapshot: the snapshot, of this fleet or another one.
+            want: optional fields of observations.
+            lease_seconds: how long the session lives without a call; 0 means the server's default.
+        """
 
         def choose(until: float) -> Awaitable[Host]:
             return self._pool.choose_for(snapshot, until)

@@ -26,7 +26,13 @@ class Wire(Protocol):
     """
 
     async def unary(self, rpc: str, request: Message, timeout: float) -> tuple[Any, str]:
-        """Return the response to one call, and the Server-Timing that came with it."""
+        """Return the response to one call, and the Server-Timing that came with it.
+
+        Args:
+            rpc: name of the RPC, such as "Open".
+            request: its request message.
+            timeout: seconds until the call fails.
+        """
 
     def open(self) -> None:
         """Open the Stream."""

@@ -192,7 +192,13 @@ def episode_reward(
     log_metric: Callable[[str, float], None] | None = None,
     **_: Any,
 ) -> list[float | None]:
-    """Return the environment's reward of each episode, None for failed ones. Use this function with Rollouts."""
+    """Return the environment's reward of each episode, None for failed ones. Use this function with Rollouts.
+
+    Args:
+        episode_rewards: sum of the rewards of each episode, from Rollouts.
+        episode_metrics: metrics of each episode, from Rollouts; None for failed ones.
+        log_metric: TRL's function that logs a value under a name; by default nothing is logged.
+    """
     _log(episode_metrics, log_metric)
     return episode_rewards
 

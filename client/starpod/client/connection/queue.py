@@ -174,7 +174,13 @@ class CallQueue:
         return call_id, *field_and_message
 
     def answer(self, call_id: int, field: str, response: Message) -> None:
-        """Handle the reply to a call in flight. Skip a reply with an unknown id, which is a late duplicate."""
+        """Handle the reply to a call in flight. Skip a reply with an unknown id, which is a late duplicate.
+
+        Args:
+            call_id: id of the call, which the server repeats in its reply.
+            field: name of the reply's field that is set, such as "step"; empty if none is.
+            response: the message in that field.
+        """
         call = self._pop(call_id)
         if call is None:
             return

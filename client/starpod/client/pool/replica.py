@@ -96,7 +96,13 @@ class Replica(ServerConnection):
     async def call(self, method: Method[Request, Response], message: Request, until: float) -> Response:
         """Send a call, as ServerConnection.call does, and close sessions that were opened for a cancelled caller.
 
-        After an error with the advice "reopen", or Overloaded on opening, another server may accept the call."""
+        After an error with the advice "reopen", or Overloaded on opening, another server may accept the call.
+
+        Args:
+            method: the method to call.
+            message: its request.
+            until: the event loop's time at which the call fails.
+        """
         calling = super().call(method, message, until)
         try:
             response = await (self.closer.open(calling) if method in _OPENING else calling)

@@ -36,7 +36,13 @@ class SessionCheckpoints:
         self._recovery = recovery
 
     def step(self, state: SessionState, transition: Transition, reply: Reply) -> None:
-        """Take a snapshot after a step, then pass the transition to the caller."""
+        """Take a snapshot after a step, then pass the transition to the caller.
+
+        Args:
+            state: the session, whose step is in flight.
+            transition: the result of the step.
+            reply: its state key and digest.
+        """
 
         async def checkpoint() -> None:
             try:
@@ -50,7 +56,13 @@ class SessionCheckpoints:
         self._recovery.run(checkpoint(), partial(fail, state))
 
     def first(self, state: SessionState, finish: Callable[[], None], fail: Callable[[BaseException], None]) -> None:
-        """Take a snapshot of a new episode, then call `finish`, or `fail` with the error."""
+        """Take a snapshot of a new episode.
+
+        Args:
+            state: the session, at the start of the episode.
+            finish: is called after the snapshot was taken.
+            fail: is called with the error if no snapshot could be taken.
+        """
 
         async def checkpoint() -> None:
             await self._take_all([state])

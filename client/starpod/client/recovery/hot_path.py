@@ -25,6 +25,11 @@ ONGOING: End = (EndReason.NONE, None)
 def submit_one(state: SessionState, actions: Actions, want: Want | None) -> Future[list[Transition]]:
     """Send a step. No other call of the session may be in flight.
 
+    Args:
+        state: the session.
+        actions: the actions of the step.
+        want: optional fields for this step; None means the session's.
+
     Returns:
         A future of a list with one item: the transition or the error.
     """
@@ -52,7 +57,15 @@ def submit_one(state: SessionState, actions: Actions, want: Want | None) -> Futu
 def submit(
     state: SessionState, actions: Actions, want: Want | None, result: BatchResult[Transition], slot: int
 ) -> None:
-    """Send a step whose result goes to `result[slot]`. No other call of the session may be in flight."""
+    """Send a step. No other call of the session may be in flight.
+
+    Args:
+        state: the session.
+        actions: the actions of the step.
+        want: optional fields for this step; None means the session's.
+        result: the results of all steps that were sent together.
+        slot: index in `result` for the transition or the error.
+    """
     state.busy = True
     state.result = result
     state.slot = slot
@@ -73,7 +86,13 @@ def submit(
 async def submit_texts(
     states: Sequence[SessionState], texts: Sequence[Action], result: BatchResult[Transition]
 ) -> None:
-    """Send one text to each session. The result of session i goes to slot i."""
+    """Send one text to each session. Wait for sessions that have another call in flight.
+
+    Args:
+        states: the sessions.
+        texts: one action per session.
+        result: gets the transition or the error of session i in slot i.
+    """
     replica: Replica | None = None
     steps: list[SessionState] = []
     for slot, (state, text) in enumerate(zip(states, texts, strict=True)):
@@ -145,7 +164,14 @@ def deliver(batch: StepBatch, settle: Callable[[SessionState, Transition, Reply]
 
 
 def finish(state: SessionState, transition: Transition, reply: Reply, *, log: bool = True) -> None:
-    """Log a single reply and pass it to its caller."""
+    """Log a single reply and pass it to its caller.
+
+    Args:
+        state: the session, whose step is in flight.
+        transition: the result of the step.
+        reply: its state key and digest.
+        log: False if a snapshot was taken after the step, because a replay then begins after it.
+    """
     state.step_index += 1
     state.last = transition
     if log and state.history is not None:

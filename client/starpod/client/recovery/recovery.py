@@ -102,7 +102,13 @@ class Recovery:
     async def call(
         self, state: SessionState, method: Method[Request, Response], build: Callable[[], Request]
     ) -> Response:
-        """Make a call on a session (not a step or reset) with recovery. `build` makes the request for each attempt."""
+        """Make a call on a session (not a step or reset) with recovery.
+
+        Args:
+            state: the session.
+            method: the method to call.
+            build: makes the request for each attempt, because a recovered session has another id.
+        """
         retry = RetryState(_now() + self.patience)
         while True:
             if state.closed:
@@ -184,7 +190,17 @@ class Recovery:
     async def bring_back(
         self, state: SessionState, error: StarpodError, retry: RetryState, *, replay: bool = True
     ) -> None:
-        """Recover a lost session on any suitable server. Raises StarpodError if that is impossible."""
+        """Recover a lost session on any suitable server.
+
+        Args:
+            state: the session. It moves to the new server.
+            error: why the call failed. It is raised if its advice is not "reopen".
+            retry: the retries of that call. Its deadline also limits the recovery.
+            replay: False begins the episode without repeating its steps.
+
+        Raises:
+            StarpodError: the session cannot be recovered.
+        """
         if error.advice != "reopen":
             raise error
         history = state.history

@@ -163,12 +163,24 @@ def bad_argument(path: str, problem: str) -> CallError:
 
 
 def overloaded(limit: str, message: str, retry_after: float) -> CallError:
-    """Return OVERLOADED for the named limit, with the seconds after which to retry."""
+    """Return OVERLOADED.
+
+    Args:
+        limit: name of the limit that is reached, such as "max_sessions".
+        message: what is full, and what the caller can do.
+        retry_after: seconds after which to retry.
+    """
     return CallError("OVERLOADED", message, {"limit": limit}, retry_after=retry_after)
 
 
 def unsupported(environment: type[Environment], capability: str, problem: str) -> CallError:
-    """Return UNSUPPORTED for a capability that the environment lacks."""
+    """Return UNSUPPORTED for a capability that the environment lacks.
+
+    Args:
+        environment: the class, whose id and version begin the message.
+        capability: name of the capability, such as "snapshot".
+        problem: the rest of the message, such as "has no state that could be saved".
+    """
     spec = environment.spec
     return CallError("UNSUPPORTED", f"{spec.id} {spec.version} {problem}", {"capability": capability})
 
@@ -184,6 +196,13 @@ class EnvironmentRaised(Exception):
 
     @classmethod
     def from_exception(cls, environment: type[Environment], error: BaseException, *, intact: bool) -> EnvironmentRaised:
+        """Return the error for an exception of an environment's code, with the file and line that raised it.
+
+        Args:
+            environment: the class that raised.
+            error: the exception. For BadResult, the place is the definition of its method.
+            intact: whether the episode is unchanged, so that the session can continue.
+        """
         text, location = str(error), place_of(error)
         if isinstance(error, BadResult):  # its method has returned, so the traceback does not show it
             by_default = error.method == "observe" and environment.observe is Environment.observe

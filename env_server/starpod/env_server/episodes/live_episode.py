@@ -231,7 +231,13 @@ class LiveEpisode:
             raise error.error from None
 
     def recorded_turn(self, actions: Sequence[Any], want: Want, journal: Journal) -> TurnResult:
-        """Execute a turn of an environment with `effects`. A call that fails leaves the episode unchanged."""
+        """Execute a turn of an environment with `effects`. A call that fails leaves the episode unchanged.
+
+        Args:
+            actions: the sub-actions of the turn.
+            want: optional fields of the observation.
+            journal: records the replies to external calls, and supplies those already recorded.
+        """
         before = self.fork(None)
         try:
             with journal.recording(self.environment, self.turns):

@@ -78,7 +78,14 @@ class ProbeResult:
 
 
 def starpod_id(request: HostingRequest, family: str, name: str, number: int) -> str:
-    """Return `family-some-name-vN` for SomeName, or the id that the operator gave."""
+    """Return `family-some-name-vN` for SomeName, or the id that the operator gave.
+
+    Args:
+        request: the operator's request, whose setting `id` takes precedence.
+        family: first part of the id, such as "gymnasium".
+        name: name of the environment in its library.
+        number: N, the version of the environment in its library.
+    """
     slug = re.sub(r"[^a-z0-9_]+", "-", _WORD_BORDER.sub("-", name).lower()).strip("-")
     return request.settings.get("id", f"{family}-{slug}-v{number}")
 

@@ -33,7 +33,13 @@ class Actions:
     def of(
         cls, request: HostingRequest, env_class: type[Any], listed: Sequence[tuple[str, str, Mapping[str, Any]]]
     ) -> Actions:
-        """Return the actions of a class. `listed` is the result of `list_tools`. Raises HostingError."""
+        """Return the actions of a class. Raises HostingError.
+
+        Args:
+            request: the operator's request, for messages.
+            env_class: the OpenEnv class.
+            listed: the result of `list_tools`: name, description and schema per tool.
+        """
         tools: dict[str, Tool] = {}
         type_name = only_field = ""
         model = _action_type(request, env_class)

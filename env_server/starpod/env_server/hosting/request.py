@@ -130,7 +130,13 @@ def import_named(request: HostingRequest, module: str) -> ModuleType:
 
 
 def check_arguments(request: HostingRequest, signature: inspect.Signature, more: Collection[str] = ()) -> None:
-    """Raise HostingError if the constructor does not take an argument, or its type is wrong."""
+    """Raise HostingError if the constructor does not take an argument, or its type is wrong.
+
+    Args:
+        request: the operator's request, with the arguments.
+        signature: signature of the constructor. One with **kwargs takes everything.
+        more: names of arguments that are valid besides the constructor's, and are not checked.
+    """
     parameters = signature.parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return

@@ -89,7 +89,13 @@ class TextArenaFactory:
     players: int
 
     def begin(self, options: Mapping[str, Any], seed: int, dynamics_seed: int) -> TextArenaGame:
-        """Start a new game. If that fails, raise OptionsError if the caller chose arguments, else HostingError."""
+        """Start a new game. If that fails, raise OptionsError if the caller chose arguments, else HostingError.
+
+        Args:
+            options: the caller's constructor arguments, which replace the operator's.
+            seed: seed of the start, 64 bits.
+            dynamics_seed: seed of the random transitions, 64 bits.
+        """
         try:
             game = textarena.make(f"{self.request.name}-raw", **{**self.request.arguments, **options})
             success_at = self.request.number("success_at", 1.0)

@@ -66,7 +66,13 @@ class Metrics(Collector):
         histogram.sum += seconds
 
     def steps(self, environment: str, count: int, sample: list[float]) -> None:
-        """Count many turns, of which a sample was timed."""
+        """Count many turns, of which a sample was timed.
+
+        Args:
+            environment: id of the environment.
+            count: number of turns.
+            sample: seconds that the environment took in each timed turn; if empty, nothing is counted.
+        """
         if not sample:
             return
         histogram = self._steps[environment]

@@ -25,7 +25,13 @@ from starpod.v1 import environment_pb2 as pb
 
 
 def serve_episode(connection: socket.socket, reference: Reference, sandbox: Sandbox) -> None:
-    """Serve one episode until the parent closes the connection."""
+    """Serve one episode until the parent closes the connection.
+
+    Args:
+        connection: the socket to the parent.
+        reference: where to find the environment's class.
+        sandbox: confinement of this process, which begins after the class was loaded and prepared.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sandbox.mode == "off":
         os.dup2(2, 1)  # standard output belongs to the server

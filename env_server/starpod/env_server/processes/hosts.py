@@ -115,7 +115,10 @@ def start_episode(
 ) -> tuple[LiveEpisode, Started]:
     """Start a new episode in a fresh instance, so that no state of an old episode remains.
 
-    `journal` records the effects of an environment with `effects`.
+    Args:
+        environment: the class.
+        plan: options, seeds, limits and optional fields of the episode.
+        journal: records the effects of an environment with `effects`; by default none are recorded.
     """
     instance = environment()
     instance.options = plan.options

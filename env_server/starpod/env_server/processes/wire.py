@@ -48,7 +48,13 @@ def pack_result(value: str | bytes | None) -> bytes:
 
 
 def pack_error(kind: str, message: str, detail: Any = None) -> bytes:
-    """Encode the failure of a call. `kind` is its type."""
+    """Encode the failure of a call.
+
+    Args:
+        kind: type of the failure, such as "state" or "busy".
+        message: what happened; shortened to 2000 characters.
+        detail: a JSON value that depends on the kind, such as the seconds after which to retry.
+    """
     return b"e" + json.dumps([kind, message[:_MAX_TEXT], detail]).encode()
 
 

@@ -53,7 +53,15 @@ def supervise(
 ) -> int:
     """Run the workers until a signal arrives, and return the exit status.
 
-    `arguments` is the command line after the program's name. Each worker gets it with its own port.
+    Args:
+        arguments: the command line after the program's name. Each worker gets it with its own ports.
+        workers: number of processes.
+        host: address to listen on.
+        port: gRPC port of the first worker; the others get the next ones. 0 means free ports.
+        metrics_port: port for Prometheus metrics of the first worker; 0 means none.
+        health_port: port for health checks of the first worker; 0 means none.
+        http_port: like `port`, for HTTP; None means none.
+        drain_seconds: how long open sessions may continue after SIGTERM.
     """
     with contextlib.ExitStack() as stack:
         ports = stack.enter_context(_ports(host, port, workers))

@@ -71,7 +71,13 @@ class Calls:
     def write_transition(
         self, message: pb.Transition, session: ServedSession, transition: TurnResult | pb.Transition
     ) -> None:
-        """Write a transition into an empty message. If this fails, the session is lost and ENVIRONMENT_BUG raised."""
+        """Write a transition into an empty message. If this fails, the session is lost and ENVIRONMENT_BUG raised.
+
+        Args:
+            message: the empty message to fill.
+            session: the session whose environment returned the transition.
+            transition: the result of a turn, or its message if it was converted before.
+        """
         try:
             convert.fill_transition(message, transition)
         except Exception as error:

@@ -26,7 +26,13 @@ class SessionFailures:
         self._metrics = metrics
 
     async def guard(self, session: ServedSession, work: Awaitable[R], verb: str) -> R:
-        """Await an environment's work and convert its exceptions to the contract's errors."""
+        """Await an environment's work and convert its exceptions to the contract's errors.
+
+        Args:
+            session: the session whose environment works.
+            work: a call of the session's host.
+            verb: the method of the contract, such as "Step", for the log.
+        """
         try:
             return await work
         except Exception as error:
@@ -36,7 +42,13 @@ class SessionFailures:
             raise failure from error
 
     def convert(self, session: ServedSession, error: Exception, verb: str) -> Exception:
-        """Return the contract's error for an exception of an environment's work. Other exceptions are returned."""
+        """Return the contract's error for an exception of an environment's work. Other exceptions are returned.
+
+        Args:
+            session: the session whose environment raised. It is lost if its state may be corrupt.
+            error: the exception.
+            verb: the method of the contract, such as "Step", for the log.
+        """
         match error:
             case EpisodeEnded():
                 return session.out_of_order(session.epoch, session.next_index)

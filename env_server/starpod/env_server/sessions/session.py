@@ -120,6 +120,11 @@ class ServedSession:
     ) -> TurnResult | pb.Transition | None:
         """Return the last reply if this repeats the last turn, or None if this is the next turn.
 
+        Args:
+            epoch: number of the episode in the request.
+            index: step index in the request.
+            actions: actions of the request. A repeated turn must have equal ones.
+
         Raises:
             CallError: SESSION_LOST, UNKNOWN_SESSION, EPISODE_OVER or OUT_OF_ORDER.
         """

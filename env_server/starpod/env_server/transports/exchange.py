@@ -101,10 +101,24 @@ class HTTPExchange(Request):
     async def respond(
         self, body: bytes, status: HTTPStatus = HTTPStatus.OK, headers: Headers = (), content_type: str = JSON
     ) -> None:
+        """Send the whole response.
+
+        Args:
+            body: body of the response.
+            status: status of the response; by default 200.
+            headers: names and values besides those of the content.
+            content_type: type of the body; by default JSON.
+        """
         await Response(body, status, dict(headers), content_type)(self.scope, self.receive, self.send)
 
     async def fail(self, error: CallError, status: HTTPStatus | None = None, headers: Headers = ()) -> None:
-        """Respond with google.rpc.Status as JSON."""
+        """Respond with google.rpc.Status as JSON.
+
+        Args:
+            error: the error to send.
+            status: status of the response; None derives it from the error's code and reason.
+            headers: additional names and values. `retry-after` and `www-authenticate` follow from the error.
+        """
         all_headers = list(headers)
         if error.retry_after is not None:
             all_headers.append(("retry-after", str(max(1, math.ceil(error.retry_after)))))
@@ -150,4 +164,10 @@ class HTTPProtocol(ABC):
 
     @abstractmethod
     async def answer(self, exchange: HTTPExchange, body: bytes, tenant: Tenant) -> None:
-        """Answer a request. Raises CallError, or RequestRefused for errors that have a specific HTTP status."""
+        """Answer a request. Raises CallError, or RequestRefused for errors that have a specific HTTP status.
+
+        Args:
+            exchange: the request, and the response to send.
+            body: the whole body; empty if `has_body` is False.
+            tenant: the identified caller.
+        """

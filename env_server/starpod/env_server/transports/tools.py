@@ -43,7 +43,13 @@ def turn_tools(spec: pb.EnvironmentSpec, used_names: Collection[str] = (STEP,)) 
 
 
 def actions_of(spec: pb.EnvironmentSpec, tool: str, arguments: Mapping[str, Any]) -> list[pb.Action]:
-    """Return the actions of the turn that a tool call represents. Raises BAD_ARGUMENT, also for an unknown tool."""
+    """Return the actions of the turn that a tool call represents. Raises BAD_ARGUMENT, also for an unknown tool.
+
+    Args:
+        spec: the environment, with its own tools.
+        tool: name of the tool: `step`, or one of the environment's.
+        arguments: arguments of the tool. `step` has `actions`, a list of texts.
+    """
     if tool == STEP:
         actions = arguments.get("actions")
         if not isinstance(actions, list) or not all(isinstance(action, str) for action in actions):
@@ -58,7 +64,13 @@ def actions_of(spec: pb.EnvironmentSpec, tool: str, arguments: Mapping[str, Any]
 
 
 def whole_number(name: str, value: object, end: int) -> int:
-    """Return an argument's value, which must be an integer from 0 to `end` - 1. Raises BAD_ARGUMENT."""
+    """Return an argument's value. Raises BAD_ARGUMENT if it is not an integer from 0 to `end` - 1.
+
+    Args:
+        name: the argument's name, for the message.
+        value: the value that the caller sent.
+        end: number of valid values.
+    """
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < end:
         raise bad_argument(name, f"is not a whole number from 0 to {end - 1}")
     return value

@@ -11,7 +11,14 @@ _GREY, _LIGHT = (150, 156, 170), (222, 226, 236)
 
 
 def draw(text: str, program: str, passed: Sequence[bool], message: str) -> bytes:
-    """Draw a PNG that is 720 pixels wide. `passed` contains the results of the latest attempt's tests."""
+    """Draw a PNG that is 720 pixels wide.
+
+    Args:
+        text: description of the task.
+        program: the latest program, of which 16 lines are shown; empty before the first attempt.
+        passed: results of the latest attempt's tests.
+        message: feedback on the latest attempt, of which the first line is shown.
+    """
     story = textwrap.wrap(text, 84)
     code = [line[:84] for line in program.splitlines()][:16] or ["# nothing written yet"]
     height = 90 + 20 * len(story) + 19 * len(code) + 60

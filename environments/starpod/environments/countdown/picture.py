@@ -15,7 +15,14 @@ def format_points(points: float) -> str:
 
 
 def draw_text(numbers: Sequence[int], target: int, answer: str | None, points: float) -> str:
-    """Draw the puzzle in lines of text."""
+    """Draw the puzzle in lines of text.
+
+    Args:
+        numbers: the given numbers.
+        target: the number to reach.
+        answer: the submitted expression; None before the turn.
+        points: reward of the answer.
+    """
     cells = [f"{number:^{len(str(number)) + 2}}" for number in numbers]
     lines = [
         f"Target {target}",
@@ -29,7 +36,15 @@ def draw_text(numbers: Sequence[int], target: int, answer: str | None, points: f
 
 
 def draw(numbers: Sequence[int], target: int, answer: str | None, points: float, best: float) -> bytes:
-    """Draw the puzzle as a PNG of 480 x 300 pixels: target, numbers on cards, and the answer below them."""
+    """Draw the puzzle as a PNG of 480 x 300 pixels: target, numbers on cards, and the answer below them.
+
+    Args:
+        numbers: the given numbers.
+        target: the number to reach.
+        answer: the submitted expression; None before the turn.
+        points: reward of the answer.
+        best: reward of a correct answer, which is shown in green.
+    """
     canvas = Canvas(480, 300, (29, 84, 78))
     canvas.box(10, 10, 470, 290, (36, 98, 90), radius=16)
     canvas.box(140, 26, 340, 108, (14, 22, 30), radius=12)

@@ -12,7 +12,16 @@ from fractions import Fraction
 def draw_puzzle(
     rng: random.Random, *, min_count: int, max_count: int, max_number: int, max_target: int, operators: str
 ) -> tuple[tuple[int, ...], int]:
-    """Draw numbers, and a target from 1 to `max_target` that an expression with `operators` can reach."""
+    """Draw numbers and a target that can be reached with them.
+
+    Args:
+        rng: random state, which advances.
+        min_count: minimum number of numbers.
+        max_count: maximum number of numbers.
+        max_number: largest number; the smallest is 1.
+        max_target: largest target; the smallest is 1.
+        operators: characters of the operators with which the target can be reached, such as "+-".
+    """
     while True:
         count = rng.randint(min_count, max_count)
         numbers = tuple(rng.randint(1, max_number) for _ in range(count))

@@ -90,7 +90,14 @@ def draw_office(rng: random.Random) -> Office:
 
 
 def is_free(events: dict[int, Event], day: str, start: int, hours: int) -> bool:
-    """Return whether a time is within opening hours and overlaps no meeting."""
+    """Return whether a time is within opening hours and overlaps no meeting.
+
+    Args:
+        events: the calendar: meetings by number.
+        day: name of the day, one of DAYS.
+        start: hour at which the time begins.
+        hours: length of the time.
+    """
     return (
         start >= OPENS
         and start + hours <= CLOSES
@@ -102,5 +109,11 @@ def is_free(events: dict[int, Event], day: str, start: int, hours: int) -> bool:
 
 
 def earliest(events: dict[int, Event], day: str, hours: int) -> int | None:
-    """Return the first hour of a day from which `hours` hours are free, or None."""
+    """Return the first hour of a day from which `hours` hours are free, or None.
+
+    Args:
+        events: the calendar: meetings by number.
+        day: name of the day, one of DAYS.
+        hours: length of the time.
+    """
     return next((start for start in range(OPENS, CLOSES) if is_free(events, day, start, hours)), None)

@@ -51,7 +51,13 @@ def distances_to_goal(rows: tuple[str, ...]) -> tuple[int | None, ...]:
 
 
 def draw_map(rng: random.Random, size: int, frozen_probability: float) -> tuple[str, ...]:
-    """Draw independent tiles, a start and a goal. Repeat that until a path joins start and goal."""
+    """Draw independent tiles, a start and a goal. Repeat that until a path joins start and goal.
+
+    Args:
+        rng: random state, which advances.
+        size: number of rows and of columns.
+        frozen_probability: probability of ice; the other tiles are holes.
+    """
     while True:
         tiles = ["F" if rng.random() < frozen_probability else "H" for _ in range(size * size)]
         start, goal = rng.randrange(size * size), rng.randrange(size * size)

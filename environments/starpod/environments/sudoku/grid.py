@@ -34,7 +34,14 @@ def peers(size: int) -> tuple[frozenset[int], ...]:
 
 
 def clashes(grid: Grid, size: int, cell: int, number: int) -> str:
-    """Return which of the cell's row, column and box already contain the number, such as "row 1, box (1,1)"."""
+    """Return which of the cell's row, column and box already contain the number, such as "row 1, box (1,1)".
+
+    Args:
+        grid: the cells, size * size.
+        size: number of rows and of columns.
+        cell: index of the cell. Its own digit does not count.
+        number: the digit to place, from 1 to `size`.
+    """
     side, cell_units = math.isqrt(size), units(size)[cell]
     equal = [units(size)[peer] for peer in peers(size)[cell] if grid[peer] == number]
     labels = (
@@ -46,7 +53,13 @@ def clashes(grid: Grid, size: int, cell: int, number: int) -> str:
 
 
 def candidates(grid: Grid, size: int, cell: int) -> list[int]:
-    """Return the numbers that can be placed in a cell without a clash."""
+    """Return the numbers that can be placed in a cell without a clash.
+
+    Args:
+        grid: the cells, size * size.
+        size: number of rows and of columns.
+        cell: index of the cell. Its own digit does not count.
+    """
     digits = {grid[peer] for peer in peers(size)[cell]}
     return [number for number in range(1, size + 1) if number not in digits]
 
@@ -59,7 +72,13 @@ def clashing(grid: Grid, size: int) -> set[int]:
 
 
 def completed(puzzle: Grid, grid: Grid, size: int) -> dict[str, bool]:
-    """Return whether each row, column and box that the puzzle leaves open has every digit, by names such as `row 1`."""
+    """Return whether each row, column and box that the puzzle leaves open has every digit, by names such as `row 1`.
+
+    Args:
+        puzzle: the given digits.
+        grid: the present digits.
+        size: number of rows and of columns.
+    """
     initial = _complete(puzzle, size)
     return {name: is_filled for name, is_filled in _complete(grid, size).items() if not initial[name]}
 
@@ -73,7 +92,15 @@ def _complete(grid: Grid, size: int) -> dict[str, bool]:
 
 
 def unblocked(puzzle: Grid, grid: Grid, size: int, cell: int, number: int) -> list[int]:
-    """Return the cells whose digit clashed only with `number`, which was just removed from `cell`; 0 is no digit."""
+    """Return the cells whose digit clashed only with `number`, which was just removed from `cell`.
+
+    Args:
+        puzzle: the given digits. Their cells are not returned.
+        grid: the present digits.
+        size: number of rows and of columns.
+        cell: index of the changed cell.
+        number: the removed digit; 0 means none.
+    """
     if not number:
         return []
     rivals = [peer for peer in sorted(peers(size)[cell]) if grid[peer] == number]

@@ -9,7 +9,14 @@ from starpod.env_server import Canvas
 
 
 def draw_html(puzzle: bytes, grid: bytes, size: int, clashing: Collection[int]) -> str:
-    """Return the grid as an HTML table."""
+    """Return the grid as an HTML table.
+
+    Args:
+        puzzle: the given digits, which are bold.
+        grid: the present digits.
+        size: number of rows and of columns.
+        clashing: indices of the cells whose digits are red.
+    """
     side = math.isqrt(size)
     rows = []
     for row in range(size):
@@ -29,7 +36,14 @@ def draw_html(puzzle: bytes, grid: bytes, size: int, clashing: Collection[int]) 
 
 
 def draw(puzzle: bytes, grid: bytes, size: int, clashing: Collection[int]) -> bytes:
-    """Draw the grid as a PNG with 48 pixels per cell."""
+    """Draw the grid as a PNG with 48 pixels per cell.
+
+    Args:
+        puzzle: the given digits, which are bold.
+        grid: the present digits.
+        size: number of rows and of columns.
+        clashing: indices of the cells that are red.
+    """
     side, edge, margin = math.isqrt(size), 48, 16
     end = margin + size * edge
     canvas = Canvas(end + margin, end + margin, "#faf8f3", smoothing=1)

@@ -11,7 +11,13 @@ _LINE, _WIDTH = 26, 620
 
 
 def draw(problem: str, work: Sequence[str], verdict: str) -> bytes:
-    """Draw a PNG, 620 pixels wide, with the problem, a line per calculation, and the verdict."""
+    """Draw a PNG, 620 pixels wide, with the problem, a line per calculation, and the verdict.
+
+    Args:
+        problem: text of the problem.
+        work: the calculations, of which the last 12 are shown.
+        verdict: "right" or "wrong"; empty before the answer.
+    """
     story = textwrap.wrap(problem, 62)
     lines = [line if len(line) <= 60 else line[:59] + "…" for line in work[-12:]]
     rows = len(story) + max(3, len(lines)) + 3

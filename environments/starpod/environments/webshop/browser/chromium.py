@@ -171,7 +171,13 @@ class Browser:
         return self.driver.execute("executeCdpCommand", {"cmd": name, "params": parameters})["value"]
 
     def resize(self, width: int, height: int, *, mobile: bool = False) -> None:
-        """Set the size of the window, in CSS pixels."""
+        """Set the size of the window.
+
+        Args:
+            width: width in CSS pixels.
+            height: height in CSS pixels.
+            mobile: whether pages are laid out as on a phone.
+        """
         self.command(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=mobile
         )

@@ -72,6 +72,13 @@ class Visit:
         return self._send(_SEND, index)
 
     def type(self, view: PageView, field: str, words: str) -> Outcome:
+        """Fill a field of the page.
+
+        Args:
+            view: the current state of the page.
+            field: number, name or label of the field.
+            words: text that replaces the field's.
+        """
         index = view.find_field(field)
         if index is None:
             return INVALID

@@ -72,7 +72,13 @@ def render_html(shop: Shop, *, action_url: str = "act", hidden: Mapping[str, str
 
 
 def with_fields(page: str, hidden: Mapping[str, str], banner: str = "") -> str:
-    """Add hidden fields to each form of a page, and `banner` (HTML) at the top of its body."""
+    """Add hidden fields to each form of a page, and a banner at the top of its body.
+
+    Args:
+        page: HTML of the page.
+        hidden: values of the fields by name, which are escaped.
+        banner: HTML, which is not escaped; by default none.
+    """
     fields = str(_fields(hidden))  # concatenation with a Markup would escape the page
     page = _FORM.sub(lambda form: form[0] + fields, page)
     return _BODY.sub(lambda body: body[0] + banner, page, count=1)

@@ -47,7 +47,13 @@ def open_stores() -> None:
 
 @lru_cache(maxsize=16)
 def goals_of(store: Store, kind: Kind, caps: Caps, limit: int | None) -> Goals:
-    """Return the goals of a store; with a limit, only that many, drawn by weight.
+    """Return the goals of a store.
+
+    Args:
+        store: the store.
+        kind: "human" or "synthetic".
+        caps: how price caps are derived, as in the option `caps`.
+        limit: number of goals to draw by weight; None means all goals.
 
     Raises:
         OptionsError: there are no goals, or too few for the limit.

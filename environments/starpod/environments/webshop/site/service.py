@@ -74,9 +74,14 @@ class Service:
     async def open(
         self, environment: str, options: Mapping[str, Any], seed: int | None, key: str, lease_seconds: float
     ) -> str:
-        """Open a session without limits and return its id. An equal key gives the same session.
+        """Open a session without limits and return its id.
 
-        The key also selects the worker, because each worker knows only its own keys.
+        Args:
+            environment: id of the environment.
+            options: options of the environment by name.
+            seed: seed of the start; None lets the server draw one.
+            key: equal keys give the same session. The key selects the worker, because workers know only their own keys.
+            lease_seconds: how long the session lives without a call.
         """
         workers = list(self._wires)
         address = workers[crc32(key.encode()) % len(workers)]
@@ -103,7 +108,13 @@ class Service:
         return SessionTurn(snapshot.epoch, snapshot.step_index)
 
     async def act(self, session: str, place: SessionTurn, action: str) -> pb.Transition:
-        """Play one turn at exactly that step. Repeating the call returns the same reply."""
+        """Play one turn at exactly that step. Repeating the call returns the same reply.
+
+        Args:
+            session: id of the session.
+            place: epoch and index of the step. A step that is not the session's next or last one is refused.
+            action: text of the action.
+        """
         request = pb.StepRequest(
             session_id=session, epoch=place.epoch, step_index=place.index, actions=[pb.Action(text=action)]
         )

@@ -34,7 +34,13 @@ class Trail:
         self._actions: dict[str, tuple[SessionTurn, str]] = {}
 
     def act(self, session: str, place: SessionTurn, action: str) -> None:
-        """Record an action that was taken at a step."""
+        """Record an action that was taken at a step.
+
+        Args:
+            session: id of the session. One that the trail has forgotten is skipped.
+            place: epoch and index of the step.
+            action: text of the action.
+        """
         if session in self._sessions:
             self._actions[session] = (place, action)
 
