@@ -32,7 +32,13 @@ def cells_of(results: Iterable[Mapping[str, Any]], columns: Columns) -> list[lis
 
 
 def print_table(head: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:
-    """Print a table. The first column has words, the others numbers."""
+    """Print a table. The first column has words, the others numbers.
+
+    Args:
+        head: heading of each column.
+        rows: cells of each row, one per column.
+        title: line above the table; empty: none.
+    """
     table = Table(title=title or None, title_justify="left")
     for index, heading in enumerate(head):
         table.add_column(heading, justify="right" if index else "left")
@@ -61,6 +67,12 @@ def picture(path: Path, rows: int = 1, columns: int = 1, **settings: Any) -> Ite
     """Yield a figure and its axes, as `pyplot.subplots` returns them, and save it as SVG. Equal figures, equal files.
 
     It needs matplotlib (extra `bench`).
+
+    Args:
+        path: file to write.
+        rows: number of rows of axes.
+        columns: number of columns of axes.
+        settings: further arguments of `pyplot.subplots`, such as `figsize` in inches.
     """
     import matplotlib
 

@@ -90,7 +90,13 @@ def make_fleet(cluster: Cluster, health_seconds: float) -> Fleet:
 
 
 async def open_groups(fleet: Fleet, sessions: int, group: int) -> list[Session]:
-    """Open sessions in groups of size `group`, AT_ONCE groups at a time."""
+    """Open sessions in groups, AT_ONCE groups at a time, and return them.
+
+    Args:
+        fleet: the fleet to measure.
+        sessions: number of sessions.
+        group: number of sessions per group; the last group may be smaller.
+    """
     opened_sessions: list[Session] = []
     counts = [group] * (sessions // group) + ([sessions % group] if sessions % group else [])
     queue = iter(counts)

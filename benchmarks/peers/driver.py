@@ -29,7 +29,11 @@ def serve_runs(
 ) -> None:
     """Read a number of seconds per line of standard input, step for that long, and print the measurement as JSON.
 
-    reset: resets all environments. step: plays an action in all of them; returns rewards, and whether episodes ended.
+    Args:
+        pipes: source of the commands and destination of the measurements.
+        sessions: number of environments.
+        reset: resets all environments.
+        step: plays an action in all environments; returns a reward for each, and whether its episode ended.
     """
     for line in pipes.commands:
         seconds, waits = float(line), []

@@ -58,7 +58,14 @@ class EndlessLake(FrozenLake):
 
 
 def delay(seed: int, step: int, shortest: float, longest: float) -> float:
-    """Return the seconds that a step takes: P(longer than s) = shortest / s, up to `longest`."""
+    """Return the seconds that a step takes: P(longer than s) = shortest / s, up to `longest`.
+
+    Args:
+        seed: seed of the episode.
+        step: index of the step in the episode.
+        shortest: minimum in seconds.
+        longest: maximum in seconds.
+    """
     return min(shortest / (1 - random.Random(f"{seed}/{step}").random()), longest)
 
 

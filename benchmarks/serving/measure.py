@@ -39,6 +39,13 @@ Run = Callable[[float], Awaitable[Measurement]]
 
 
 def summarise(steps: int, seconds: float, waits: Sequence[float]) -> Measurement:
+    """Return a measurement with the median and the 99th percentile of the latencies.
+
+    Args:
+        steps: number of steps of all sessions.
+        seconds: duration of the measurement.
+        waits: latencies in seconds; at least one.
+    """
     p50, p99 = np.percentile(np.asarray(waits), (50, 99))
     return Measurement(steps, seconds, float(p50), float(p99))
 
@@ -82,7 +89,13 @@ async def drive(players: Sequence[Player], seconds: float) -> Measurement:
 
 
 def check(place: int, reward: float, over: bool) -> None:
-    """Raise RuntimeError if a step of the walk has a wrong result, because speed counts only with correct results."""
+    """Raise RuntimeError if a step of the walk has a wrong result, because speed counts only with correct results.
+
+    Args:
+        place: number of the step in the walk, from 1.
+        reward: reward of the step; only the last step has 1.
+        over: whether the episode ended.
+    """
     if TASK.random:
         return
     is_last = TASK.ends and place == len(WALK)

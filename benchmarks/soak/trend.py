@@ -36,7 +36,16 @@ class Trend:
 
 
 def trend(seconds: Sequence[float], values: Sequence[float], tolerance: Tolerance) -> Trend:
-    """Fit a line to the values after the warm-up. Raises ValueError if there are too few of them."""
+    """Fit a line to the values after the warm-up.
+
+    Args:
+        seconds: time of each value, ascending.
+        values: the series.
+        tolerance: rise of the series that does not count as growth.
+
+    Raises:
+        ValueError: there are too few values after the warm-up, or not one for each time.
+    """
     if len(seconds) != len(values):
         raise ValueError(f"{len(seconds)} times and {len(values)} values")
     span = seconds[-1] - seconds[0] if seconds else 0.0

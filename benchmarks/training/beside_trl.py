@@ -174,7 +174,19 @@ def fill_in(template: str, values: Mapping[str, object]) -> str:
 def train(
     python: str, changes: Sequence[str], model: Path, iterations: int, folder: Path, size: Size = SIZE
 ) -> dict[str, Any]:
-    """Measure complete iterations of `starpod train`, with its own clock."""
+    """Measure complete iterations of `starpod train`, with its own clock.
+
+    Args:
+        python: interpreter that has Starpod.
+        changes: changes of the configuration, such as `seed=2`.
+        model: folder of the model.
+        iterations: number of iterations.
+        folder: folder of the run, which is created.
+        size: size of an iteration, and the engine.
+
+    Returns:
+        Seconds, sampling seconds, sampled tokens and success rate of each iteration, and the peak memory in GiB.
+    """
     config = configured(model, iterations, folder, size)
     command = [python, "-m", "starpod.cli.main", "train", str(config), *changes, "monitor.screen=plain"]
     peak = peak_gib([*command, "--run-dir", str(folder)])
@@ -242,7 +254,16 @@ async def sample_inside_and_alone(model: Path, folder: Path) -> dict[str, list[f
 def train_trl(
     python: str, model: Path, iterations: int, work: Path, size: Size = SIZE, *, evaluated: bool = True
 ) -> dict[str, Any]:
-    """Measure complete iterations of TRL's trainer with a callback's clock, and evaluate its weights after each."""
+    """Measure complete iterations of TRL's trainer with a callback's clock.
+
+    Args:
+        python: interpreter that has TRL.
+        model: folder of the model.
+        iterations: number of iterations.
+        work: folder for settings, weights and results.
+        size: size of an iteration, and the engine.
+        evaluated: whether to save the weights after each iteration and evaluate them.
+    """
     settings, report, weights = work / "settings.json", work / "trl.json", work / "trl"
     with local_services(["bandit-v1"]) as address:
         with SyncFleet([address]) as fleet:

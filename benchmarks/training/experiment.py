@@ -145,7 +145,15 @@ def starpod(*words: str, stdout: int | None = None) -> str:
 
 
 def run(name: str, variant: Variant, seed: int, folder: Path, words: Sequence[str]) -> dict[str, object]:
-    """Train once and return the figures. An unfinished run of this configuration is resumed, a finished one kept."""
+    """Train once and return the figures. An unfinished run of this configuration is resumed, a finished one kept.
+
+    Args:
+        name: name of the variant, as it is reported.
+        variant: recipe and changes of its configuration.
+        seed: seed of the run.
+        folder: folder of the run. It is emptied if it has a run of another configuration.
+        words: further arguments of `starpod train`, which apply to all variants.
+    """
     command = ["train", *variant.changed_words(words), f"seed={seed}", "monitor.screen=plain"]
     settings = starpod(*command, "--dry-run", stdout=subprocess.PIPE)
     settings_file, source = folder / "asked.yaml", folder / "origin.json"

@@ -111,6 +111,13 @@ def make_policy(arguments: argparse.Namespace) -> Policy:
 
 
 def make_requests(arguments: argparse.Namespace, vocabulary: int, seed: int) -> list[Request]:
+    """Return requests of 20 to 200 random prompt tokens each.
+
+    Args:
+        arguments: provides `requests`, their number, and `tokens`, the maximum length of a reply.
+        vocabulary: number of token ids to draw from.
+        seed: seed of the draws.
+    """
     rng = random.Random(seed)
     return [
         Request(

@@ -58,7 +58,13 @@ class ShopEpisode:
     reward: float
 
     def check(self, place: int, reward: float, over: bool) -> None:
-        """Raise RuntimeError if a step has a wrong result, because speed counts only with correct results."""
+        """Raise RuntimeError if a step has a wrong result, because speed counts only with correct results.
+
+        Args:
+            place: index of the step in the episode, from 0.
+            reward: reward of the step; only the last step has one.
+            over: whether the episode ended.
+        """
         is_last = place == len(self.actions) - 1
         if over != is_last or not isclose(reward, self.reward if is_last else 0.0, abs_tol=1e-9):
             raise RuntimeError(f"{self.actions[place]} for goal {self.goal} gave reward {reward}, over {over}")
@@ -131,6 +137,11 @@ def inside(path: Path, warm_up: Sequence[ShopEpisode], episodes: Sequence[ShopEp
     """Measure steps of the environment in this process, with text observations, but without server and wire.
 
     The store at the path becomes the store of this process.
+
+    Args:
+        path: folder of the store.
+        warm_up: episodes that are played first and not measured.
+        episodes: episodes whose steps are measured.
     """
     os.environ[STORES_VARIABLE] = f"{NAME}={path.resolve()}"
     open_stores()

@@ -53,6 +53,13 @@ class Steps:
 
     @classmethod
     def of(cls, mode: str, sessions: int, loads: Sequence[Load]) -> Steps:
+        """Return the medians of several rounds.
+
+        Args:
+            mode: format of the observations.
+            sessions: number of sessions.
+            loads: measurement of each round; at least one.
+        """
         rates = [load.steps_per_second for load in loads]
         p50, p99, client, server = (
             median(getattr(load, name) for load in loads) for name in ("p50", "p99", "client_cpu", "server_cpu")
@@ -228,7 +235,13 @@ def print_tables(results: Sequence[Result]) -> None:
 
 
 def write(path: Path, results: Sequence[Result], where: dict[str, Any]) -> None:
-    """Write JSON to `path`, and Markdown and the plot beside it. The plot needs matplotlib (extra `bench`)."""
+    """Write JSON to `path`, and Markdown and the plot beside it. The plot needs matplotlib (extra `bench`).
+
+    Args:
+        path: file with the suffix `.json`; its folder is created.
+        results: measurements of each store.
+        where: facts about commit and machine, as `origin` returns them.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {**where, "results": [asdict(result) for result in results]}
     path.write_text(json.dumps(content, indent=2) + "\n")

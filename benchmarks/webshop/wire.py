@@ -90,7 +90,13 @@ async def endpoints_of(server: ServerProcess) -> list[str]:
 
 
 async def one_by_one(address: str, warm_up: Sequence[ShopEpisode], episodes: Sequence[ShopEpisode]) -> Waits:
-    """Measure the latencies of one session's steps, with one unary call each."""
+    """Measure the latencies of one session's steps, with one unary call each.
+
+    Args:
+        address: host:port of the server.
+        warm_up: episodes that are played first and not measured.
+        episodes: episodes whose steps are measured.
+    """
     waits: Waits = {kind: [] for kind in (*KINDS, RESET)}
     async with grpc.aio.insecure_channel(address) as channel:
         stub = EnvironmentServiceStub(channel)
@@ -125,7 +131,16 @@ async def _open(stub: EnvironmentServiceStub) -> pb.Session:
 async def all_at_once(
     server: ServerProcess, episodes: Sequence[ShopEpisode], sessions: int, seconds: float, rounds: int, observation: str
 ) -> list[Load]:
-    """Measure Fleet.step_many on two groups, each with half the sessions. Returns a measurement per round."""
+    """Measure Fleet.step_many on two groups, each with half the sessions. Returns a measurement per round.
+
+    Args:
+        server: server with free room for the sessions.
+        episodes: episodes to play, again and again.
+        sessions: number of sessions.
+        seconds: duration of a round.
+        rounds: number of rounds, after one that is not measured.
+        observation: format of the observations.
+    """
     loads = []
     async with Fleet(server.address) as fleet:
         session_list = await fleet.open(

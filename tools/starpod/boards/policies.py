@@ -22,20 +22,38 @@ def _directions(observation: Observation) -> tuple[list[str], dict[str, str]]:
 
 
 def walk(observation: Observation, actions: Sequence[str], rng: random.Random) -> str | None:
-    """Go straight to the goal of a frozen lake, without regard to holes. Needs the observation `local`."""
+    """Go straight to the goal of a frozen lake, without regard to holes.
+
+    Args:
+        observation: must have the format `local`; others raise ValueError.
+        actions: not used.
+        rng: chooses between two directions that both lead to the goal.
+    """
     directions, _ = _directions(observation)
     return rng.choice(directions)
 
 
 def careful(observation: Observation, actions: Sequence[str], rng: random.Random) -> str | None:
-    """Go to the goal of a frozen lake, avoiding adjacent holes and walls. Needs the observation `local`."""
+    """Go to the goal of a frozen lake, avoiding adjacent holes and walls.
+
+    Args:
+        observation: must have the format `local`; others raise ValueError.
+        actions: not used.
+        rng: chooses among equally good directions.
+    """
     directions, neighbours = _directions(observation)
     safe_actions = [action for action, tile in neighbours.items() if tile not in ("O", "#")]
     return rng.choice([action for action in directions if action in safe_actions] or safe_actions or directions)
 
 
 def rule(observation: Observation, actions: Sequence[str], rng: random.Random) -> str | None:
-    """Play webshop like its authors' baseline: search for the instruction, buy the first result, choose no options."""
+    """Play webshop like its authors' baseline: search for the instruction, buy the first result, choose no options.
+
+    Args:
+        observation: must list webshop's valid actions; others raise ValueError.
+        actions: not used.
+        rng: not used.
+    """
     valid_actions = [action for action in observation.valid_actions or () if isinstance(action, str)]
     searches = [action for action in valid_actions if action.startswith("search[")]
     clicks = [action for action in valid_actions if action.startswith("click[")]

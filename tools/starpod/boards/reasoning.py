@@ -47,7 +47,13 @@ def reasoning(turn: Turn, transition: Transition | None, view: TurnView, *, clai
 
 
 def judge(claim: Claim, before: Scene, after: Scene | None) -> bool | None:
-    """Return whether a claim is true; None if the observations do not show it. after: scene after the turn."""
+    """Return whether a claim is true; None if the observations do not show it.
+
+    Args:
+        claim: a claim about the state before or after the turn.
+        before: scene before the turn.
+        after: scene after the turn; None: claims about it cannot be judged.
+    """
     match claim.topic:
         case ("at", "player"):
             return claim.value == before.player

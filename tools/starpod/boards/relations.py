@@ -28,7 +28,13 @@ _WORD = re.compile(r"[A-Za-z']+|\S")
 
 
 def description(turn: Turn, transition: Transition | None, view: TurnView) -> float:
-    """Score the block `description` of a turn from 0 to 1 against the state before the turn; see `_score`."""
+    """Score the block `description` of a turn from 0 to 1 against the state before the turn; see `_score`.
+
+    Args:
+        turn: the turn with its observation and its parsed reply.
+        transition: not used.
+        view: provides the environment's id and its instructions.
+    """
     return _score("description", turn, read_scene(view.environment, view.instructions, turn.observation), view)
 
 
@@ -102,7 +108,16 @@ def _next_scene(
 def describe_turn(episode: Episode, turn: Turn, after: str) -> dict[str, str]:
     """Return the relations before a turn, after it, and where its actions were meant to lead, each as text.
 
-    after: observation after the turn. Raises CannotRead.
+    Args:
+        episode: provides the environment's id and its instructions.
+        turn: a turn of the episode.
+        after: observation after the turn.
+
+    Returns:
+        Texts by name: `relations`, `next_relations` and `intended_relations`.
+
+    Raises:
+        CannotRead: the environment or the observation format is unknown, or the format does not show all things.
     """
     family = family_of(episode.environment)
     scene = read_scene(episode.environment, episode.instructions, turn.observation)
@@ -116,7 +131,15 @@ def describe_turn(episode: Episode, turn: Turn, after: str) -> dict[str, str]:
 def read_relations(text: str, family: str, legend: Mapping[str, frozenset[str]]) -> dict[str, list[Relation]]:
     """Return the relations in a text: each name or symbol of a thing, with the directions that follow it.
 
-    An axis without a direction is level. legend: kinds of things that each symbol shows.
+    An axis without a direction is level.
+
+    Args:
+        text: text that a policy wrote, such as "goal Up Left".
+        family: "frozen_lake" or "sokoban".
+        legend: kinds of things that each symbol shows.
+
+    Returns:
+        Relations by kind of thing, with an entry for every kind that is scored in the family.
     """
     alias = {"target": "goal"} if family == "frozen_lake" else {"goal": "target"}
     entities: list[tuple[frozenset[str], dict[str, str]]] = []
@@ -142,6 +165,11 @@ def relations_f1(
 
     In Frozen Lake, a relation that is right on only one axis counts as half, and stated relations are matched with true
     ones so that the score is highest. In Sokoban, both axes must be right. The result is 1 if both mappings are empty.
+
+    Args:
+        family: "frozen_lake" or "sokoban".
+        stated: relations that the policy stated, by kind of thing.
+        actual: true relations, by kind of thing.
     """
     scores = {}
     for kind in _KINDS[family]:

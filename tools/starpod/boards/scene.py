@@ -118,9 +118,15 @@ def legend_of(family: str, instructions: str) -> dict[str, frozenset[str]]:
 
 @functools.lru_cache(maxsize=4096)
 def read_scene(environment: str, instructions: str, observation: str) -> Scene:
-    """Parse an observation text in the format grid, coord, grid_coord or local. Raises CannotRead.
+    """Parse an observation text in the format grid, coord, grid_coord or local.
 
-    instructions: instructions of the episode, which explain the symbols.
+    Args:
+        environment: id of a frozen_lake or sokoban environment, such as "sokoban-v1".
+        instructions: instructions of the episode, which explain the symbols.
+        observation: the text; its format is detected.
+
+    Raises:
+        CannotRead: the environment or the format is unknown.
     """
     family = family_of(environment)
     legend = legend_of(family, instructions)

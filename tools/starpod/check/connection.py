@@ -62,7 +62,16 @@ class CheckConnection(abc.ABC):
 
     @abc.abstractmethod
     async def send(self, request: Message, seconds: float, metadata: Metadata) -> tuple[Any, Any]:
-        """Send the request once, to the method for its type. Return the reply and the trailing metadata."""
+        """Send the request once, to the method for its type. Return the reply and the trailing metadata.
+
+        Args:
+            request: its type determines the method, such as OpenRequest for Open.
+            seconds: time limit of the call.
+            metadata: all metadata of the request, including the token.
+
+        Raises:
+            grpc.aio.AioRpcError: the call failed.
+        """
 
     @abc.abstractmethod
     async def send_unknown_field(self, request: Message) -> None:
@@ -77,7 +86,17 @@ class CheckConnection(abc.ABC):
         """Return whether the health status of the service, as in grpc.health.v1, is SERVING."""
 
     async def call(self, request: Message, *, seconds: float | None = None, metadata: Metadata | None = None) -> Any:
-        """Make a unary call and return its reply. Wait while the server is overloaded. Raise grpc.aio.AioRpcError."""
+        """Make a unary call and return its reply. Wait while the server is overloaded.
+
+        Args:
+            request: as in `send`.
+            seconds: time limit of each attempt; None: the connection's default.
+            metadata: metadata of the request; None: the connection's, with its token.
+
+        Raises:
+            BrokenCall: the environment or the server has a bug.
+            grpc.aio.AioRpcError: the call failed for another reason.
+        """
         return await retry_while_overloaded(lambda: self.call_once(request, seconds=seconds, metadata=metadata))
 
     async def call_once(
@@ -85,9 +104,14 @@ class CheckConnection(abc.ABC):
     ) -> Any:
         """Make a unary call once and return its reply.
 
+        Args:
+            request: as in `send`.
+            seconds: time limit of the call; None: the connection's default.
+            metadata: metadata of the request; None: the connection's, with its token.
+
         Raises:
-            BrokenCall: The environment or the server has a bug.
-            grpc.aio.AioRpcError: The call failed for another reason.
+            BrokenCall: the environment or the server has a bug.
+            grpc.aio.AioRpcError: the call failed for another reason.
         """
         limit = self.seconds if seconds is None else seconds
         try:
@@ -123,7 +147,14 @@ def method_of(request: Message) -> str:
 def rpc_error(
     code: grpc.StatusCode, message: str, status: status_pb2.Status | None = None, trailer: Metadata = ()
 ) -> grpc.aio.AioRpcError:
-    """Return the error that gRPC would raise for a failed call."""
+    """Return the error that gRPC would raise for a failed call.
+
+    Args:
+        code: gRPC status code.
+        message: message of the status.
+        status: detailed status, added to the trailing metadata as `grpc-status-details-bin`; None: no details.
+        trailer: the other trailing metadata.
+    """
     details = (("grpc-status-details-bin", status.SerializeToString()),) if status else ()
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailer, *details), message)
 

@@ -58,13 +58,27 @@ def needs(available: object, reason: str) -> None:
 
 
 def expect(condition: bool, expected: str, actual: object, fix: str = "") -> None:
-    """Raise Unmet with what was expected, what was received and how to fix it, unless `condition`."""
+    """Raise Unmet unless a condition is true.
+
+    Args:
+        condition: whether the requirement is met.
+        expected: what was expected, as a noun phrase.
+        actual: what was received.
+        fix: what the server's author should do, in the imperative; empty: no advice.
+    """
     if not condition:
         raise Unmet(expected, str(actual), fix)
 
 
 def expect_same(expected: Message, actual: Message, what: str, fix: str = "") -> None:
-    """Raise Unmet with the first lines that differ, unless the messages are equal."""
+    """Raise Unmet with the first lines that differ, unless the messages are equal.
+
+    Args:
+        expected: message from the undisturbed episode or call.
+        actual: message to compare with it.
+        what: name of the expected message in the error, such as "the same start".
+        fix: as in `expect`.
+    """
     if expected == actual:
         return
     left, right = (MessageToString(message).splitlines() for message in (expected, actual))
@@ -79,6 +93,12 @@ def expect_played(expected: Sequence[pb.Transition], actual: Sequence[pb.Transit
     """Raise Unmet with the first turn that differs, unless the transitions equal those of the undisturbed episode.
 
     `info` is not compared, because a server may report in it how long a turn took.
+
+    Args:
+        expected: transitions of the undisturbed episode, one per turn.
+        actual: transitions to compare with them.
+        what: name of the played episode in the error, such as "the same episode again".
+        fix: as in `expect`.
     """
     expect(len(expected) == len(actual), f"{len(expected)} turns in {what}", f"{len(actual)}", fix)
     for turn, (left, right) in enumerate(zip(expected, actual, strict=True)):
@@ -93,7 +113,13 @@ def _without_info(transition: pb.Transition) -> pb.Transition:
 
 
 def expect_informed(refusal: Refusal, reason: str, expected: str) -> None:
-    """Raise Unmet unless the error has an ErrorInfo with this reason and the reason's advice in `ADVICE`."""
+    """Raise Unmet unless the error has an ErrorInfo with this reason and the reason's advice in `ADVICE`.
+
+    Args:
+        refusal: error of a refused call.
+        reason: key of `ADVICE`, such as "OVERLOADED".
+        expected: name of the refusal in the error.
+    """
     if refusal.info is None:
         raise Unmet(f"{expected} with an ErrorInfo", f"{refusal} without one", "send it in grpc-status-details-bin")
     info = refusal.info

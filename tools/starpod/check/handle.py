@@ -36,7 +36,13 @@ class Handle:
         self.index = session.step_index
 
     def request(self, actions: Iterable[pb.Action] = (), *, ahead: int = 0, epoch: int | None = None) -> pb.StepRequest:
-        """Return the request of the next Step, or of the Step `ahead` indices after it."""
+        """Return the request of the next Step, or of the Step `ahead` indices after it.
+
+        Args:
+            actions: actions of the turn; empty: an empty turn.
+            ahead: added to the next step index; negative for an earlier Step, which is at least Step 0.
+            epoch: epoch of the session; None: the current one.
+        """
         return pb.StepRequest(
             session_id=self.id,
             epoch=self.epoch if epoch is None else epoch,

@@ -329,7 +329,11 @@ class Probe:
     ) -> None:
         """Play the rest of the script. Raise Unmet unless the transitions equal those of the undisturbed episode.
 
-        before: awaited with each turn before the turn is played; it may disturb the session.
+        Args:
+            handle: session in a state of the script; its next step index says which.
+            what: name of the played episode in the error.
+            fix: as in `expect`.
+            before: awaited with each turn before the turn is played; it may disturb the session.
         """
         script, index = self.target.script(), handle.index
         transitions = []
@@ -342,7 +346,14 @@ class Probe:
         expect_played(script.transitions[index:], transitions, what, fix)
 
     async def expect_refusal(self, what: str, request: Message, *codes: str, fix: str = "") -> Refusal:
-        """Make a call and return its error. Raise Unmet if it succeeds or fails with a code not in `codes`."""
+        """Make a call and return its error. Raise Unmet if it succeeds or fails with a code not in `codes`.
+
+        Args:
+            what: name of the call in the error, such as "a Step of a closed session".
+            request: request to send.
+            codes: names of the allowed status codes, such as "NOT_FOUND".
+            fix: as in `expect`.
+        """
         refusal = await self.connection.refusal(request)
         expected = " or ".join(codes)
         expect(refusal is not None, f"{what} to be refused with {expected}", "OK", fix)

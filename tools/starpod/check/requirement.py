@@ -41,7 +41,15 @@ class Requirement:
 def must(
     number: str, title: str, *, alone: bool = False, absent: bool = False, slow: float = 0.0
 ) -> Callable[[Test], Requirement]:
-    """Return a decorator that makes a test function the test of a MUST."""
+    """Return a decorator that makes a test function the test of a MUST. The arguments are fields of `Requirement`.
+
+    Args:
+        number: id of the requirement, such as "C-07".
+        title: what is demanded, in one sentence.
+        alone: the test must run alone, because it uses up resources that other tests need.
+        absent: the requirement is for servers or environments without the level's capability.
+        slow: duration in seconds of a test that is too slow to run in every check; else 0.
+    """
     return lambda test: Requirement(number, "MUST", title, test, alone, absent, slow)
 
 

@@ -145,9 +145,15 @@ async def check(
 
 
 def connect(address: str, access: Transport, seconds: float) -> CheckConnection:
-    """Return a connection for an address. Raise CannotCheck if a package is missing.
+    """Return a connection for an address.
 
-    host:port is gRPC, http:// or https:// is JSON over HTTP, and mcp+http:// or mcp+https:// is MCP.
+    Args:
+        address: host:port for gRPC, http:// or https:// for JSON over HTTP, mcp+http:// or mcp+https:// for MCP.
+        access: token and TLS settings.
+        seconds: default time limit of a call.
+
+    Raises:
+        CannotCheck: a package that the transport needs is missing.
     """
     if "://" not in address:
         return GrpcConnection(address, access, seconds)

@@ -63,7 +63,10 @@ class ChatLayout:
     def whole(self, messages: Sequence[Message], raw: Sequence[str], tools: Sequence[Mapping[str, Any]]) -> str:
         """Return the prompt of a conversation as text.
 
-        raw: the text of each message. An assistant's message must be as the policy wrote it or would have written it.
+        Args:
+            messages: the conversation.
+            raw: text of each message. An assistant's message must be as the policy wrote it or would have written it.
+            tools: OpenAI function definitions. They become part of the system message if the chat template takes none.
         """
         texts = list(raw)
         system = [text for message, text in zip(messages, texts, strict=True) if message.role == "system"]
@@ -219,7 +222,16 @@ class Lineage:
         return node, draft.parent is None or draft.parent is not self._last
 
     def restore(self, key: bytes, parent: int, turn: Turn, message: Message, *, text: str, prefilled: int) -> None:
-        """Add a reply from before a restart; replies must come in order. parent: the parent's number; 0: none."""
+        """Add a reply from before a restart. Replies must come in order.
+
+        Args:
+            key: key of the history up to the reply.
+            parent: number of the parent reply, from 1; 0: none.
+            turn: recorded turn, with the ids of prompt and reply.
+            message: the reply as the client gets it.
+            text: text of prompt and reply, as in `Node.text`.
+            prefilled: number of ids at the end of the prompt that are part of the reply's text.
+        """
         parent_node = self._in_order[parent - 1] if parent else None
         appended = turn.prompt if parent_node is None or not turn.fresh else turn.prompt[len(parent_node.stream()) :]
         self.add(

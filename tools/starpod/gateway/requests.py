@@ -178,7 +178,14 @@ def _parse_number(text: str) -> int | float:
 
 
 def field(body: Mapping[str, Any], name: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
-    """Return a field of a request's body, or `default` if it is absent or null. Raise Rejected for another type."""
+    """Return a field of a request's body. Raise Rejected if it has another type.
+
+    Args:
+        body: the body, decoded from JSON.
+        name: name of the field.
+        kind: type or types that the value may have. True and False do not count as int.
+        default: the result if the field is absent or null.
+    """
     value = body.get(name)
     if value is None:
         return default
@@ -237,7 +244,13 @@ def choice_of(value: object, tools: Collection[Mapping[str, Any]], kinds: Mappin
 
 
 def text_of(content: object, kinds: Sequence[str], where: str) -> str:
-    """Return the text of a message's content: a string, or parts of these kinds. Raise Rejected for images."""
+    """Return the text of a message's content. Raise Rejected for images and other parts.
+
+    Args:
+        content: a string, or a list of parts, whose texts are joined by newlines; None is an empty text.
+        kinds: types of parts that are allowed, such as "text".
+        where: name of the content in the error.
+    """
     if content is None:
         return ""
     if isinstance(content, str):

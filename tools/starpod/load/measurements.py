@@ -201,7 +201,15 @@ class Log:
     interval: Interval = field(default_factory=Interval)
 
     def answered(self, server: int, call: str, due: float, sent: float, now: float) -> None:
-        """Record a reply. due: when the call should have been sent."""
+        """Record a reply.
+
+        Args:
+            server: number of the server.
+            call: name of the call, such as "step".
+            due: instant at which the call should have been sent, in seconds of `time.monotonic`, like the next two.
+            sent: instant at which it was sent.
+            now: instant at which the reply arrived.
+        """
         interval = self.interval
         if self.counting:
             interval.calls += 1
@@ -213,7 +221,13 @@ class Log:
                 interval.latencies[server, call, True].append(now - sent)
 
     def answered_steps(self, server: int, due: Sequence[float], now: float) -> None:
-        """Record replies to several steps of a closed loop, which were sent at the instants `due`."""
+        """Record replies to several steps of a closed loop.
+
+        Args:
+            server: number of the server.
+            due: instants at which the steps were due and sent, in seconds of `time.monotonic`.
+            now: instant at which the replies arrived.
+        """
         interval = self.interval
         if self.counting:
             interval.calls += len(due)
@@ -223,7 +237,14 @@ class Log:
             interval.latencies[server, "step", False].extend(latencies)
 
     def failed(self, server: int, call: str, kind: str, message: str) -> None:
-        """Count a failed call, even outside the measured time, because errors are never normal."""
+        """Count a failed call, even outside the measured time, because errors are never normal.
+
+        Args:
+            server: number of the server.
+            call: name of the call, such as "step".
+            kind: error class, as `error_class` returns it.
+            message: the error's message. The first one of each class is kept as an example, shortened.
+        """
         self.interval.errors[server, call, kind].add(1, message[:EXAMPLE_CHARACTERS])
 
     def take(self, place: int) -> Interval:

@@ -282,7 +282,13 @@ class Recorded(SessionPolicy):
 
 
 def make_policy(turns: ActionSource, place: int, seed: int) -> SessionPolicy:
-    """Return the policy of the session with number `place`."""
+    """Return the policy of a session.
+
+    Args:
+        turns: how its actions are chosen.
+        place: number of the session, from 0. It determines the random state, the start seeds and the first recording.
+        seed: seed of the run.
+    """
     rng = random.Random(f"{seed}/{place}")
     policy: SessionPolicy
     if turns.kind == "recorded":
@@ -319,7 +325,13 @@ def _read_turn(values: Sequence[Any]) -> Turn:
 
 
 def write_recording(path: Path, environment: str, episodes: Sequence[Mapping[str, Any]]) -> None:
-    """Write a recording: a header line, then one line of JSON per episode."""
+    """Write a recording: a header line, then one line of JSON per episode.
+
+    Args:
+        path: file to write; an existing one is replaced.
+        environment: id of the environment.
+        episodes: episodes with `turns` as of `write_turn`, and optionally `seed` and `dynamics_seed`.
+    """
     head = {"format": FORMAT, "version": 1, "environment": environment, "episodes": len(episodes)}
     path.write_text("".join(json.dumps(line) + "\n" for line in (head, *episodes)), encoding="utf-8")
 

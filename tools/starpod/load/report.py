@@ -43,7 +43,15 @@ def document(
     command: str,
     start_time: float,
 ) -> dict[str, Any]:
-    """Return the report of a run, without the entries `requirements` and `search`."""
+    """Return the report of a run, without the entries `requirements` and `search`.
+
+    Args:
+        plan: settings of the run.
+        server: the report's entry `server`.
+        stages: reports of the stages, in order.
+        command: command line of the run.
+        start_time: start of the run, in seconds since the epoch.
+    """
     return {
         "format": FORMAT,
         "version": FORMAT_VERSION,

@@ -111,7 +111,13 @@ class LoadServer(ServerConnection):
         self.log = log
 
     async def call_once(self, method: Method[Any, Any], request: Any, due: float) -> Any:
-        """Make a call other than a step or reset and return its reply. Raise StarpodError."""
+        """Make a call other than a step or reset and return its reply. Raise StarpodError.
+
+        Args:
+            method: the method to call.
+            request: its request.
+            due: instant at which the call should have been sent, in seconds of `time.monotonic`.
+        """
         future, sent = self.loop.create_future(), clock()
         self.submit(AwaitedCall(method, request, future))
         reply = await future

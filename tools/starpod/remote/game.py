@@ -57,7 +57,16 @@ class PlayedGame:
         limits: Limits | None = None,
         lease_seconds: float = 0.0,
     ) -> Self:
-        """Open a game; the arguments are those of Fleet.open."""
+        """Open a game.
+
+        Args:
+            fleet: servers, one of which must host the environment.
+            spec: environment to open, in exactly this version.
+            seed: seed of the start; None lets the server draw it.
+            options: options of the environment.
+            limits: limits of each episode; by default the environment's.
+            lease_seconds: as in Fleet.open.
+        """
         (session,) = await fleet.open(
             spec.id,
             seed=seed,
@@ -131,7 +140,19 @@ class PlayedGame:
 
 
 async def reach(fleet: Fleet, path: EpisodePath, turn: int | None, *, want: Want, lease_seconds: float) -> Session:
-    """Return a session in an earlier state; see Fleet.reach. Raises Impossible if the replay differs."""
+    """Return a session in an earlier state of an episode.
+
+    Args:
+        fleet: servers, one of which must host the environment.
+        path: the way to the state.
+        turn: index of the turn before which the state is; None: the state after the last turn.
+        want: optional fields of observations.
+        lease_seconds: as in Fleet.open.
+
+    Raises:
+        Impossible: the replay differs from the path.
+        StarpodError: the session cannot be opened, or a call failed.
+    """
     try:
         return await fleet.reach(path, turn, want=want, lease_seconds=lease_seconds)
     except ReplayDiverged as error:

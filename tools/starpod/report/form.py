@@ -30,7 +30,13 @@ class Field:
 
 
 def fields(schema_json: str, *, first: Sequence[str] = (), hidden: Collection[str] = ()) -> list[Field]:
-    """Return the fields of all options that are not hidden, with those in `first` at the beginning."""
+    """Return the form fields of a JSON Schema's properties. Properties that a plain form cannot hold are left out.
+
+    Args:
+        schema_json: JSON Schema of type object; empty: no properties.
+        first: names of properties to put first, in this order.
+        hidden: names of properties to leave out.
+    """
     properties: Mapping[str, Any] = json.loads(schema_json or "{}").get("properties", {})
     all_fields = [_field(name, schema) for name, schema in properties.items() if name not in hidden]
     known_fields = [field for field in all_fields if field is not None]
@@ -71,7 +77,10 @@ def marked(text: str) -> str:
 def fill_in(fields: Sequence[Field], values: Mapping[str, str], *, whole: bool = False) -> list[Field]:
     """Return the fields with a form's values as defaults, to show the form again or to fill it in advance.
 
-    whole: whether `values` is a complete form, in which a missing check box is one that is not ticked.
+    Args:
+        fields: the form's fields.
+        values: values of the form, keyed `option-NAME`.
+        whole: whether `values` is a complete form, in which a missing check box is one that is not ticked.
     """
     result = []
     for field in fields:

@@ -28,7 +28,13 @@ class Guard:
         return hmac.new(self._secret, purpose.encode(), hashlib.sha256).hexdigest()
 
     def admits(self, purpose: str, token: str, headers: Mapping[str, str]) -> bool:
-        """Return whether a form was sent from a page of this site."""
+        """Return whether a form was sent from a page of this site.
+
+        Args:
+            purpose: as in `token`.
+            token: the token that the form contains.
+            headers: headers of the request, with names in lower case.
+        """
         return same_origin(headers) and hmac.compare_digest(self.token(purpose).encode(), token.encode())
 
 

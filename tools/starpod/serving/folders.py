@@ -15,9 +15,14 @@ LOCKED_WITHIN_SECONDS = 60.0
 
 
 def make_locked_folder(prefix: str, parent: Path, *, survives_exec: bool = False) -> Path:
-    """Create a folder in `parent` that is locked until this process ends, and remove those of killed processes.
+    """Create a folder that is locked until this process ends, and remove those of killed processes.
 
-    Forked children share the lock. survives_exec: keep it if this process runs another program.
+    Forked children share the lock.
+
+    Args:
+        prefix: beginning of the folder's name; folders with the same prefix are removed if nobody locks them.
+        parent: existing folder in which the new one is created.
+        survives_exec: keep the lock if this process runs another program.
     """
     remove_left_over(prefix, parent)
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))

@@ -108,7 +108,13 @@ class Server(uvicorn.Server):
 
 @asynccontextmanager
 async def listening(app: ASGIApp, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
-    """Serve an application while the context lasts. Yield its URL, without a slash at the end."""
+    """Serve an application while the context lasts. Yield its URL, without a slash at the end.
+
+    Args:
+        app: the application. Its lifespan is not run.
+        host: name or address to listen on.
+        port: port to listen on; 0 chooses a free one.
+    """
     with closing(listen(host, port)) as listener:
         server = Server(app, [listener])
         await server.start()

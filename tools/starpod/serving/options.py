@@ -75,9 +75,15 @@ def size(least: int = 1, *, bare: str = "B") -> Parsed:
 
 
 def parse_duration(text: str, *, least: float = 0.0, bare: str = "") -> float:
-    """Return the seconds of a duration such as `20ms`, `1.5s`, `5m` or 0. Raises ValueError.
+    """Return the seconds of a duration such as `20ms`, `1.5s`, `5m` or 0.
 
-    least: the minimum. bare: unit of a number without a unit; by default, only 0 needs none.
+    Args:
+        text: a number and a unit.
+        least: the minimum in seconds.
+        bare: unit of a number without a unit; empty: only 0 needs none.
+
+    Raises:
+        ValueError: the text is no duration, or less than `least`.
     """
     unit = bare or "s" * (text.strip() == "0")
     return _parse(text, SECONDS, unit, least, "a duration", "20ms, 1.5s or 5m")

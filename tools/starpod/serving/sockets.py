@@ -42,7 +42,13 @@ def known_host(host: str, names: Collection[str]) -> bool:
 
 
 def refusal(method: str, headers: Mapping[str, str], hosts: Collection[str]) -> tuple[int, str] | None:
-    """Return status and text for a request to an unknown host of a site or with too large a form, else None."""
+    """Return status and text for a request to an unknown host of a site or with too large a form, else None.
+
+    Args:
+        method: HTTP method of the request.
+        headers: headers of the request, with names in lower case.
+        hosts: names of the site, besides localhost and addresses.
+    """
     if not known_host(headers.get("host", ""), hosts):
         return 421, "This site does not answer to that name. Start it with --allow-host NAME if it should."
     if method == "POST" and parse_whole(headers.get("content-length", ""), MAX_FORM_BYTES) is None:

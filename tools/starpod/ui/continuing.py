@@ -107,7 +107,14 @@ class Continuing:
     async def open(self, name: str, number: int, turns: int) -> LiveGame:
         """Open a game in the state of a continuation after `turns` turns of its episode.
 
-        Raises Impossible, StarpodError.
+        Args:
+            name: id of the set that contains the continuation (`Branches.id`).
+            number: index of the continuation in the set.
+            turns: number of turns from the episode's start, including those before the continuation.
+
+        Raises:
+            Impossible: the continuation is no longer kept, or its turns cannot be replayed.
+            StarpodError: a call failed.
         """
         tree, branch = self.get(name, number)
         game = await self.games.replay(
@@ -134,7 +141,15 @@ class Continuing:
     async def branch(self, game: LiveGame, policy: str, count: int, watch: Watch = lambda episode: None) -> Branches:
         """Fork the game's state `count` times, reseed each copy, and let a policy continue in each.
 
-        watch: called with each continuation that has ended. Raises Impossible, StarpodError.
+        Args:
+            game: an open game, which itself does not change.
+            policy: key of a policy that the site offers, such as "expert".
+            count: number of copies.
+            watch: called with each continuation that has ended.
+
+        Raises:
+            Impossible: the episode is over, or the environment or the policy cannot do this.
+            StarpodError: a call failed.
         """
         _check_open(game)
         if not game.spec.capabilities.fork:
@@ -167,7 +182,13 @@ class Continuing:
         return self.policies.choices(run=game.run).get(policy, policy)
 
     def keep(self, words: str, game: LiveGame, lines: list[PlayedBranch]) -> Branches:
-        """Store finished continuations. Raises Impossible if one of them failed."""
+        """Store finished continuations as a set. Raises Impossible if one of them failed.
+
+        Args:
+            words: description of the policy for readers, such as "random actions".
+            game: game that was forked, or in which the episode was replayed.
+            lines: the continuations, at least one, all from the same state.
+        """
         for line in lines:
             if line.episode.failed:
                 raise Impossible(f"A continuation failed: {line.episode.error}")

@@ -41,7 +41,14 @@ def forget_episodes(database: sqlite3.Connection, file: int) -> None:
 
 
 def index_episodes(database: sqlite3.Connection, run: int, path: Path, stamp: tuple[int, int]) -> set[str]:
-    """Add a file's episodes to the index. Returns the ids of their environments."""
+    """Add a file's episodes to the index. Returns the ids of their environments.
+
+    Args:
+        database: the index, in a transaction.
+        run: id of the run in the index.
+        path: file of episodes.
+        stamp: size of the file in bytes and its modification time in nanoseconds, to notice later changes.
+    """
     kind, _, digits = path.name.partition(".")[0].rpartition("-")
     step = int(digits) if digits.isdecimal() else -1
     file = database.execute(

@@ -287,7 +287,17 @@ class Games:
         return self._games[name]
 
     async def open(self, environment: str, *, options: Mapping[str, Any], seed: int | None = None) -> LiveGame:
-        """Open a new game, whose number of turns is unlimited. Raises Impossible, StarpodError."""
+        """Open a new game, whose number of turns is unlimited.
+
+        Args:
+            environment: id of the environment; its newest version is opened.
+            options: options of the environment.
+            seed: seed of the start; None lets the server draw it.
+
+        Raises:
+            Impossible: no server hosts the environment.
+            StarpodError: a call failed.
+        """
         spec, fleet = await self.spec(environment), await self.fleet()
         return await self.keep(
             await LiveGame.open(fleet, spec, seed=seed, options=options, limits=UNLIMITED, lease_seconds=LEASE_SECONDS)

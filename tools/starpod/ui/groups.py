@@ -68,7 +68,11 @@ class Member:
     def mark(self, turn: int, difference: str, others: Sequence[Member], peers: Sequence[Member]) -> None:
         """Note that the member diverges from others at a turn, unless it shares that turn with its parent.
 
-        peers: members that continue like this member at the turn, this member included.
+        Args:
+            turn: index of the turn, from 0.
+            difference: what differs, such as "another action".
+            others: members from which this one diverges.
+            peers: members that continue like this member at the turn, this member included.
         """
         if self.shared <= turn < len(self.turns):
             companions = f"with {_list_members(peers, excluded=self)}" if len(peers) > 1 else "alone"
@@ -115,7 +119,10 @@ class Parting:
 def group_page(site: LiveSite, request: Request, drawn: bytes | None) -> Response:
     """Show the members of a group as a tree of their actions, and side by side.
 
-    drawn: the group's first picture, as in `with_pictures`; None: the page has no pictures.
+    Args:
+        site: the site.
+        request: its query names the group by `run`, `file` and `group`.
+        drawn: the group's first picture, as in `with_pictures`; None: the page has no pictures.
     """
     run = site.run(request.query_params.get("run", ""))
     name, grp = request.query_params.get("file", ""), number(request, "group")

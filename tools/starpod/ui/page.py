@@ -67,7 +67,14 @@ class LiveSite:
 
 
 def render(template: str, *, status: int = 200, site: LiveSite | None = None, **fields: Any) -> Response:
-    """Render a template. If `site` is given, the page shows the site's notices and links to its servers."""
+    """Render a template as a page.
+
+    Args:
+        template: file name of the template.
+        status: HTTP status of the response.
+        site: if given, the page shows the site's notices and links to its servers.
+        fields: variables of the template.
+    """
     notices = site.notices() if site else []
     page = (
         templates()
@@ -78,7 +85,14 @@ def render(template: str, *, status: int = 200, site: LiveSite | None = None, **
 
 
 def number(request: Request, name: str, default: int = 0, *, minimum: int = 0) -> int:
-    """Return an integer from the query. Raises HTTPException 400."""
+    """Return an integer from the query. Raises HTTPException 400 if it is not a whole number in the range.
+
+    Args:
+        request: the request.
+        name: name of the query's parameter.
+        default: the result if the parameter is absent or empty.
+        minimum: smallest allowed number. The largest is BIGGEST.
+    """
     text = request.query_params.get(name, "")
     if not text:
         return default

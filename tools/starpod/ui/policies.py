@@ -74,7 +74,13 @@ class SitePolicies:
     ) -> AsyncIterator[Callable[[Session, Episode], Agent]]:
         """Yield a function that makes the agent of a session. The agent knows the turns played before.
 
-        Raises Impossible if the policy cannot be used, or if an agent refuses to act inside the `with` block.
+        Args:
+            policy: key of a policy from `choices`.
+            spec: environment in which it plays.
+            run: folder of the run whose episode is continued; None: no checkpoints.
+
+        Raises:
+            Impossible: the policy cannot be used, or an agent refused to act inside the `with` block.
         """
         names = tuple(spec.action_space.names)
 

@@ -234,7 +234,14 @@ def objects(path: Path, problems: list[str]) -> list[dict[str, Any]]:
 def parse_lines(
     data: bytes, name: str, problems: list[str], *, before: int = 0
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield line number and object of each complete line. before: number of lines of the file before `data`."""
+    """Yield line number and object of each complete line.
+
+    Args:
+        data: bytes of the file, from the beginning of a line. An incomplete last line is skipped.
+        name: name of the file in `problems`.
+        problems: receives a sentence about each damaged line, up to MOST_PROBLEMS in all.
+        before: number of lines of the file before `data`.
+    """
     for number, line in enumerate(data.split(b"\n")[:-1], before + 1):
         if not line.strip():
             continue
@@ -352,7 +359,14 @@ def last_metrics(folder: Path) -> dict[str, Any]:
 
 
 def kept_pictures(run: Path, file: str, group: int, member: int) -> list[bytes]:
-    """Return the pictures of an episode that the run drew for its report; empty if it drew none."""
+    """Return the pictures of an episode that the run drew for its report; empty if it drew none.
+
+    Args:
+        run: folder of the run.
+        file: name of the episode's file.
+        group: number of its group.
+        member: index of the episode in the group.
+    """
     key = (file, group, member)
     return read_pictures(RunFolder(run).pictures, [key]).get(key, [])
 

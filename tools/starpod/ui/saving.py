@@ -41,7 +41,13 @@ class Saved:
 
 
 def saved(folder: Path, kind: str, environment: str) -> Saved | None:
-    """Return the file of an environment; None if there is none yet."""
+    """Return the file of an environment; None if there is none yet.
+
+    Args:
+        folder: folder of the runs.
+        kind: one of KINDS.
+        environment: id of the environment.
+    """
     path = folder / kind / f"{environment}.jsonl"
     try:
         return Saved(kind, path, path.read_bytes().count(b"\n"))
@@ -64,7 +70,17 @@ def held_out(seed: int, run: Path | None) -> tuple[str, int]:
 
 
 async def save(games: Games, folder: Path, kind: str, game: LiveGame) -> None:
-    """Save a game's turns as a demonstration, or its current state as a start state. Raises Impossible."""
+    """Save a game's turns as a demonstration, or its current state as a start state.
+
+    Args:
+        games: the site's games, to replay turns that must be confirmed.
+        folder: folder of the runs.
+        kind: one of KINDS.
+        game: a game with at least one turn.
+
+    Raises:
+        Impossible: there is no turn, the turns cannot be replayed, the seed is held out, or the file cannot be written.
+    """
     if not game.turns:
         raise Impossible("There is no turn to save yet.")
     if kind == "starts":
@@ -79,7 +95,16 @@ async def save(games: Games, folder: Path, kind: str, game: LiveGame) -> None:
 
 
 def save_demonstration(folder: Path, episode: Episode, run: Path | None) -> None:
-    """Add an episode to the demonstrations of its environment. run: run of the original episode. Raises Impossible."""
+    """Add an episode to the demonstrations of its environment.
+
+    Args:
+        folder: folder of the runs.
+        episode: the episode; its group is replaced by its position in the file.
+        run: folder of the run of the original episode, whose held-out ranges apply; None: the default ranges.
+
+    Raises:
+        Impossible: the seed is held out, or the file cannot be written.
+    """
     with _saving:
         # Demonstrations are numbered by their position in the file, like the groups of a run.
         collection = saved(folder, "demonstrations", episode.environment)

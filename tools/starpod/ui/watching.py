@@ -73,7 +73,15 @@ async def look(fleet: Fleet, session: str) -> Look:
 async def act(fleet: Fleet, session: str, place: tuple[int, int], actions: list[str]) -> None:
     """Play a turn in a session. The owner's next turn is then refused as out of order.
 
-    place: epoch and step index of the turn. Raises Impossible, StarpodError.
+    Args:
+        fleet: servers, one of which has the session.
+        session: id of the session.
+        place: epoch and step index of the turn.
+        actions: texts of the turn's actions.
+
+    Raises:
+        Impossible: no server has the session.
+        StarpodError: the call failed.
     """
     replica = await _find(fleet, session)
     request = pb.StepRequest(session_id=session, epoch=place[0], step_index=place[1])

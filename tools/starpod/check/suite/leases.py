@@ -63,7 +63,16 @@ async def check_expiry(probe: Probe) -> None:
 async def expect_reaped(
     probe: Probe, handles: Sequence[Handle], waits: Sequence[float], kind: str, which: str, fix: str
 ) -> None:
-    """Call one session after another, with a pause before each call, until one is gone. All have a lease of LEASE."""
+    """Call one session after another, with a pause before each call, until one is gone. Raise Unmet if none is.
+
+    Args:
+        probe: provides the connection.
+        handles: sessions with a lease of LEASE seconds.
+        waits: pause in seconds before the call to each session; as many as `handles`.
+        kind: noun for a session in the error, such as "copy".
+        which: name of the session that must be gone in the error, such as "a copy with the original's lease".
+        fix: as in `expect`.
+    """
     for handle, seconds in zip(handles, waits, strict=True):
         await asyncio.sleep(seconds)
         refusal = await probe.connection.refusal(handle.request())
