@@ -44,7 +44,7 @@ def follow(reader: Reader, page: str) -> None:
         reader.compare(output)
 
 
-@pytest.mark.parametrize("page", [*SERVED, "algorithms.md"])
+@pytest.mark.parametrize("page", [*SERVED, "algorithms.md", "configuration.md", "prompts.md"])
 def test_the_first_commands(page: str, reader: Reader) -> None:
     follow(reader, page)
 
