@@ -26,7 +26,7 @@ from starpod.load.requirements import find_rate, parse_requirement
 from starpod.load.screen import LoadScreen
 from starpod.remote.catalog import ACCESS, JSON, OPTIONS, VERSION, WORD, access_options, write_report
 from starpod.report.console import safe_console
-from starpod.serving.options import Command, Parsed, duration
+from starpod.serving.options import Command, ParsedOption, duration
 
 WRITTEN = click.Path(dir_okay=False, path_type=Path)
 INTERRUPTED = 130
@@ -78,7 +78,7 @@ def _parse_policy(text: str) -> tuple[str, Path | None]:
     raise ValueError(f"{text!r} is not random, expert or recorded:FILE")
 
 
-REQUIREMENT = Parsed(parse_requirement)
+REQUIREMENT = ParsedOption(parse_requirement)
 
 
 @click.command(
@@ -120,14 +120,14 @@ REQUIREMENT = Parsed(parse_requirement)
 )
 @click.option(
     "--think",
-    type=Parsed(Think),
+    type=ParsedOption(Think),
     default="0",
     metavar="DISTRIBUTION",
     help="Pause before each step of a closed loop: 50ms, exponential:MEAN, uniform:1ms..9ms or lognormal:MEDIAN,SIGMA.",
 )
 @click.option(
     "--ramp",
-    type=Parsed(_parse_ramp),
+    type=ParsedOption(_parse_ramp),
     metavar="N,N,...",
     help="Run a stage for each value, which is a number of sessions, or with --rate a rate.",
 )
@@ -141,14 +141,14 @@ REQUIREMENT = Parsed(parse_requirement)
 )
 @click.option(
     "--policy",
-    type=Parsed(_parse_policy),
+    type=ParsedOption(_parse_policy),
     default="random",
     metavar="random|expert|recorded:FILE",
     help="Source of actions: random valid ones, those of the environment's expert, or those of a file from --record.",
 )
 @click.option(
     "--mix",
-    type=Parsed(_parse_mix),
+    type=ParsedOption(_parse_mix),
     metavar="CALL=SHARE,...",
     help="Further calls per step, such as render=0.1,fork=0.02. There are render, fork, snapshot and renew.",
 )
@@ -186,7 +186,7 @@ REQUIREMENT = Parsed(parse_requirement)
 @click.option(
     "--compare",
     "compared",
-    type=Parsed(_parse_report),
+    type=ParsedOption(_parse_report),
     nargs=2,
     metavar="A.json B.json",
     help="Show the changes from report A to report B of --json, and run nothing.",

@@ -51,7 +51,7 @@ class Command(click.Command):
             formatter.write_dl([*rows.values()])
 
 
-class Parsed(click.ParamType[Any]):
+class ParsedOption(click.ParamType[Any]):
     """The type of an option whose value a function parses. The function's ValueError is the error message."""
 
     def __init__(self, parse: Callable[[str], Any], name: str = "text") -> None:
@@ -64,14 +64,14 @@ class Parsed(click.ParamType[Any]):
             self.fail(str(error), param, ctx)
 
 
-def duration(least: float = 0.0, *, bare: str = "s") -> Parsed:
+def duration(least: float = 0.0, *, bare: str = "s") -> ParsedOption:
     """Return the type of an option in seconds, given as 30s, 20ms or 30. bare: unit of a number without a unit."""
-    return Parsed(functools.partial(parse_duration, least=least, bare=bare), "duration")
+    return ParsedOption(functools.partial(parse_duration, least=least, bare=bare), "duration")
 
 
-def size(least: int = 1, *, bare: str = "B") -> Parsed:
+def size(least: int = 1, *, bare: str = "B") -> ParsedOption:
     """Return the type of an option in bytes, given as 16MiB or 65536. bare: unit of a number without a unit."""
-    return Parsed(lambda text: int(_parse(text, BYTES, bare, least, "a size", "16MiB or 512KiB")), "size")
+    return ParsedOption(lambda text: int(_parse(text, BYTES, bare, least, "a size", "16MiB or 512KiB")), "size")
 
 
 def parse_duration(text: str, *, least: float = 0.0, bare: str = "") -> float:
