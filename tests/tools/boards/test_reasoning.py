@@ -184,8 +184,8 @@ def test_long_thoughts_take_linear_time(piece: str) -> None:
     ("environment", "observation", "words"),
     [
         ("bandit-v1", "Arms: A, B", "not for bandit-v1"),
-        ("sokoban-v1", "", "none of them"),
-        ("frozen_lake-v1", "G_?P", "none of them: 'G_\\?P'"),
+        ("sokoban-v1", "", "not one of them"),
+        ("frozen_lake-v1", "G_?P", "not one of them: 'G_\\?P'"),
     ],
 )
 def test_what_cannot_be_read_is_refused(environment: str, observation: str, words: str) -> None:
