@@ -132,7 +132,7 @@ async def test_episodes_survive_a_killed_server_or_are_reported(server: ServerPr
         (TOOLS, "it has several environments; name one: .*:CounterEnvironment"),
         (f"{TOOLS}:CountEnvironment", "did you mean CounterEnvironment"),
         ("json", "neither json nor json.server defines"),
-        (f"{TOOLS}:UntypedEnvironment", "name the model: #action=MODULE:CLASS"),
+        (f"{TOOLS}:UntypedEnvironment", "name the class: #action=MODULE:CLASS"),
         (f"{TOOLS}:CounterEnvironment?begin=3", "takes no 'begin'"),
         (f"{TOOLS}:CounterEnvironment?start=-1", "it raised ValueError when it was tried: start is -1"),
     ],
