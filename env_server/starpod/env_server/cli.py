@@ -45,9 +45,13 @@ _SUPERVISED = ("host", "port", "metrics_port", "health_port", "drain_seconds")
 
 
 class ServeCommand(Command):
-    """The command, in which the folder of an exported model means the environments that it was trained on."""
+    """The command, in which the folder of an exported model means the environments that it was trained on.
+
+    Earlier versions wrote `--environment-module FILE.py` for the argument FILE.py, which is still read.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        args = [argument for argument in args if argument != "--environment-module"]
         return super().parse_args(ctx, [word for argument in args for word in _expanded(argument)])
 
 
@@ -65,7 +69,6 @@ def _expanded(argument: str) -> list[str]:
 @click.command(
     cls=ServeCommand,
     headings=HEADINGS,
-    renamed={"--environment-module": "an argument: starpod serve FILE.py"},
     epilog="Example: starpod serve frozen_lake mine.py --port 50051 --workers 2",
     params=[click.Argument(["environments"], nargs=-1, metavar="[ENVIRONMENT]..."), *OPTIONS],
 )
