@@ -32,5 +32,5 @@ def test_its_log_probabilities_are_those_of_the_model_here(tmp_path: Path) -> No
         judge = ServedJudge(settings, policy.tokenizer, Parallel())
         there_BT = judge.logprobs(cast(Any, None), batch, cast(Any, None), batch.mask_BT)
         torch.testing.assert_close(there_BT, here_BT, atol=1e-3, rtol=0)
-        with pytest.raises(ConfigError, match="other ids"):
+        with pytest.raises(ConfigError, match="different ids"):
             ServedJudge(settings, tiny_policy().tokenizer, Parallel())
