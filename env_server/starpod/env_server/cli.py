@@ -51,7 +51,7 @@ class ServeCommand(Command):
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        args = [argument for argument in args if argument != "--environment-module"]
+        args = [word.removeprefix("--environment-module=") for word in args if word != "--environment-module"]
         return super().parse_args(ctx, [word for argument in args for word in _expanded(argument)])
 
 

@@ -163,7 +163,7 @@ def bad_argument(path: str, problem: str) -> CallError:
 
 
 def overloaded(limit: str, message: str, retry_after: float) -> CallError:
-    """Return OVERLOADED.
+    """Return the error for a call that a full server refuses now and may take later.
 
     Args:
         limit: name of the limit that is reached, such as "max_sessions".

@@ -174,8 +174,8 @@ class ServerConfig:
     snapshot_key_file: Path | None = setting(  # noqa: RUF009 - it calls `field`
         None,
         click.Path(path_type=Path),
-        "File with keys, one per line. The first one signs snapshots, and a server restores those that any of its keys "
-        "signed. Give all servers of a fleet the same file. Without it, callers can forge snapshots.",
+        "File with keys, one per line. The server signs snapshots with the first key, and restores a snapshot that was "
+        "signed with any of them. Give all servers of a fleet the same file. Without it, callers can forge snapshots.",
     )
     sandbox: Sandbox = UNTRUSTING
     """Confinement of processes of class `process`."""
