@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from starpod.trainer.commands.export_episodes import export_episodes
+from starpod.trainer.data.chat import parse_chat
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.data.files import write_episodes
 
@@ -112,3 +113,20 @@ def test_what_cannot_be_exported_is_said(run: Path, tmp_path: Path) -> None:
     write_episodes(tmp_path / "empty.jsonl", [NEVER_BEGUN])
     result = CliRunner().invoke(export_episodes, [str(tmp_path / "empty.jsonl"), str(tmp_path / "out")])
     assert result.exit_code == 1 and "holds no such episode" in result.output
+
+
+def test_conversations_for_fine_tuning_are_lines_of_one_file(run: Path) -> None:
+    result = CliRunner().invoke(export_episodes, [str(run), str(run / "chats.jsonl"), "--as", "sft", "--solved"])
+    assert (result.exit_code, result.output) == (0, f"{run / 'chats.jsonl'}: 1 episodes; 3 left out\n")
+    (line,) = map(json.loads, (run / "chats.jsonl").read_text().splitlines())
+    roles = ["system", *["user", "assistant"] * 3]
+    assert [message["role"] for message in line["messages"]] == roles
+    assert [message["content"] for message in line["messages"]][:3] == ["Cross the ice.", "P_G", SOLVED.turns[0].text]
+    assert (line["reward"], line["success"], line["seed"]) == (1.4, True, 12)
+    assert parse_chat(line).weights == [0, *[0, 1] * 3]
+
+
+def test_the_old_spelling_and_tokens_without_a_place_are_refused(run: Path) -> None:
+    assert "--format is now --as: give --as atif" in export(run, "--format", "atif").output
+    assert "--as sft has no place for token ids" in export(run, "--as", "sft", "--tokens").output
+    assert not (run / "out").exists()

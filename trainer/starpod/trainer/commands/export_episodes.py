@@ -2,46 +2,59 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
-from starpod.trainer.data.atif import to_atif
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.exports import FORMATS
 from starpod.trainer.data.files import SUFFIXES, BadEpisodes, episode_files, read_episodes
+
+
+def _refuse_old_spelling(context: click.Context, option: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        raise click.UsageError(f"--format is now --as: give --as {value}")
 
 
 @click.command(epilog="Example: starpod export-episodes runs/lake trajectories --solved")
 @click.argument("path", metavar="EPISODES.jsonl|RUN_DIR", type=click.Path(path_type=Path))
-@click.argument("out", type=click.Path(file_okay=False, path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
 @click.option(
-    "--format", "style", type=click.Choice(["atif"]), default="atif", help="Format. atif: trajectories of Harbor."
+    "--as",
+    "name",
+    type=click.Choice([*FORMATS]),
+    default="atif",
+    help="Format. " + ". ".join(f"{name}: {each.title}" for name, each in FORMATS.items()) + ".",
 )
+@click.option("--format", hidden=True, expose_value=False, callback=_refuse_old_spelling)
 @click.option("--tokens", is_flag=True, help="Include token ids and log-probabilities of all prompts and replies.")
 @click.option(
     "--model", default="", show_default=False, metavar="NAME", help="Name of the model, to be written to the files."
 )
 @click.option("--solved", is_flag=True, help="Write only episodes with success.")
-def export_episodes(path: Path, out: Path, style: str, tokens: bool, model: str, solved: bool) -> None:
-    """Write each recorded episode to a separate file in the folder OUT.
+def export_episodes(path: Path, out: Path, name: str, tokens: bool, model: str, solved: bool) -> None:
+    """Write recorded episodes to OUT in a format that other tools read.
 
     The episodes are those of a file (.jsonl or .jsonl.gz), or all of the folder of a run. Episodes without a turn are
     omitted.
     """
-    written_count = skipped_count = 0
-    try:
+    skipped_count = 0
+
+    def chosen() -> Iterator[tuple[str, Episode]]:
+        nonlocal skipped_count
         for file in episode_files(path):
             stem = file.name[: -max(len(suffix) for suffix in SUFFIXES if file.name.endswith(suffix))]
             for number, episode in enumerate(read_episodes(file), 1):
-                if not episode.turns or (solved and not episode.success):
+                if episode.turns and (episode.success or not solved):
+                    yield f"{stem}-{number:05d}", episode
+                else:
                     skipped_count += 1
-                    continue
-                name = f"{stem}-{number:05d}"
-                trajectory = to_atif(episode, name, model=model, tokens=tokens)
-                out.mkdir(parents=True, exist_ok=True)
-                text = json.dumps(trajectory, ensure_ascii=False, indent=None if tokens else 1)
-                (out / f"{name}.{style}.json").write_text(text + "\n", encoding="utf-8")
-                written_count += 1
+
+    if tokens and not FORMATS[name].takes_tokens:
+        raise click.UsageError(f"--as {name} has no place for token ids: leave out --tokens, or use --as atif")
+    try:
+        written_count = FORMATS[name].write(chosen(), out, model=model, tokens=tokens)
     except BadEpisodes as error:
         raise click.UsageError(str(error)) from error
     except OSError as error:

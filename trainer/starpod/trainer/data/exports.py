@@ -1,0 +1,65 @@
+"""Formats of other tools in which recorded episodes are exported."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from starpod.trainer.data.atif import to_atif
+from starpod.trainer.data.chat import to_chat
+from starpod.trainer.data.episode import Episode
+
+
+class WriteEpisodes(Protocol):
+    """Function that writes named episodes to `out`, a file or a folder, and returns their number. Raises OSError."""
+
+    def __call__(self, episodes: Iterable[tuple[str, Episode]], out: Path, *, model: str, tokens: bool) -> int: ...
+
+
+class ExportFormat(NamedTuple):
+    """A format of `starpod export-episodes`."""
+
+    title: str
+    """Description in the command's help, with what OUT is."""
+    write: WriteEpisodes
+    takes_tokens: bool = False
+    """Whether the format has a place for token ids."""
+
+
+def write_trajectories(episodes: Iterable[tuple[str, Episode]], out: Path, *, model: str, tokens: bool) -> int:
+    """Write a file of ATIF per episode into the folder `out`."""
+    count = 0
+    for name, episode in episodes:
+        trajectory = to_atif(episode, name, model=model, tokens=tokens)
+        out.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(trajectory, ensure_ascii=False, indent=None if tokens else 1)
+        (out / f"{name}.atif.json").write_text(text + "\n", encoding="utf-8")
+        count += 1
+    return count
+
+
+def write_chats(episodes: Iterable[tuple[str, Episode]], out: Path, *, model: str, tokens: bool) -> int:
+    """Write a line of OpenAI's chat format per episode into the file `out`, which is replaced when all are written."""
+    count = 0
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = out.with_name(f".{os.getpid()}.{out.name}")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            for name, episode in episodes:
+                file.write(json.dumps({"id": name, **to_chat(episode)}, ensure_ascii=False) + "\n")
+                count += 1
+        if count:
+            temporary.replace(out)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return count
+
+
+FORMATS: dict[str, ExportFormat] = {
+    "atif": ExportFormat("trajectories of Harbor; OUT is a folder", write_trajectories, takes_tokens=True),
+    "sft": ExportFormat("conversations in OpenAI's chat format; OUT is a .jsonl file", write_chats),
+}
+"""The formats by their names for `--as`."""
