@@ -202,7 +202,9 @@ def test_a_model_behind_an_endpoint_plays(
     assert (figures["success"], figures["format_rate"], figures["failed"]) == (1.0, 1.0, 0)
     assert endpoint.keys == {"Bearer key-of-this-test"}
     assert 1 <= endpoint.most_at_once <= 3
-    assert values["policy"]["prompt_tokens"] == 100 * len(endpoint.requests)
+    assert sum(each.usage["prompt_tokens"] for each in read_episodes(tmp_path / "e.jsonl")) == 100 * len(
+        endpoint.requests
+    )
     first = endpoint.requests[0]
     assert (first["model"], first["temperature"], first["max_tokens"]) == ("some/model", 0, 77)
     assert [message["role"] for message in first["messages"]] == ["system", "user"]

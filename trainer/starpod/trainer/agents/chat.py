@@ -39,9 +39,6 @@ class ChatAgents(Agents):
         at_once: Maximum number of concurrent episodes, and thus of concurrent requests.
         thinking: Whether replies begin with reasoning between tags.
         retries: Maximum number of retries per request.
-
-    Attributes:
-        prompt_tokens, completion_tokens: Numbers of tokens used so far, as counted by the endpoint.
     """
 
     want = Want()
@@ -62,8 +59,6 @@ class ChatAgents(Agents):
             raise AgentRefused(f"set {KEY} to your key, or name another endpoint with --base-url")
         self.model = model
         self.at_once = at_once
-        self.prompt_tokens = 0
-        self.completion_tokens = 0
         self.prompt = PromptConfig(thinking=thinking, prefill=False)
         # Once the model has answered, only an episode fails, and others may succeed.
         self._failure: type[AgentError | AgentRefused] = AgentRefused
@@ -78,20 +73,15 @@ class ChatAgents(Agents):
         return ChatAgent(self, session, task)
 
     def facts(self) -> dict[str, Any]:
-        return {
-            "temperature": self._settings.get("temperature"),
-            "base_url": self._base_url,
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-        }
+        return {"temperature": self._settings.get("temperature"), "base_url": self._base_url}
 
     async def close(self) -> None:
         await self._client.close()
 
-    async def complete(self, messages: list[dict[str, str]]) -> tuple[str, Finish]:
+    async def complete(self, messages: list[dict[str, str]], usage: dict[str, int] | None = None) -> tuple[str, Finish]:
         """Request the completion of a conversation, and return its text and finish. Raises AgentError, AgentRefused.
 
-        A malformed reply is requested again.
+        A malformed reply is requested again. usage: `Episode.usage`, to which the reply's numbers of tokens are added.
         """
         url, body = self._client.base_url, {"model": self.model, "messages": messages, **self._settings}
         backoff = Backoff(FIRST_WAIT)
@@ -99,7 +89,7 @@ class ChatAgents(Agents):
             try:
                 # As text: the client's own types are not checked.
                 completion = read_completion(await self._client.post("/chat/completions", body=body, cast_to=str))
-                finish, (prompt_tokens, completion_tokens) = _finish_of(completion), _count_tokens(completion.usage)
+                finish, counts = _finish_of(completion), _count_tokens(completion.usage)
             except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
                 raise AgentRefused(f"{url} refuses {self.model}: {error.message}") from error
             except openai.APITimeoutError as error:
@@ -115,8 +105,8 @@ class ChatAgents(Agents):
                 break
             await asyncio.sleep(backoff.wait())
         self._failure = AgentError
-        self.prompt_tokens += prompt_tokens
-        self.completion_tokens += completion_tokens
+        if usage is not None:
+            usage |= {name: usage.get(name, 0) + count for name, count in counts.items()}
         return completion.text, finish
 
 
@@ -127,13 +117,13 @@ def _finish_of(completion: Completion) -> Finish:
     return "length" if completion.finish == "length" else "stop"
 
 
-def _count_tokens(usage: Any) -> tuple[int, int]:
+def _count_tokens(usage: Any) -> dict[str, int]:
     """Return the tokens of prompt and reply that an endpoint reports. Raises ValueError if they are no counts."""
     names = ("prompt_tokens", "completion_tokens")
-    counts = [(usage or {}).get(name, 0) for name in names] if isinstance(usage, dict | None) else [usage]
-    if not all(type(count) is int and count >= 0 for count in counts):
+    counts = {name: (usage or {}).get(name, 0) for name in names} if isinstance(usage, dict | None) else {"": usage}
+    if not all(type(count) is int and count >= 0 for count in counts.values()):
         raise ValueError(f"the reply has the usage {usage!r:.80}")
-    return counts[0], counts[1]
+    return counts
 
 
 class ChatAgent(Agent):
@@ -153,7 +143,7 @@ class ChatAgent(Agent):
 
     async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
         self._messages.append({"role": "user", "content": self._prompter.following(episode, observation.text)})
-        text, finish = await self._agents.complete(self._messages)
+        text, finish = await self._agents.complete(self._messages, episode.usage)
         self._messages.append({"role": "assistant", "content": text})
         parsed_reply = self._prompter.parse(text)
         return Move(text, parsed_reply.actions, parsed_reply.thought, parsed_reply.well_formed, finish)

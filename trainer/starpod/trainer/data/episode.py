@@ -215,6 +215,11 @@ class Episode:
     parent: tuple[int, int] | None = None
     """The member of the group that this episode branches from, and the turn index at which it branches. Earlier turns
     belong to that member and are trained there. None: all turns are the episode's own."""
+    model: str = ""
+    """Name of the policy in an evaluation of several; "" in a run, whose policy is the only one."""
+    usage: dict[str, int] = field(default_factory=dict)
+    """Numbers of `prompt_tokens` and `completion_tokens` of an endpoint's replies, as it counts them; empty if no
+    endpoint replied."""
     apart: bool = False
     """Whether it is only compared with episodes of the same parent, as one of `Group.branches`."""
 

@@ -131,15 +131,15 @@ def _read(path: Path) -> Iterator[tuple[int, Episode]]:
         with _open(path, "rt") as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
-                    yield number, _parse(line)
+                    yield number, parse_episode(line)
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise BadEpisodes(f"{path}:{number + 1}: cannot be read: {error}") from error
     except ValueError as error:
         raise BadEpisodes(f"{path}:{number}: {error}") from error
 
 
-def _parse(line: str) -> Episode:
-    """Return the episode in a line. Raises ValueError if it cannot be trained on."""
+def parse_episode(line: str | bytes) -> Episode:
+    """Return the episode in a line of JSON. Raises ValueError if it cannot be trained on."""
     try:
         values = json.loads(line)
     except json.JSONDecodeError as error:

@@ -1,11 +1,14 @@
-"""Atomic and append-only files of a run."""
+"""Atomic and append-only files of a folder of results, and its lock."""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import math
 import os
-from collections.abc import Mapping
+import platform
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,27 @@ class CannotWrite(OSError):
 
     def __str__(self) -> str:
         return str(self.args[1])
+
+
+class FolderLocked(Exception):
+    """Another process writes in the folder. The message describes that process."""
+
+
+@contextlib.contextmanager
+def hold_lock(folder: Path) -> Iterator[None]:
+    """Lock a folder against other writers. The lock of a killed process is released. Raises FolderLocked."""
+    with open(folder / ".lock", "a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise FolderLocked(file.read().strip() or "a process of unknown name") from None
+        except OSError:
+            pass  # some network file systems have no locks
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()}")
+        file.flush()
+        yield
 
 
 def write_atomic(path: Path, text: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import importlib.metadata
 import json
 import os
@@ -20,7 +19,15 @@ from starpod.trainer.checkpoints.folders import list_checkpoints, marks_of
 from starpod.trainer.configuration.yaml12 import dump_yaml, load_yaml
 from starpod.trainer.data.untrusted import MAX_LINE, read_bytes, read_json
 from starpod.trainer.output.episode_folder import EpisodeFolder
-from starpod.trainer.output.files import CannotWrite, cut_after, read_lines, to_json_line, write_atomic
+from starpod.trainer.output.files import (
+    CannotWrite,
+    FolderLocked,
+    cut_after,
+    hold_lock,
+    read_lines,
+    to_json_line,
+    write_atomic,
+)
 
 PACKAGES = "starpod torch transformers tokenizers numpy grpcio protobuf peft vllm".split()
 """Packages whose versions are recorded if they are installed."""
@@ -163,24 +170,17 @@ class RunFolder:
         If only the files of `begin` exist when the lock is released, the folders from `create` are removed. A refused
         start therefore leaves no trace.
         """
-        with open(self.path / ".lock", "a+", encoding="utf-8") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                file.seek(0)
-                raise RunLocked(
-                    f"another trainer ({file.read().strip() or 'of unknown name'}) works in {self.path}: wait for it, "
-                    "stop it, or choose another folder with --run-dir"
-                ) from None
-            except OSError:
-                pass  # some network file systems have no locks
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {platform.node()}")
-            file.flush()
-            try:
-                yield
-            finally:
-                self._remove_unused()
+        try:
+            with hold_lock(self.path):
+                try:
+                    yield
+                finally:
+                    self._remove_unused()
+        except FolderLocked as error:
+            raise RunLocked(
+                f"another trainer ({error}) works in {self.path}: wait for it, stop it, or choose another folder with "
+                "--run-dir"
+            ) from None
 
     def _remove_unused(self) -> None:
         own_files = {self.path / ".lock", self.config, self.facts, self.watch_mark}

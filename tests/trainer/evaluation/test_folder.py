@@ -1,0 +1,107 @@
+"""The folder of an evaluation: torn lines, retried episodes, extension of the plan, and the lock."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from starpod.trainer.agents.base import Sampling, Task
+from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.data.files import BadEpisodes, read_episodes
+from starpod.trainer.evaluation.folder import MOST_STARTS, BadFolder, EvaluationFolder
+from starpod.trainer.evaluation.plan import EvaluationPlan, PlanDiffers, PlannedEnvironment
+from starpod.trainer.output.files import FolderLocked
+
+LAKE = PlannedEnvironment(Task("lake-v1", options={"size": 3}, actions=("Left",)), "lake")
+ARMS = PlannedEnvironment(Task("bandit-v1", name="arms"), "bandit")
+PLAN = EvaluationPlan(
+    seed=10, episodes=4, attempts=2, models={"runs/a b": {"step": 5}}, environments={"lake-v1": LAKE, "arms": ARMS}
+)
+
+
+def episode(seed: int, member: int = 0, *, end: str = "terminal", task: str = "") -> Episode:
+    turns = [Turn(observation="over there", fresh=True, actions=["Left"], parts={"environment": 1.0})]
+    environment = "bandit-v1" if task else "lake-v1"
+    return Episode(7, member, environment, seed=seed, turns=turns, end=end, task=task)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> EvaluationFolder:
+    folder = EvaluationFolder(tmp_path / "evaluation")
+    with folder.writing():
+        folder.write_plan(PLAN)
+    return folder
+
+
+def add(folder: EvaluationFolder, *episodes: Episode) -> None:
+    with folder.writing():
+        for each in episodes:
+            folder.append(PLAN, "runs/a b", each)
+
+
+def test_a_plan_and_episodes_are_read_as_they_were_written(folder: EvaluationFolder) -> None:
+    add(folder, episode(11), episode(10, 1, task="arms"))
+    plan = folder.read_plan()
+    assert plan == PLAN
+    lake, arms = folder.read(plan, "runs/a b").values()
+    assert lake == replace(episode(11), group=1, model="runs/a b")
+    assert (arms.group, arms.member, arms.model) == (MOST_STARTS, 1, "runs/a b")
+    # Other readers of episodes find them, too.
+    assert list(read_episodes(folder.path)) == [lake, arms]
+
+
+def test_a_line_cut_off_anywhere_is_played_again_and_nothing_else(folder: EvaluationFolder) -> None:
+    add(folder, episode(10), episode(11))
+    (file,) = (folder.path / "episodes").iterdir()
+    whole = file.read_bytes()
+    first = whole.index(b"\n") + 1
+    for length in (*range(0, first, 97), first - 1, first, first + 1, len(whole) - 1, len(whole)):
+        file.write_bytes(whole[:length])
+        known = whole[:length].count(b"\n")
+        assert [seed for _, seed, _ in folder.read(PLAN, "runs/a b")] == [10, 11][:known]
+        add(folder, episode(12))
+        assert [seed for _, seed, _ in folder.read(PLAN, "runs/a b")] == [*[10, 11][:known], 12]
+    file.write_bytes(b"{}\n" + whole)
+    with pytest.raises(BadEpisodes, match=rf"{file}:1: not an episode"):
+        folder.read(PLAN, "runs/a b")
+
+
+def test_a_retried_episode_replaces_the_failed_one(folder: EvaluationFolder) -> None:
+    add(folder, episode(10, end="failed"), episode(11), episode(10))
+    assert [(each.seed, each.end) for each in folder.read(PLAN, "runs/a b").values()] == [
+        (10, "terminal"), (11, "terminal"),
+    ]  # fmt: skip
+
+
+def test_only_one_process_writes(folder: EvaluationFolder) -> None:
+    with folder.writing(), pytest.raises(FolderLocked, match=r"process \d+ on"), folder.writing():
+        pass
+    add(folder, episode(10))
+
+
+def test_a_plan_grows_but_does_not_change() -> None:
+    more = replace(PLAN, episodes=9, models={"random": {}}, environments={"lake-v1": LAKE})
+    grown = PLAN.extended(more)
+    assert (grown.episodes, [*grown.models], [*grown.environments]) == (9, ["runs/a b", "random"], ["lake-v1", "arms"])
+    for other, words in (
+        (replace(PLAN, seed=11), "seed: 10 in the folder, 11 now"),
+        (replace(PLAN, episodes=3), "episodes: 4 in the folder, 3 now"),
+        (replace(PLAN, sampling=Sampling(temperature=0)), "temperature: null in the folder, 0 now"),
+        (replace(PLAN, models={"runs/a b": {"step": 6}}), "step of runs/a b: 5 in the folder, 6 now"),
+        (
+            replace(PLAN, environments={"lake-v1": PlannedEnvironment(Task("lake-v1"), "lake")}),
+            'options of lake-v1: {"size": 3} in the folder, {} now',
+        ),
+    ):
+        with pytest.raises(PlanDiffers) as refusal:
+            PLAN.extended(other)
+        assert str(refusal.value) == words
+
+
+def test_a_folder_without_an_evaluation_and_a_damaged_plan(tmp_path: Path, folder: EvaluationFolder) -> None:
+    with pytest.raises(BadFolder, match="holds no evaluation"):
+        EvaluationFolder(tmp_path).read_plan()
+    for text in ("", "[]", '{"format": 2}', '{"format": 1, "environments": 5}'):
+        folder.plan_file.write_text(text)
+        with pytest.raises(BadFolder, match=r"evaluation\.json cannot be read"):
+            folder.read_plan()

@@ -1,0 +1,121 @@
+"""The folder of an evaluation. It only grows: each episode becomes a line of a file when it is over."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.files import BadEpisodes, append_line, parse_episode
+from starpod.trainer.data.untrusted import MAX_LINE, open_text, read_bytes, read_json, read_lines
+from starpod.trainer.evaluation.plan import EvaluationPlan
+from starpod.trainer.output.files import hold_lock, to_json_line, write_atomic
+
+PLAN = "evaluation.json"
+MOST_STARTS = 1_000_000
+"""Maximum number of start states. Groups of the second environment are numbered from here on, and so on."""
+
+Key = tuple[str, int, int]
+"""Environment's name, seed and attempt of an episode. A model plays each once."""
+
+
+class BadFolder(Exception):
+    """The folder holds no evaluation, or its plan is damaged. The message says what is wrong."""
+
+
+def key_of(episode: Episode) -> Key:
+    """Return the key of an episode among those of its model."""
+    return episode.kind, episode.seed, episode.member
+
+
+class EvaluationFolder:
+    """Paths and files of one evaluation.
+
+    path/evaluation.json          the plan: what is to be played
+    path/episodes/NAME-1.jsonl    episodes of the first model, one per line as `Episode.to_json` returns them. `model`,
+        `task` or `environment`, `seed` and `member` (the attempt) identify an episode; `end` is "failed" and `error`
+        the reason if it failed. A later line with the same key replaces an earlier one.
+    path/.lock                    held by the process that plays
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.plan_file = path / PLAN
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is an evaluation in the folder."""
+        return self.plan_file.is_file()
+
+    def read_plan(self) -> EvaluationPlan:
+        """Return the plan. Raises BadFolder."""
+        try:
+            return EvaluationPlan.from_json(read_json(read_bytes(self.plan_file, MAX_LINE)))
+        except FileNotFoundError:
+            raise BadFolder(f"{self.path} holds no evaluation: {PLAN} is missing") from None
+        except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+            raise BadFolder(f"{self.plan_file} cannot be read: {error}") from error
+
+    def write_plan(self, plan: EvaluationPlan) -> None:
+        """Write the plan. Raises CannotWrite."""
+        write_atomic(self.plan_file, to_json_line(plan.to_json()))
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Lock the folder, and remove lines that a killed process left incomplete. Raises FolderLocked."""
+        (self.path / "episodes").mkdir(parents=True, exist_ok=True)
+        with hold_lock(self.path):
+            for file in (self.path / "episodes").glob("*.jsonl"):
+                _cut_incomplete_line(file)
+            yield
+
+    def file(self, plan: EvaluationPlan, model: str) -> Path:
+        """Return the file of a model's episodes. It may not exist yet."""
+        number = list(plan.models).index(model) + 1
+        slug = re.sub(r"\W+", "_", model, flags=re.ASCII).strip("_")[-60:] or "model"
+        return self.path / "episodes" / f"{slug}-{number}.jsonl"
+
+    def append(self, plan: EvaluationPlan, model: str, episode: Episode) -> None:
+        """Add an episode that is over to the model's file. Call this only while `writing`. Raises OSError."""
+        environment = list(plan.environments).index(episode.kind)
+        group = episode.seed - plan.seed + MOST_STARTS * environment
+        line = to_json_line(replace(episode, model=model, group=group).to_json())
+        append_line(self.file(plan, model), line)
+
+    def read(self, plan: EvaluationPlan, model: str) -> dict[Key, Episode]:
+        """Return the episodes of a model. The last one of each key counts.
+
+        Raises:
+            BadEpisodes: A line is damaged. The message names it.
+        """
+        file, number = self.file(plan, model), 0
+        episodes: dict[Key, Episode] = {}
+        try:
+            with open_text(file) as lines:
+                for line in read_lines(lines):
+                    number += 1
+                    if line.endswith(b"\n"):  # the last line is incomplete while it is being written
+                        episode = parse_episode(line)
+                        episodes[key_of(episode)] = episode
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise BadEpisodes(f"{file}:{number}: {error}") from error
+        return episodes
+
+
+def _cut_incomplete_line(file: Path) -> None:
+    with file.open("r+b") as lines:
+        end = lines.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - 2**16)
+            lines.seek(start)
+            if (found := lines.read(end - start).rfind(b"\n")) >= 0:
+                lines.truncate(start + found + 1)
+                return
+            end = start
+        lines.truncate(0)
