@@ -34,8 +34,8 @@ HOSTING_READY := $(HOSTING_VENV)/.ready
 HOSTED := gymnasium minigrid openenv openreward reasoning-gym skyrl-gym textarena textworld
 AGENTS_VENV := .venv-agents
 AGENTS_READY := $(AGENTS_VENV)/.ready
-# Agents of other projects. Their tests also install the pretrained model that they call.
-AGENTS := openai-agents anthropic mini-swe-agent
+# Agents of other projects, whose tests also install the pretrained model that they call, and Inspect, which reads exported episodes.
+AGENTS := openai-agents anthropic mini-swe-agent inspect-ai
 # Harbor reads exported episodes. It is installed without its dependencies, since its data models need only pydantic. Its other
 # parts need Python 3.12.
 HARBOR := harbor==0.26.0
@@ -88,7 +88,7 @@ test-hosting: $(HOSTING_READY) $(ADAPTERS_READY) ## Test the hosting of environm
 hub: $(HOSTING_READY) ## Check every environment of the packages that can be hosted, and write a page about each environment
 	@$(HOSTING_VENV)/bin/starpod hub $(ARGS)
 
-test-agents: $(AGENTS_READY) ## Test the gateway with OpenAI Agents, Anthropic's client, mini-swe-agent and MCP, and exported episodes with Harbor
+test-agents: $(AGENTS_READY) ## Test the gateway with OpenAI Agents, Anthropic's client, mini-swe-agent and MCP, and exported episodes with Harbor and Inspect
 	@$(AGENTS_VENV)/bin/python -m pytest -m 'smollm or not smollm' -n 2 $(SPREAD) tests/tools/gateway/agents $(ARGS)
 	@$(AGENTS_VENV)/bin/python -m pytest tests/trainer/commands/test_export_episodes.py $(ARGS)
 

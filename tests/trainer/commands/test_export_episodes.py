@@ -1,6 +1,7 @@
-"""`starpod export-episodes`: Harbor's own models read what it writes."""
+"""`starpod export-episodes`: Harbor's own models and Inspect's own reader read what it writes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,55 @@ def test_harbor_reads_it(run: Path, tokens: bool) -> None:
     assert len(files) == 3
     for trajectory in files.values():
         models.Trajectory.model_validate(trajectory)
+
+
+def test_inspect_gets_a_log_of_each_environment_with_scores_and_errors(run: Path) -> None:
+    result = export(run, "--as", "inspect", "--model", "tiny")
+    assert (result.exit_code, result.output) == (0, f"{run / 'out'}: 3 episodes; 1 left out\n")
+    files = read(run)
+    logs = {name.partition("_")[2]: log for name, log in files.items()}
+    assert list(logs) == [
+        "bandit-v1_final-000001-1.json",
+        "bandit-v1_train-000001-2.json",
+        "frozen-lake-v1_train-000001-1.json",
+    ]
+    lake, lost = logs["frozen-lake-v1_train-000001-1.json"], logs["bandit-v1_final-000001-1.json"]
+    (sample,) = lake["samples"]
+    assert [message["role"] for message in sample["messages"]] == ["system", *["user", "assistant"] * 3, "user"]
+    assert sample["messages"][2]["metadata"]["actions"] == ["Left", "Right"]
+    assert sample["scores"]["success"] == {"value": "C"} and sample["scores"]["reward"]["value"] == 1.4
+    assert lake["results"]["scores"][0]["metrics"]["accuracy"]["value"] == 1.0
+    (failed,) = lost["samples"]
+    assert failed["error"]["message"] == "SessionLost" and "scores" not in failed
+    assert lost["results"] == {"total_samples": 1, "completed_samples": 0, "scores": []}
+
+
+def test_a_retried_episode_of_an_evaluation_is_one_sample_in_inspect(tmp_path: Path) -> None:
+    retried = [replace(LOST, model="m"), replace(SCRIPTED, seed=LOST.seed, member=LOST.member, model="m")]
+    write_episodes(tmp_path / "episodes" / "m-1.jsonl", retried)
+    export(tmp_path, "--as", "inspect")
+    (log,) = read(tmp_path).values()
+    assert log["eval"]["model"] == "m" and [sample["metadata"]["end"] for sample in log["samples"]] == ["max_turns"]
+
+
+def test_inspect_reads_it(tmp_path: Path) -> None:
+    inspect_log = pytest.importorskip("inspect_ai.log", reason="Inspect is not installed: make test-agents")
+    seen = replace(SOLVED, success=False, final_image=b"\x89PNG")
+    write_episodes(tmp_path / "final-000001.jsonl", [SOLVED, seen, LOST])
+    export(tmp_path, "--as", "inspect", "--model", "tiny")
+    infos = {info.task: info for info in inspect_log.list_eval_logs(str(tmp_path / "out"))}
+    assert set(infos) == {"bandit-v1", "frozen-lake-v1"}
+    for info in infos.values():
+        assert inspect_log.read_eval_log(info, header_only=True).eval.model == "tiny"  # as the viewer lists logs
+    log = inspect_log.read_eval_log(infos["frozen-lake-v1"])
+    assert [(sample.id, sample.epoch, sample.scores["success"].value) for sample in log.samples] == [
+        ("12", 1, "C"),
+        ("12", 2, "I"),
+    ]
+    assert [message.text for message in log.samples[0].messages][:3] == ["Cross the ice.", "P_G", FIRST["text"]]
+    assert log.samples[0].output.completion == "Right"
+    assert (log.stats.model_usage["tiny"].input_tokens, log.stats.model_usage["tiny"].output_tokens) == (20, 8)
+    assert inspect_log.read_eval_log(infos["bandit-v1"]).samples[0].error.message == "SessionLost"
 
 
 def test_what_cannot_be_exported_is_said(run: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.data.episode import Episode, Turn, prompt_lengths
 
 VERSION = "ATIF-v1.7"
 """ATIF version. No feature of a later version is used, and readers accept older ones."""
@@ -31,11 +31,10 @@ def to_atif(episode: Episode, name: str, *, model: str = "", tokens: bool = Fals
     steps.append({"source": "user", "message": episode.turns[0].observation})
     observations = [*(turn.observation for turn in episode.turns[1:]), episode.final_observation]
     context: list[int] = []
-    lengths: list[int] = []
+    lengths = prompt_lengths(episode.turns)
     for number, (turn, observation) in enumerate(zip(episode.turns, observations, strict=True)):
         context = turn.prompt.copy() if turn.fresh else context + turn.prompt
-        lengths.append(len(context) if turn.reply else 0)
-        steps.append(_step(turn, f"turn-{number}", observation, context if tokens else None, lengths[-1]))
+        steps.append(_step(turn, f"turn-{number}", observation, context if tokens else None, lengths[number]))
         context += turn.reply
     token_count = sum(len(turn.reply) for turn in episode.turns)
     facts = ("environment", "version", "seed", "dynamics_seed", "group", "member", "task", "parent")
@@ -43,7 +42,7 @@ def to_atif(episode: Episode, name: str, *, model: str = "", tokens: bool = Fals
         "schema_version": VERSION,
         "session_id": name,
         "trajectory_id": name,
-        "agent": {"name": "starpod", "version": _version(), **({"model_name": model} if model else {})},
+        "agent": {"name": "starpod", "version": installed_version(), **({"model_name": model} if model else {})},
         "steps": [{"step_id": number, **step} for number, step in enumerate(steps, 1)],
         "final_metrics": {
             **({"total_prompt_tokens": sum(lengths), "total_completion_tokens": token_count} if token_count else {}),
@@ -85,8 +84,9 @@ def _step(turn: Turn, name: str, observation: str, context: list[int] | None, pr
     return step
 
 
-def _version() -> str:
+def installed_version() -> str:
+    """Return the version of Starpod, "unknown" for a source tree that is not installed."""
     try:
         return version("starpod")
-    except PackageNotFoundError:  # a source tree that is not installed
+    except PackageNotFoundError:
         return "unknown"

@@ -326,6 +326,16 @@ def part_sums(turns: Sequence[Turn]) -> dict[str, float]:
     return dict(sums)
 
 
+def prompt_lengths(turns: Sequence[Turn]) -> list[int]:
+    """Return the number of tokens that precede each turn's reply; 0 for a turn without a reply."""
+    lengths, context = [], 0
+    for turn in turns:
+        context = len(turn.prompt) + (0 if turn.fresh else context)
+        lengths.append(context if turn.reply else 0)
+        context += len(turn.reply)
+    return lengths
+
+
 def lines_of(turns: Sequence[Turn]) -> list[list[Turn]]:
     """Return the turns of each speaker in each attempt (`Turn.line`), in order."""
     lines: dict[tuple[int, str], list[Turn]] = {}

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
+from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from starpod.trainer.data.atif import to_atif
 from starpod.trainer.data.chat import to_chat
 from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.inspect_log import to_inspect
 
 
 class WriteEpisodes(Protocol):
@@ -58,8 +61,28 @@ def write_chats(episodes: Iterable[tuple[str, Episode]], out: Path, *, model: st
     return count
 
 
+def write_inspect_logs(episodes: Iterable[tuple[str, Episode]], out: Path, *, model: str, tokens: bool) -> int:
+    """Write a log of Inspect into the folder `out` for each file of episodes, model and environment."""
+    count, created = 0, datetime.now(UTC).replace(microsecond=0)
+    for file, members in groupby(episodes, lambda named: named[0].rpartition("-")[0]):
+        logs: dict[tuple[str, str], dict[object, Episode]] = {}
+        for name, episode in members:
+            # In an evaluation's folder, a later line for the same attempt replaces an earlier one.
+            key = (episode.seed, episode.member) if episode.model else name
+            logs.setdefault((episode.model or model, episode.kind), {})[key] = episode
+        for number, ((player, kind), played) in enumerate(logs.items(), 1):
+            # The viewer lists files of this form: a time, the task without underscores, and anything unique.
+            name = f"{created:%Y-%m-%dT%H-%M-%S+00-00}_{kind.replace('_', '-')}_{file}-{number}"
+            out.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(to_inspect(list(played.values()), name, created, model=player), ensure_ascii=False)
+            (out / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+            count += len(played)
+    return count
+
+
 FORMATS: dict[str, ExportFormat] = {
     "atif": ExportFormat("trajectories of Harbor; OUT is a folder", write_trajectories, takes_tokens=True),
+    "inspect": ExportFormat("logs for Inspect's viewer; OUT is a folder", write_inspect_logs),
     "sft": ExportFormat("conversations in OpenAI's chat format; OUT is a .jsonl file", write_chats),
 }
 """The formats by their names for `--as`."""
