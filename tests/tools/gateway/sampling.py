@@ -40,9 +40,11 @@ class RandomEngine(ScriptedEngine):
         return reply
 
 
-def scripted(say: Callable[[Request, str], str], template: str = "chatml", **sampling: int) -> Sampler:
+def scripted(
+    say: Callable[[Request, str], str], template: str = "chatml", *, calls: str = "", **sampling: int
+) -> Sampler:
     """A sampler whose replies are a function of the request and the prompt's text."""
-    made = Template(tokenizer(template))
+    made = Template(tokenizer(template), calls=calls)
     config = SamplingConfig(**({"max_reply_tokens": 200, "max_episode_tokens": 4000} | sampling))
     return Sampler(engine=ScriptedEngine(made, say), layout=ChatLayout(made), sampling=config)
 

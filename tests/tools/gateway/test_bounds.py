@@ -13,13 +13,14 @@ from starlette.requests import Request
 from starpod.client import Limits, Observation
 from starpod.gateway import app, session
 from starpod.gateway.played import OutsideAgent
-from starpod.gateway.requests import Ask, Message, Rejected, ReplyCall
+from starpod.gateway.requests import Ask, Message, Rejected
 from starpod.gateway.session import RolloutSession
 from starpod.gateway.turns import Rotation
 from starpod.trainer.agents.base import Task
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.engines.base import Reply
 from starpod.trainer.engines.base import Request as Sampled
+from starpod.trainer.prompts.formats.base import ReplyCall
 from tests.tools.gateway.sampling import engine_of, scripted
 
 BLANKS = " " * 7_900_000

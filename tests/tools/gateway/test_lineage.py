@@ -10,12 +10,13 @@ import pytest
 
 from starpod.gateway.lineage import ChatLayout
 from starpod.gateway.records import Records
-from starpod.gateway.requests import Ask, Message, ReplyCall
+from starpod.gateway.requests import Ask, Message
 from starpod.gateway.session import Replied, RolloutSession, Sampler
 from starpod.trainer.agents.config import SamplingConfig
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.data.sample import samples_of
 from starpod.trainer.engines.base import Reply, Request
+from starpod.trainer.prompts.formats.base import ReplyCall
 from starpod.trainer.prompts.template import Template
 from tests.tools.gateway.sampling import RandomEngine, engine_of, scripted
 from tests.trainer.chat_templates import TEMPLATES, tokenizer

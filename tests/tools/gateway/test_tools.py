@@ -1,17 +1,15 @@
-"""Tool calls in replies: JSON is decoded from the opening tag on, and histories are compared by values."""
-
-import json
-from typing import Any
+"""Tool calls in replies: histories are compared by values, and a reply of one call ends with it."""
 
 import pytest
 
-from starpod.gateway import tools
 from starpod.gateway.dialects.chat import ChatCompletions
 from starpod.gateway.dialects.messages import Messages
 from starpod.gateway.dialects.responses import Responses
-from starpod.gateway.requests import Answer, Ask, Message, ReplyCall
+from starpod.gateway.requests import Answer, Ask, Choice, Message
 from starpod.gateway.session import Replied, RolloutSession
-from starpod.gateway.tools import parse_reply, write_reply
+from starpod.trainer.engines.base import Request
+from starpod.trainer.prompts.formats.base import CallFormat, ReplyCall
+from starpod.trainer.prompts.formats.table import FORMATS
 from tests.tools.gateway.sampling import scripted
 
 USER = Message("user", "go")
@@ -20,77 +18,6 @@ TOOL = {"type": "function", "function": {"name": "move", "parameters": {"type": 
 
 def call(arguments: str = '{"to": "Up"}', name: str = "move") -> str:
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
-
-
-@pytest.mark.parametrize("text", ["a</tool_call>b", "<tool_call>", "</tool_call>", "</think>", '{"a": "\\"'])
-@pytest.mark.parametrize("around", ["{}", "before {} after", "<think>t</think>{}", "{}\n{}", "<tool_call>x {}"])
-def test_tags_inside_an_argument_belong_to_it(text: str, around: str) -> None:
-    whole = call(json.dumps({"text": text}))
-    parts = parse_reply(around.replace("{}", whole), tools=True)
-    assert [json.loads(each.arguments) for each in parts.calls] == [{"text": text}] * around.count("{}")
-    assert parts.text == around.replace("<think>t</think>", "").replace("{}", "").strip()
-
-
-@pytest.mark.parametrize(
-    ("raw", "arguments"),
-    [
-        (call('{"t": "a\nb"}'), {"t": "a\nb"}),
-        (call('{"t": "a\tb"}'), {"t": "a\tb"}),
-        (call('"{\\"t\\": \\"a\\nb\\"}"'), {"t": "a\nb"}),
-        ('{"name": "move", "arguments": {"t": "a\nb"}}', {"t": "a\nb"}),
-        ('{"name": "move", "parameters": {"t": "<tool_call>"}}', {"t": "<tool_call>"}),
-        ('<tool_call>{"name": "move"}', {}),
-        (call("[1]"), None),
-        (call("1"), None),
-        (call("null"), None),
-        (call('"go up"'), None),
-        (call('"[1]"'), None),
-        (call().replace("}\n<", "} and\n<"), None),
-    ],
-)
-def test_arguments_are_an_object(raw: str, arguments: Any) -> None:
-    parts = parse_reply(raw, tools=True)
-    assert [json.loads(each.arguments) for each in parts.calls] == [arguments] * (arguments is not None)
-    assert parts.text == ("" if arguments is not None else raw)
-
-
-CUTS = range(len("<tool_call>"), len(call('{"to": ["é", -1.5e+7, true]}')) - len("}\n</tool_call>"))
-
-
-@pytest.mark.parametrize("length", CUTS)
-def test_a_call_that_is_cut_is_neither_call_nor_text(length: int) -> None:
-    parts = parse_reply(f"I move.{call()}" + call('{"to": ["é", -1.5e+7, true]}')[:length], tools=True)
-    assert (parts.text, len(parts.calls)) == ("I move.", 1)
-
-
-@pytest.mark.parametrize(
-    "raw", ["use <tool_call> and </tool_call>", '<tool_call>{"a": "b</tool_call>', "<tool_call> a"]
-)
-def test_what_is_no_call_stays_text(raw: str) -> None:
-    assert parse_reply(raw, tools=True)[:3] == (None, raw, ())
-
-
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-
-
-@pytest.mark.parametrize(
-    "raw",
-    [
-        OPEN + "{" + " " * 300_000 + "}",
-        OPEN + " a" * 150_000,
-        OPEN * 30_000,
-        (OPEN + '{"a":') * 20_000,
-        (OPEN + " x " + CLOSE) * 12_000,
-        OPEN + '{"name":"a","arguments":' + "[" * 300_000,
-    ],
-    ids=["blanks", "words", "opens", "begun", "empty", "deep"],
-)
-def test_the_number_of_tries_is_bounded(raw: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each try takes time linear in the length of the reply, in C."""
-    tries, read = [], tools._read_call
-    monkeypatch.setattr(tools, "_read_call", lambda text, start: tries.append(start) or read(text, start))
-    assert not parse_reply(raw, tools=True).calls
-    assert len(tries) <= tools._MOST_BROKEN + 1
 
 
 def test_a_cut_reply_is_reported_as_cut_even_with_whole_calls() -> None:
@@ -130,11 +57,10 @@ def test_other_values_are_another_history(one: str, other: str) -> None:
     assert len(keys) == 2
 
 
-def test_a_call_without_arguments_is_written_as_an_object() -> None:
-    assert (
-        parse_reply(write_reply(Message("assistant", "", (ReplyCall("move", ""),))), tools=True).calls[0].arguments
-        == "{}"
-    )
+@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+def test_a_call_without_arguments_is_written_as_an_object(form: CallFormat) -> None:
+    written = form.write(None, "", [ReplyCall("move", "")])
+    assert form.parse(written).calls == (ReplyCall("move", "{}"),)
 
 
 @pytest.mark.parametrize("then", [f"\n{call()}", " and then", ""])
@@ -150,3 +76,29 @@ async def test_a_reply_of_one_call_ends_with_it(then: str, required: bool) -> No
     (turn,) = [replied.turn for replied in took]
     assert turn.text == call() and sampler.template.decode(turn.reply) == call().removeprefix(begun)
     assert len(turn.reply) == len(turn.logprobs) == len(turn.versions) == answer.reply_tokens
+
+
+@pytest.mark.parametrize("form", FORMATS.values(), ids=FORMATS)
+async def test_every_format_is_described_read_and_continued(form: CallFormat) -> None:
+    prompts: list[str] = []
+
+    def say(request: Request, prompt: str) -> str:
+        prompts.append(prompt)
+        return form.write("I think.", "", [ReplyCall("move", '{"to": "</tool_call>"}')])
+
+    took: list[Replied] = []
+    session = RolloutSession("one", scripted(say, calls=form.name), took.append)
+    first = await session.complete(Ask((USER,), (TOOL,)))
+    assert (first.thought, first.text) == ("I think.", "")
+    assert [(one.name, one.arguments, one.id) for one in first.calls] == [
+        ("move", '{"to": "</tool_call>"}', "call_1_0")
+    ]
+    assert form.example in prompts[0]
+    await session.complete(Ask((USER, first.message, Message("tool", "ok")), (TOOL,)))
+    assert [replied.turn.fresh for replied in took] == [True, False]
+    # A reply of another model is written in this format.
+    other = Message("assistant", "", (ReplyCall("move", '{"to": "Down"}'),))
+    await session.complete(Ask((USER, other, Message("tool", "ok")), (TOOL,)))
+    assert form.write(None, "", other.calls) in prompts[-1]
+    required = await session.complete(Ask((USER,), (TOOL,), Choice("required")))
+    assert took[-1].prefilled and form.begin_call("move") in took[-1].turn.text and required.number == 4

@@ -12,6 +12,7 @@ import click
 from starpod.report.site import site_options
 from starpod.serving.options import Command, duration, size
 from starpod.serving.sockets import claim_output, is_loopback, link, listen
+from starpod.trainer.prompts.formats.table import FORMATS
 
 if TYPE_CHECKING:
     from starpod.gateway.serving import Serving
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     cls=Command,
     headings={
         "Address": ["host", "port", "hosts", "gateway_token_file"],
-        "Replies": ["engine", "urls", "temperature", "max_tokens", "context", "seed"],
+        "Replies": ["engine", "urls", "temperature", "max_tokens", "context", "tool_format", "seed"],
         "Sessions": ["out", "max_sessions", "idle_timeout", "max_body_bytes"],
     },
     renamed={
@@ -66,6 +67,12 @@ if TYPE_CHECKING:
     show_default="the run's, or 3600",
     help="Maximum tokens of prompt and reply.",
 )
+@click.option(
+    "--tool-format",
+    type=click.Choice(list(FORMATS)),
+    show_default="the chat template's",
+    help="Form in which the model writes tool calls.",
+)
 @click.option("--max-sessions", type=click.IntRange(1), default=1024, help="Maximum open sessions.")
 @click.option(
     "--idle-timeout",
@@ -87,6 +94,7 @@ def gateway(
     temperature: float | None,
     max_tokens: int | None,
     context: int | None,
+    tool_format: str | None,
     max_sessions: int,
     idle_timeout: float,
     max_body_bytes: int,
@@ -114,6 +122,7 @@ def gateway(
         temperature=temperature,
         max_tokens=max_tokens,
         context=context,
+        calls=tool_format or "",
         seed=seed,
     )
     uvloop.run(

@@ -15,10 +15,9 @@ from typing import Any, TypeVar
 from jinja2 import TemplateError
 
 from starpod.gateway.requests import Ask, Message, bad_request, extended
-from starpod.gateway.tools import begin_call, describe_results, describe_tools, write_reply
+from starpod.gateway.tools import describe_results, describe_tools
 from starpod.gateway.turns import Rotation
 from starpod.trainer.data.episode import Turn
-from starpod.trainer.prompts.grammar import THINK, THINK_END
 from starpod.trainer.prompts.template import Template
 
 _PROBE = "starpod-probe"
@@ -71,7 +70,7 @@ class ChatLayout:
         texts = list(raw)
         system = [text for message, text in zip(messages, texts, strict=True) if message.role == "system"]
         if tools and not self._takes_tools:
-            system.append(describe_tools(tools))
+            system.append(describe_tools(tools, self.template.layout.calls))
         chat_messages = [
             (message.role, text) for message, text in zip(messages, texts, strict=True) if message.role != "system"
         ]
@@ -171,6 +170,7 @@ class Lineage:
     def __init__(self, layout: ChatLayout) -> None:
         self._layout = layout
         self._template = layout.template
+        self._calls = layout.template.layout.calls
         self._nodes: dict[bytes, Node] = {}
         self._in_order: list[Node] = []
         self._replies: dict[bytes, Node] = {}
@@ -202,8 +202,10 @@ class Lineage:
         """Return the text with which a reply must begin if it must call a tool; empty if it need not."""
         if ask.choice.kind != "required":
             return ""
-        thought = f"{THINK_END}\n\n" if self._template.opening.startswith(THINK) else ""
-        return thought + begin_call(ask.tools, ask.choice.name)
+        begin_thought, end_thought = self._calls.thought
+        thought = f"{end_thought}\n\n" if self._template.opening.startswith(begin_thought) else ""
+        only_name = ask.tools[0]["function"]["name"] if len(ask.tools) == 1 else ""
+        return thought + self._calls.begin_call(ask.choice.name or only_name)
 
     def node(self, draft: Draft, reply: Sequence[int], raw: str, message: Message) -> tuple[Node, bool]:
         """Return the node of a sampled reply, for `add`, and whether its turn begins a new sample.
@@ -256,7 +258,7 @@ class Lineage:
         if message.role != "assistant":
             return message.text
         node = self._nodes.get(ask.history[index]) or self._replies.get(message.key)
-        return write_reply(message) if node is None else node.raw
+        return self._calls.write(None, message.text, message.calls) if node is None else node.raw
 
     def _encode_anew(self, ask: Ask, text: str) -> list[int]:
         """Return the prompt as ids. If the template never rewrites replies, known replies keep their sampled ids."""
@@ -272,7 +274,8 @@ class Lineage:
             node = self._replies.get(reply.key)
             if node is None:
                 opening = self._template.opening
-                text_ids = self._template.encode_reply(opening + write_reply(reply).removeprefix(opening))
+                written = self._calls.write(None, reply.text, reply.calls)
+                text_ids = self._template.encode_reply(opening + written.removeprefix(opening))
             else:
                 text_ids = node.text_ids
             ids += text_ids

@@ -65,7 +65,7 @@ class Programs:
         """Return the layout of a policy's tokenizer. It has no reply prefix, because programs write their prompts."""
         key = id(template.tokenizer)
         if key not in self._layouts:
-            self._layouts[key] = ChatLayout(Template(template.tokenizer))
+            self._layouts[key] = ChatLayout(Template(template.tokenizer, calls=template.layout.calls.name))
         return self._layouts[key]
 
 

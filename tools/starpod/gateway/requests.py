@@ -11,6 +11,7 @@ from http import HTTPStatus
 from typing import Any, Literal
 
 from starpod.trainer.data.episode import Finish
+from starpod.trainer.prompts.formats.base import ReplyCall
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -37,16 +38,6 @@ class Rejected(Exception):
 
 def bad_request(message: str, code: str = "invalid_value") -> Rejected:
     return Rejected(HTTPStatus.BAD_REQUEST, code, message)
-
-
-@dataclass(frozen=True, slots=True)
-class ReplyCall:
-    """A tool call in a reply."""
-
-    name: str
-    arguments: str
-    """A JSON object as text."""
-    id: str = ""
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,8 @@ class Serving:
     """Maximum number of tokens of a reply."""
     context: int | None = None
     """Maximum number of tokens of prompt and reply together."""
+    calls: str = ""
+    """Name of the format of tool calls; empty: the one that the chat template uses."""
     seed: int = 0
 
     @asynccontextmanager
@@ -51,14 +53,14 @@ class Serving:
             from starpod.trainer.engines.vllm_remote import RemoteVllm
 
             folder = source_of(self.model)
-            template = Template(AutoTokenizer.from_pretrained(folder))
+            template = Template(AutoTokenizer.from_pretrained(folder), calls=self.calls)
             sampling = self._sampling(read_settings(Path(folder)))
             vocabulary = AutoConfig.from_pretrained(folder).get_text_config().vocab_size
             engine: Any = RemoteVllm(config, max_context=sampling.max_episode_tokens, vocabulary=vocabulary)
         else:
             loaded = load_model(self.model)
             policy = policy_of(loaded.policies)
-            template = Template(policy.tokenizer)
+            template = Template(policy.tokenizer, calls=self.calls)
             sampling = self._sampling(loaded.config)
             engine = build_engine(config, policy, max_context=sampling.max_episode_tokens)
         try:

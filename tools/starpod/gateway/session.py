@@ -11,12 +11,12 @@ from http import HTTPStatus
 from typing import Any
 
 from starpod.gateway.lineage import ChatLayout, Draft, Lineage
-from starpod.gateway.requests import Answer, Ask, Rejected, ReplyCall, bad_request
-from starpod.gateway.tools import parse_reply
+from starpod.gateway.requests import Answer, Ask, Rejected, bad_request
 from starpod.trainer.agents.config import SamplingConfig
 from starpod.trainer.configuration.seeds import derive
 from starpod.trainer.data.episode import Turn
 from starpod.trainer.engines.base import Engine, EngineError, Reply, Request
+from starpod.trainer.prompts.formats.base import ReplyCall
 from starpod.trainer.prompts.template import Template
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -246,15 +246,15 @@ class RolloutSession:
     def _record_reply(self, key: bytes, draft: Draft, reply: Reply, seconds: float) -> Answer:
         sampler, ask = self.sampler, draft.ask
         template, tokens = sampler.template, reply.tokens
-        tools = bool(ask.tools) and ask.choice.kind != "none"
+        calls, tools = template.layout.calls, ask.tools if ask.choice.kind != "none" else ()
         reply_text, length, stop = _cut_at_stop(template, tokens, ask.stop)
         full_text, finish = draft.complete_text(reply_text), "stop" if stop else reply.finish
-        parts = parse_reply(full_text, tools=tools, most_calls=1 if ask.one_call else None)
-        if ask.one_call and parts.calls and full_text[parts.end :].strip():
+        parts = calls.parse(full_text, tools or None)
+        if ask.one_call and parts.calls and full_text[parts.ends[0] :].strip():
             # The reply ends with its first call: drop the rest, as after a stop text.
-            beginning = reply_text[: len(reply_text) - len(full_text) + parts.end]
+            beginning = reply_text[: len(reply_text) - len(full_text) + parts.ends[0]]
             length, finish, stop = template.count_ids(tokens, len(beginning), 1), "stop", ""
-            parts = parse_reply(full_text[: parts.end], tools=tools)
+            parts = calls.parse(full_text[: parts.ends[0]], tools)
         raw = draft.complete_text(template.decode(tokens[:length]))
         number = self.replies + 1
         answer = Answer(

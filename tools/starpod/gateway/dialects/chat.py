@@ -12,7 +12,6 @@ from starpod.gateway.requests import (
     Choice,
     Message,
     Rejected,
-    ReplyCall,
     Role,
     bad_request,
     choice_of,
@@ -22,6 +21,7 @@ from starpod.gateway.requests import (
     refuse_given,
     text_of,
 )
+from starpod.trainer.prompts.formats.base import ReplyCall
 
 _ROLES: dict[str, Role] = {
     "system": "system",

@@ -13,7 +13,6 @@ from starpod.gateway.requests import (
     Choice,
     Message,
     Rejected,
-    ReplyCall,
     bad_request,
     choice_of,
     count,
@@ -23,6 +22,7 @@ from starpod.gateway.requests import (
     refuse_given,
     text_of,
 )
+from starpod.trainer.prompts.formats.base import ReplyCall
 
 _ERRORS = {
     401: "authentication_error",

@@ -101,7 +101,7 @@ class PretrainedAgents(Agents):
         )
 
     def _template(self, prompt: PromptConfig) -> Template:
-        return Template(self._policies.tokenizer, prefill=prompt.opening, view=self._policies.view)
+        return Template(self._policies.tokenizer, prefill=prompt.opening, view=self._policies.view, calls=prompt.calls)
 
     def fit(self, task: Task) -> Task:
         """Return the task with its unset values filled in from the run's evaluations.

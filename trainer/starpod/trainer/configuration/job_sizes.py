@@ -136,7 +136,7 @@ def size_pretrained(draft: Config, explored: Explored, turns: int) -> tuple[dict
     from starpod.trainer.prompts.template import Template
 
     spec, given = explored.spec, draft.sampling.model_fields_set
-    template = Template(load_tokenizer(draft.model), prefill=draft.prompt.opening)
+    template = Template(load_tokenizer(draft.model), prefill=draft.prompt.opening, calls=draft.prompt.calls)
     writer = DemonstrationWriter(draft.warm_start, draft.prompt, tuple(spec.action_space.names), draft.script)
     played = [turn for demo in explored.demonstrations for turn in asyncio.run(writer.episode(demo, template, 0)).turns]
     longest = max(len(turn.reply) for turn in played)

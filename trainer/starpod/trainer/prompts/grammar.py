@@ -27,8 +27,6 @@ Block = Literal["think", "switch", "subgoal", "description", "prediction", "answ
 """Name of a block of a reply."""
 BLOCKS: tuple[Block, ...] = get_args(Block)
 """Names of all blocks, in the order in which a reply has them."""
-CALL_TAGS = ("<tool_call>", "</tool_call>")
-"""The tags of a call of a tool, in the format of Hermes and Qwen."""
 FURTHER_TAGS = tuple(tag for name in get_args(Further) for tag in (f"<{name}>", f"</{name}>"))
 """Tags of the optional blocks."""
 
@@ -115,6 +113,10 @@ class Grammar:
         answer = text[insides[-1].begin : insides[-1].end]
         pieces = (piece.strip() for piece in split_actions(_clean(answer), SEPARATOR))
         actions = [piece for piece in pieces if piece][: MOST_ACTIONS if max_actions is None else max_actions]
+        return self.parsed(thought, actions, blocks)
+
+    def parsed(self, thought: str | None, actions: Sequence[str], blocks: Mapping[str, str]) -> Parsed:
+        """Return a reply with these parts, with the spelling of the actions that the environment lists."""
         unknown = [piece for piece in actions if piece.lower() not in self._spelling] if self._spelling else []
         return Parsed(
             thought=thought,

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 from jinja2 import TemplateError
 
 from starpod.trainer.data.images import MARK, NOT_A_MARK, ImageConfig
-from starpod.trainer.prompts.grammar import CALL_TAGS, FURTHER_TAGS, TAGS, THINK
+from starpod.trainer.prompts.formats.table import FORMATS, find_format
+from starpod.trainer.prompts.grammar import FURTHER_TAGS, TAGS, THINK
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -29,8 +30,10 @@ class TemplateLayout:
     Args:
         tokenizer: Tokenizer with a chat template.
         view: Image processing of the model; None for a text model.
+        calls: Name of the format of tool calls; "" for the one that the chat template uses.
 
     Attributes:
+        calls: The format of tool calls.
         takes_system: Whether there is a system role. Otherwise system text is put before the first user message.
         gap: White space that the template writes before a past reply but not at the end of a prompt. `prompt` ends
             with it, so that each prompt extends the previous one.
@@ -43,7 +46,7 @@ class TemplateLayout:
         ValueError: If the tokenizer has no chat template, or if replies cannot be located in it.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, view: ImageConfig | None) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, view: ImageConfig | None, calls: str = "") -> None:
         if not tokenizer.chat_template:
             name = tokenizer.name_or_path or type(tokenizer).__name__
             raise ValueError(
@@ -52,6 +55,7 @@ class TemplateLayout:
             )
         self.tokenizer = tokenizer
         self.view = view
+        self.calls = FORMATS[calls] if calls else find_format(tokenizer.chat_template)
         self.control: tuple[str, ...] = ()
         self._in_parts = not self._shows_plain_text()
         self.takes_system = self._has_system_role()
@@ -62,7 +66,7 @@ class TemplateLayout:
         self.end_text, self.end = self._find_end()
         self.control = self._find_control()
         self._control_start = _starts_of(self.control)
-        self._control_start_in_replies = _starts_of(token for token in self.control if token not in CALL_TAGS)
+        self._control_start_in_replies = _starts_of(set(self.control) - set(self.calls.all_marks) | {self.end_text})
 
     def prompt(self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """Render the prompt of the next reply, with tools in OpenAI's format.

@@ -13,6 +13,8 @@ from starpod.trainer.configuration.section import ConfigError, Section
 from starpod.trainer.configuration.user_file import UserCodeError, call, known_or_located, load, names_file
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.data.images import MARK, NOT_A_MARK
+from starpod.trainer.prompts.calls import CallGrammar
+from starpod.trainer.prompts.formats.table import FORMATS
 from starpod.trainer.prompts.grammar import Further, Grammar, Parsed, UserGrammar
 
 OPENING = "You are an agent in an environment. You act turn by turn, and after each turn you see what came of it."
@@ -71,9 +73,9 @@ class PromptConfig(Section):
     )
     grammar: str = Field(
         default="tags",
-        description="Form of replies. tags: reasoning and answer between tags; FILE.py:NAME: a class of yours "
-        "that derives from Grammar.",
-        examples=["tags", "FILE.py:NAME"],
+        description="Form of replies. tags: reasoning and answer between tags; the name of a format of tool calls; "
+        "FILE.py:NAME: a class of yours that derives from Grammar.",
+        examples=["tags", *FORMATS, "FILE.py:NAME"],
     )
     context: ContextConfig = Field(
         default=FullContext(),
@@ -100,12 +102,14 @@ class PromptConfig(Section):
     @field_validator("grammar")
     @classmethod
     def _locate_grammar(cls, text: str) -> str:
-        return known_or_located(text, ["tags"], "reply grammar")
+        return known_or_located(text, ["tags", *FORMATS], "reply grammar")
 
     @model_validator(mode="after")
     def _names_each_block_once(self) -> PromptConfig:
         if len({*self.blocks}) < len(self.blocks):
             raise ValueError("prompt.blocks names a block twice: drop one")
+        if self.blocks and self.calls:
+            raise ValueError(f"prompt.grammar {self.grammar} has no further blocks: drop prompt.blocks")
         return self
 
     @model_validator(mode="after")
@@ -118,11 +122,18 @@ class PromptConfig(Section):
         return self
 
     @property
+    def calls(self) -> str:
+        """The configured format of tool calls; empty if replies have another form."""
+        return self.grammar if self.grammar in FORMATS else ""
+
+    @property
     def shows_images(self) -> bool:
         return self.observation != "text"
 
     def make_grammar(self, actions: Sequence[str] = ()) -> Grammar:
         """Return the grammar of replies for these action names. Raises ConfigError if it cannot be loaded."""
+        if self.calls:
+            return CallGrammar(FORMATS[self.calls], self.thinking, actions)
         if not names_file(self.grammar):
             return Grammar(self.thinking, actions, self.blocks)
         setting, kind = f"prompt.grammar {self.grammar}", load("prompt.grammar", self.grammar)

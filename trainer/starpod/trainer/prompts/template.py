@@ -30,6 +30,7 @@ class Template:
         tokenizer: Tokenizer with a chat template.
         prefill: Text at the end of every prompt, such as a reply's first tag. It is neither sampled nor trained on.
         view: Image processing of the model; None for a text model.
+        calls: Name of the format of tool calls; "" for the one that the chat template uses.
 
     Attributes:
         end: Id with which the template closes a reply.
@@ -44,11 +45,16 @@ class Template:
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, *, prefill: str = "", view: ImageConfig | None = None
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        prefill: str = "",
+        view: ImageConfig | None = None,
+        calls: str = "",
     ) -> None:
         self.tokenizer = tokenizer
         self.view = view
-        self.layout = TemplateLayout(tokenizer, view)
+        self.layout = TemplateLayout(tokenizer, view, calls)
         self.prefill = "" if self.layout.think_start and prefill == THINK else prefill
         self.opening = self.layout.think_start + self.prefill
         self.end = self.layout.end

@@ -180,7 +180,12 @@ async def _serve_all(config: Config, stack: contextlib.AsyncExitStack, screen: S
 def _build_templates(served: Sequence[Served], policies: Policies) -> dict[str, Template]:
     """Return the chat template of each environment, by its name in the run."""
     return {
-        each.config.name: Template(policies.tokenizer, prefill=each.config.prompt.opening, view=policies.view)
+        each.config.name: Template(
+            policies.tokenizer,
+            prefill=each.config.prompt.opening,
+            view=policies.view,
+            calls=each.config.prompt.calls,
+        )
         for each in served
     }
 
