@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from starpod.trainer.commands.train import annotate
+from starpod.trainer.commands.keys import annotate
 from starpod.trainer.configuration.loading import load_config, read_config
 from starpod.trainer.rollout.config import BestOfConfig
 

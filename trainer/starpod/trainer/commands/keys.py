@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import click
@@ -143,3 +143,26 @@ def show(value: Any) -> str:
         text = f"{value:g}"
         return text if {".", "e"} & set(text) else f"{text}.0"
     return value if isinstance(value, str) and value else json.dumps(value)
+
+
+def annotate(values: Mapping[str, Any], origins: Mapping[str, str], above: str = "") -> Iterator[str]:
+    """Yield the lines of a configuration as YAML, with comments on where the values come from.
+
+    Args:
+        values: Plain values of the configuration or of a section.
+        origins: Origin of each value that was set, by dotted key.
+        above: Dotted key of the section; "": the whole configuration.
+    """
+    from starpod.trainer.configuration.yaml12 import dump_yaml
+
+    for key, value in values.items():
+        place = f"{above}.{key}".lstrip(".")
+        if isinstance(value, Mapping) and value:
+            yield dump_yaml({key: {}}).replace(": {}\n", ":")
+            yield from (f"  {line}" for line in annotate(value, origins, place))
+        else:
+            first, *others = dump_yaml({key: value}).splitlines()
+            comment = f"# {origins[place]}" if place in origins else ""
+            yield from [comment] if comment and others else []
+            yield f"{first}  {comment}" if comment and not others else first
+            yield from others

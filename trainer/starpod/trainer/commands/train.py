@@ -51,6 +51,12 @@ _START = Path.cwd()
     help="Key, such as environment.id, that may differ from the run's when it is continued. Repeatable.",
 )
 @click.option(
+    "--imitate",
+    metavar="FILE",
+    help="Imitate episodes of a run, conversations in OpenAI's chat format or ATIF trajectories before reinforcement "
+    "learning, in place of demonstrations that the run plays. Sets warm_start.demonstrations, episodes=0, steps=null.",
+)
+@click.option(
     "--ui",
     "with_site",
     is_flag=True,
@@ -82,6 +88,7 @@ def train(
     resume: bool,
     resume_or_start: bool,
     changes: tuple[str, ...],
+    imitate: str | None,
     with_site: bool,
     dry_run: bool,
     list_configurations: bool,
@@ -104,6 +111,10 @@ def train(
         click.echo(list_jobs() if keys is None else _explain_keys(keys), nl=False)
         return 0
     config, words = _separate_words(config, words)
+    if imitate is not None:
+        from starpod.trainer.warm_start.config import imitation_words
+
+        words = (*words, *imitation_words(imitate, words))
     from starpod.trainer.configuration.advice import advise
     from starpod.trainer.configuration.environment_file import Job, choose_job
     from starpod.trainer.configuration.preflight import check
@@ -132,34 +143,13 @@ def train(
     for line in advise(run.config) if os.environ.get("RANK", "0") == "0" else ():
         click.echo(f"warning: {line}", err=True)
     if dry_run:
+        from starpod.trainer.commands.keys import annotate
+
         click.echo("\n".join(annotate(run.config.to_dict(), run.origins)))
         return _check_memory(run.config)
     if run_dir is None and world > 1:
         raise click.UsageError("each process of torchrun would create its own folder: name one with --run-dir")
     return run_training(run.config, path, resume=run.resume, with_site=with_site)
-
-
-def annotate(values: Mapping[str, Any], origins: Mapping[str, str], above: str = "") -> Iterator[str]:
-    """Yield the lines of a configuration as YAML, with comments on where the values come from.
-
-    Args:
-        values: Plain values of the configuration or of a section.
-        origins: Origin of each value that was set, by dotted key.
-        above: Dotted key of the section; "": the whole configuration.
-    """
-    from starpod.trainer.configuration.yaml12 import dump_yaml
-
-    for key, value in values.items():
-        place = f"{above}.{key}".lstrip(".")
-        if isinstance(value, Mapping) and value:
-            yield dump_yaml({key: {}}).replace(": {}\n", ":")
-            yield from (f"  {line}" for line in annotate(value, origins, place))
-        else:
-            first, *others = dump_yaml({key: value}).splitlines()
-            comment = f"# {origins[place]}" if place in origins else ""
-            yield from [comment] if comment and others else []
-            yield f"{first}  {comment}" if comment and not others else first
-            yield from others
 
 
 def _explain_keys(section: str) -> str:

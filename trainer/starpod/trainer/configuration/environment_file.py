@@ -64,6 +64,9 @@ class Job:
             else "episodes played at random"
         )
         examples += f", {warm_start.noise:.0%} of the moves random" * (warm_start.noise > 0)
+        if warm_start.demonstrations:
+            examples = f"{examples}, and {warm_start.demonstrations}" * (warm_start.episodes > 0)
+            examples = examples or warm_start.demonstrations
         times = f"{collect.groups} groups of {collect.group_size} episodes, {stop.iterations} times"
         ends, forecast = [f"until {stop.success:.0%} are solved"] if stop.success is not None else [], []
         if stop.minutes is not None:
@@ -80,7 +83,7 @@ class Job:
             *([] if self.solved is None else [f"{player} solved {self.solved} of {len(self.lengths)}{self._advice()}"]),
             f"the policy sees {self._describe_context(config)}, and replies with at most "
             f"{config.sampling.max_reply_tokens} tokens",
-            f"first it imitates {examples}" if warm_start.steps else "no warm start",
+            f"first it imitates {examples}" if warm_start.imitates else "no warm start",
             f"then {config.algorithm.preset} compares "
             + (
                 "each turn with a critic's estimate"
@@ -110,7 +113,7 @@ class Job:
 
 def remedies(warm_start: WarmStartConfig) -> str:
     """Return a text on how to raise success."""
-    imitates_expert = warm_start.steps and warm_start.actions == "expert"
+    imitates_expert = warm_start.imitates and warm_start.episodes and warm_start.actions == "expert"
     expert = "" if imitates_expert else "imitate the environment's `expert_action` in a warm start, or "
     return f"{expert}give the environment rewards on the way or easier starts"
 

@@ -23,7 +23,7 @@ OWN_KEYS = {
     "prompt": tuple(PromptConfig.model_fields),
     "rewards": tuple(RewardConfig.model_fields),
     "warm_start": (
-        *("episodes", "demonstrations", "from", "failures"),
+        *("episodes", "demonstrations", "min_reward", "from", "failures"),
         *("actions", "noise", "imitate_noise", "best", "thought"),
     ),
     "evaluation": ("episodes", "temperature", "options", "reference"),

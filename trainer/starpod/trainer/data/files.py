@@ -8,10 +8,10 @@ import math
 import os
 import sys
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, TypeVar, cast
 
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.group import Group
@@ -23,6 +23,9 @@ SUFFIXES = (".jsonl", ".jsonl.gz")
 
 EVALUATION = ("eval-", "final-")
 """Name prefixes of the files of evaluations in a run's folder."""
+
+
+Record = TypeVar("Record")
 
 
 class BadEpisodes(Exception):
@@ -68,7 +71,7 @@ def read_episodes(path: Path | str) -> Iterator[Episode]:
     Raises BadEpisodes with file, line and reason if a file is missing or damaged.
     """
     for file in episode_files(path):
-        for _, episode in _read(file):
+        for _, episode in read_records(file, parse_episode):
             yield episode
 
 
@@ -85,7 +88,7 @@ def read_groups(path: Path | str) -> list[Group]:
         if not files:
             raise BadEpisodes(f"{path} holds only episodes of evaluations; name a file to train on those")
     for file in files:
-        for number, episode in _read(file):
+        for number, episode in read_records(file, parse_episode):
             group = groups.setdefault((file, episode.group), Group(len(groups), []))
             if group.episodes and group.episodes[0].environment != episode.environment:
                 raise BadEpisodes(f"{file}:{number}: group {episode.group} holds episodes of several environments")
@@ -124,14 +127,17 @@ def episode_files(path: Path | str) -> list[Path]:
     return files
 
 
-def _read(path: Path) -> Iterator[tuple[int, Episode]]:
-    """Yield the line number and the episode of each line."""
+def read_records(path: Path, parse: Callable[[str], Record]) -> Iterator[tuple[int, Record]]:
+    """Yield the number of each line and what `parse` makes of it. A file `*.json` is parsed as one line.
+
+    Raises BadEpisodes with file, line and reason if the file cannot be read, or if `parse` raises ValueError.
+    """
     number = 0
     try:
         with _open(path, "rt") as file:
-            for number, line in enumerate(file, 1):
+            for number, line in enumerate([file.read()] if path.suffix == ".json" else file, 1):
                 if line.strip():
-                    yield number, parse_episode(line)
+                    yield number, parse(line)
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise BadEpisodes(f"{path}:{number + 1}: cannot be read: {error}") from error
     except ValueError as error:

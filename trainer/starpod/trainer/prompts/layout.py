@@ -68,7 +68,7 @@ class TemplateLayout:
         self._control_start = _starts_of(self.control)
         self._control_start_in_replies = _starts_of(set(self.control) - set(self.calls.all_marks) | {self.end_text})
 
-    def prompt(self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+    def prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
         """Render the prompt of the next reply, with tools in OpenAI's format.
 
         Raises jinja2.TemplateError if the template refuses an argument.
@@ -76,10 +76,18 @@ class TemplateLayout:
         return self.render(messages, generation=True, tools=tools) + self.gap
 
     def render(
-        self, messages: Sequence[Mapping[str, str]], *, generation: bool, tools: Sequence[Mapping[str, Any]] = ()
+        self, messages: Sequence[Mapping[str, Any]], *, generation: bool, tools: Sequence[Mapping[str, Any]] = ()
     ) -> str:
+        """Render messages as text. They may have further keys than role and content, such as `tool_calls`.
+
+        Raises jinja2.TemplateError if the template refuses an argument.
+        """
         items: Any = [
-            {"role": message["role"], "content": self._content(message["content"], message["role"])}
+            {
+                **{key: self._defuse_all(value) for key, value in message.items() if key not in ("role", "content")},
+                "role": message["role"],
+                "content": self._content(message["content"], message["role"]),
+            }
             for message in messages
         ]
         extra: Any = {"tools": self._defuse_all(tools)} if tools else {}

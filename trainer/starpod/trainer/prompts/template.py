@@ -180,15 +180,22 @@ class Template:
         """Encode the beginning of a reply that follows a prompt. `text` does not include `opening`."""
         return self._encode_after(self.layout.before_reply + self.prefill, self.layout.defuse(text, "assistant"))
 
-    def encode_reply(self, text: str) -> list[int]:
+    def encode_reply(self, text: str, *, rendered: bool = False) -> list[int]:
         """Encode a reply that was not sampled, such as a demonstration, without `opening` and with the end token.
 
-        Raises ValueError if `text` does not begin with `opening`.
+        Args:
+            text: The reply, which must begin with `opening`.
+            rendered: Whether the chat template wrote `text`. Control tokens that it wrote then become single ids.
+
+        Raises:
+            ValueError: `text` does not begin with `opening`.
         """
         opening = self.opening if text.startswith(self.opening) else self.opening.rstrip()
         if not text.startswith(opening):
             raise ValueError(f"a reply begins with {opening!r} here; this one begins with {text[:40]!r}")
-        return [*self.encode_beginning(text.removeprefix(opening)), self.end]
+        text = text.removeprefix(opening)
+        before = self.layout.before_reply + self.prefill
+        return [*(self._encode_after(before, text) if rendered else self.encode_beginning(text)), self.end]
 
     def _encode_messages(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         before, prompt = self.layout.prompt_after_reply(messages)

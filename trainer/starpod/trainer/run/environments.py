@@ -21,13 +21,15 @@ from starpod.trainer.prompts.template import Template
 from starpod.trainer.rollout.config import Facts
 from starpod.trainer.rollout.environment import connect, make_task, read_facts
 from starpod.trainer.run.interrupts import Interrupts
+from starpod.trainer.warm_start.chats import encode_chats
 from starpod.trainer.warm_start.demonstrations import (
     Demonstration,
     choose_best,
     collect_demonstrations,
     drop_failures,
-    read_demonstrations,
+    of_episodes,
 )
+from starpod.trainer.warm_start.files import FileContents, read_contents
 from starpod.trainer.warm_start.scout import RULES_EPISODES, Scouting, open_scout, read_scout
 from starpod.trainer.warm_start.teacher import DemonstrationWriter
 
@@ -42,6 +44,8 @@ class Served:
     writer: DemonstrationWriter
     facts: Facts
     demonstrations: list[Demonstration] = field(default_factory=list)
+    contents: FileContents | None = None
+    """Contents of the file of demonstrations, once it has been read."""
     texts: list[str] = field(default_factory=list)
     """All texts of this environment that a policy will read or write, if a tokenizer is trained on them."""
 
@@ -83,10 +87,20 @@ class Served:
         path = self.config.warm_start.demonstrations
         if not path:
             return []
-        (session,) = await self.task.open(self.fleet, 0, 1, Want())
+        self.contents = contents = read_contents(self.config.warm_start, self.task.environment)
+        seeds = [
+            *(each.seed for each in contents.episodes),
+            *(chat.seed for chat in contents.chats if chat.environment),
+        ]
+        refuse_held_out(config, "warm_start.demonstrations", path, seeds)
+        if self.config.name and contents.chats and path == config.warm_start.demonstrations:
+            raise ConfigError(
+                f"warm_start.demonstrations {path} has conversations, which do not belong to all environments: give it "
+                f"in the section of one, such as environments.{self.config.name}.warm_start.demonstrations"
+            )
+        (session,) = await self.task.open(self.fleet, config.seeds.warmstart.start, 1, Want())
         await session.close()
-        demos = read_demonstrations(path, self.task.environment, session.limits)
-        refuse_held_out(config, "warm_start.demonstrations", path, (demo.episode.seed for demo in demos))
+        demos = of_episodes(contents.episodes, session.limits)
         if self.config.prompt.shows_images and not all(turn.image for demo in demos for turn in demo.episode.turns):
             raise ConfigError(
                 f"warm_start.demonstrations {path} has turns without an image, but prompt.observation is "
@@ -127,8 +141,11 @@ async def demonstrate(
         if parallel.is_main:
             await interrupts.unless_requested(environment.demonstrate(config, cursor, screen))
             if config.model.name == TINY:
+                chats = environment.contents.chats if environment.contents else []
                 environment.texts = await environment.writer.texts(environment.demonstrations)
-        environment.demonstrations = parallel.broadcast_object(environment.demonstrations)
+                environment.texts += [message["content"] for chat in chats for message in chat.messages]
+        pair = environment.demonstrations, environment.contents
+        environment.demonstrations, environment.contents = parallel.broadcast_object(pair)
 
 
 async def episodes_to_imitate(
@@ -144,13 +161,24 @@ async def episodes_to_imitate(
     Raises:
         ConfigError: The agents in the demonstrations are not those in `script.policies`.
     """
-    if not config.warm_start.steps:
+    if not config.warm_start.imitates:
         return []
     pairs = [(environment, demonstration) for environment in served for demonstration in environment.demonstrations]
     episodes = [
         await environment.writer.episode(demonstration, templates[environment.config.name], index)
         for index, (environment, demonstration) in enumerate(pairs)
     ]
+    for environment in served:
+        if environment.contents is not None:
+            episodes += encode_chats(
+                environment.contents,
+                templates[environment.config.name],
+                most_tokens=config.sampling.max_episode_tokens,
+                group=len(episodes),
+                task=environment.config.name,
+            )
+    if not episodes and (contents := [each.contents for each in served if each.contents is not None]):
+        raise ConfigError(f"warm_start.demonstrations: no conversation can be imitated: {contents[0].sentence()}")
     policies = set(config.script.policies)
     agents = {turn.agent_id for episode in episodes for turn in episode.turns}
     if policies and agents and agents != policies:

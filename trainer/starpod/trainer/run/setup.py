@@ -95,6 +95,11 @@ async def open_run(
         models = await _build_models(config, served, output, loaded, parallel=parallel, interrupts=interrupts)
         templates = _build_templates(served, models.policies)
         check_tokens(config.replay.offline, offline, templates)
+        demonstrations = await episodes_to_imitate(config, served, templates)
+        if parallel.is_main and (contents := [each.contents for each in served if each.contents is not None]):
+            folder.note({"imitated": [each.shares() for each in contents]})
+            for each in contents:
+                screen.phase(each.sentence())
         engine = _start_engine(config, models, parallel, screen, stack)
         run = Run(
             config,
@@ -105,7 +110,7 @@ async def open_run(
                 output=output,
                 parallel=parallel,
                 interrupts=interrupts,
-                demonstrations=await episodes_to_imitate(config, served, templates),
+                demonstrations=demonstrations,
                 offline=offline,
                 scorer=make_scorer(config, models.make_initial, parallel),
             ),
@@ -145,7 +150,7 @@ async def _build_models(
         screen.phase(f"loading {model_title(config.model.name)}")
         models = build_models(config, texts, folder, parallel)
     if loaded is None:
-        if config.warm_start.steps or config.model.name == TINY:
+        if config.warm_start.imitates or config.model.name == TINY:
             await demonstrate(config, served, parallel=parallel, screen=screen, interrupts=interrupts)
         forget_initial(folder, parallel)
     return models or build_models(config, texts, folder, parallel)

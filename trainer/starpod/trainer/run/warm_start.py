@@ -65,20 +65,20 @@ class WarmStart:
         """
         # Play the references first, so that one that cannot play here is reported before minutes of imitation.
         self.references = self.references or await self._held_out.play_references()
-        if self._config.warm_start.steps:
+        if self._config.warm_start.imitates:
             await self._imitate()
-        return self._config.warm_start.steps > 0
+        return self._config.warm_start.imitates
 
     async def _imitate(self) -> None:
-        config = self._config.warm_start
         self._imitations = self._imitations or self._begin()
-        steps_left = config.steps - min(imitation.step for imitation in self._imitations.values())
+        steps = max(imitation.steps for imitation in self._imitations.values())
+        steps_left = max(imitation.steps - imitation.step for imitation in self._imitations.values())
         self._screen.phase(f"imitating {len(self.demonstrations)} demonstrations for {steps_left} steps")
 
         def progress(agent: str, step: int, loss: float) -> None:
             self._interrupts.raise_if_requested()
-            show = self._screen.phase if step % 10 == 0 or step == config.steps else self._screen.progress
-            show(f"imitation {step}/{config.steps}, loss {loss:.3f} nats per token {agent}".rstrip())
+            show = self._screen.phase if step % 10 == 0 or step == steps else self._screen.progress
+            show(f"imitation {step}/{steps}, loss {loss:.3f} nats per token {agent}".rstrip())
 
         await self._weights.leave_gpu()
         for agent, imitation in self._imitations.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -10,16 +12,35 @@ from starpod.trainer.configuration.section import FilePath, Section
 from starpod.trainer.models.config import TINY, ModelConfig
 from starpod.trainer.prompts.grammar import Further
 
+PASSES = 3
+"""Default number of passes over a file, as is usual in supervised fine-tuning."""
+
+
+def imitation_words(file: str, words: Sequence[str]) -> list[str]:
+    """Return the `key=value` words of `--imitate FILE`, except those that a user's own words replace."""
+    defaults = {"demonstrations": file, "episodes": "0", "steps": "null"}
+    chosen = {word.partition("=")[0] for word in words}
+    return [f"warm_start.{key}={value}" for key, value in defaults.items() if f"warm_start.{key}" not in chosen]
+
 
 class WarmStartConfig(Section):
     """Imitation before reinforcement learning. 0 steps turn it off."""
 
-    steps: int = Field(default=0, ge=0, description="Number of optimiser steps; 0: no warm start.")
+    steps: int | None = Field(
+        default=0,
+        ge=0,
+        description="Number of optimiser steps; 0: no warm start; null: as many as three passes over what is imitated.",
+    )
     episodes: int = Field(
         default=1000, ge=0, description="Demonstrations to play; a fresh tokenizer is trained on them."
     )
     demonstrations: FilePath = Field(
-        default="", description="File or folder of further episodes to imitate, as the live site saves them."
+        default="",
+        description="File or folder to imitate, too: episodes of a run or the live site, conversations in OpenAI's "
+        "chat format (.jsonl), or trajectories of ATIF.",
+    )
+    min_reward: float | None = Field(
+        default=None, description="Lowest return of an episode of `demonstrations` that is imitated; null: any."
     )
     # `from` is a keyword of Python, so the field exists by its annotation alone; `scout` reads it.
     __annotations__["from"] = Annotated[
@@ -29,7 +50,8 @@ class WarmStartConfig(Section):
         default=None,
         ge=0,
         le=1,
-        description="Share of failed episodes that are imitated; null: all, but none of those played by `from`.",
+        description="Share of episodes without success that are imitated; null: all, but none of those played by "
+        "`from`.",
     )
     batch_size: int = Field(default=64, ge=1, description="Episodes per optimiser step.")
     lr: float | None = Field(
@@ -81,9 +103,18 @@ class WarmStartConfig(Section):
                 "warm_start.episodes 0 leaves nothing to imitate: name a file in warm_start.demonstrations"
             )
         for key in ("demonstrations", "from"):
-            if getattr(self, key) and not self.steps:
-                raise ValueError(f"warm_start.{key} needs warm_start.steps, which is 0: raise it")
+            if getattr(self, key) and self.steps == 0:
+                raise ValueError(f"warm_start.{key} needs warm_start.steps, which is 0: raise it, or set it to null")
         return self
+
+    @property
+    def imitates(self) -> bool:
+        """Whether there is a warm start."""
+        return self.steps != 0
+
+    def steps_over(self, count: int) -> int:
+        """Return the number of optimiser steps for a number of episodes to imitate."""
+        return math.ceil(PASSES * count / self.batch_size) if self.steps is None else self.steps
 
     @property
     def scout(self) -> str:

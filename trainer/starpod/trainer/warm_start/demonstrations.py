@@ -12,7 +12,6 @@ from starpod.trainer.agents.base import Agent, Move, Stop, Task
 from starpod.trainer.agents.scripted import REFERENCES, choose_randomly
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.data.episode import Episode, Turn, part_sums
-from starpod.trainer.data.files import BadEpisodes, read_episodes
 from starpod.trainer.rollout.play import play, together
 from starpod.trainer.warm_start.config import WarmStartConfig
 
@@ -218,27 +217,14 @@ def choose_best(demonstrations: Sequence[Demonstration], share: float) -> Sequen
     ]
 
 
-def read_demonstrations(path: str, environment: str, limits: Limits) -> list[Demonstration]:
-    """Read the episodes of an environment. Turns with an invalid move are not imitated.
+def of_episodes(episodes: Sequence[Episode], limits: Limits) -> list[Demonstration]:
+    """Return recorded episodes as demonstrations. Turns with an invalid move are not imitated.
 
     Args:
-        path: File or folder of episodes.
-        environment: Id of the environment. Episodes of others are left out.
+        episodes: Episodes of an environment, all of whose turns have an action.
         limits: Limits of a session of the environment.
-
-    Raises:
-        ConfigError: The path cannot be read, or there is no such episode with an action.
     """
-    try:
-        episodes = [episode for episode in read_episodes(path) if episode.environment == environment and episode.turns]
-    except BadEpisodes as error:
-        raise ConfigError(f"warm_start.demonstrations: {error}") from error
-    for episode in episodes:
-        episode.turns = [turn for turn in episode.turns if turn.actions]
-    if not any(episode.turns for episode in episodes):
-        raise ConfigError(f"warm_start.demonstrations {path} holds no episode of {environment} with an action")
     return [
         Demonstration(episode, limits, [turn.valid == len(turn.actions) for turn in episode.turns])
         for episode in episodes
-        if episode.turns
     ]

@@ -22,8 +22,8 @@ from starpod.trainer.warm_start.config import WarmStartConfig
 class Imitation:
     """Supervised training of a policy on weighted turns. A checkpoint can save it between two steps.
 
-    The critic is not trained, because a demonstrator's returns are not the policy's. step: number of optimiser steps
-    done.
+    The critic is not trained, because a demonstrator's returns are not the policy's. steps: number of optimiser steps.
+    step: number of those that are done.
     """
 
     def __init__(
@@ -44,6 +44,7 @@ class Imitation:
                 "no demonstration has a turn to imitate: lower warm_start.noise, raise warm_start.best, or give "
                 "warm_start.demonstrations with valid moves"
             )
+        self.steps = config.steps_over(len(self._episodes))
         self._policy = policy
         self._config = config
         self._parallel = parallel
@@ -51,7 +52,7 @@ class Imitation:
         self._temperature = temperature
         self._parameters = list(policy.trained_parameters())
         self._optimizer = torch.optim.AdamW(self._parameters, lr=lr, betas=(0.9, 0.99), weight_decay=0.0)
-        self._schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self._optimizer, config.steps, eta_min=lr / 10)
+        self._schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self._optimizer, self.steps, eta_min=lr / 10)
         self._rng = random.Random(seed)
         self.step = 0
 
@@ -61,7 +62,7 @@ class Imitation:
         progress: called after each step with its number and its loss in nats per token. If it raises an
         exception, the run ends between two steps.
         """
-        while self.step < self._config.steps:
+        while self.step < self.steps:
             loss = self._take_step()
             self.step += 1
             progress(self.step, loss)

@@ -1,0 +1,138 @@
+"""Episodes and conversations of a file to imitate: reading, choosing and counting them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from starpod.trainer.configuration.section import ConfigError
+from starpod.trainer.data.atif import from_atif
+from starpod.trainer.data.chat import Chat, parse_chat
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.files import EVALUATION, BadEpisodes, episode_files, parse_episode, read_records
+from starpod.trainer.warm_start.config import WarmStartConfig
+
+KEY = "warm_start.demonstrations"
+
+
+@dataclass(slots=True)
+class FileContents:
+    """Episodes and conversations of `warm_start.demonstrations`, and why others are left out."""
+
+    path: str
+    episodes: list[Episode] = field(default_factory=list)
+    chats: list[Chat] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Number of those that are left out, by reason."""
+    first: dict[str, str] = field(default_factory=dict)
+    """File and line of the first one that is left out for a reason, and details."""
+
+    def leave_out(self, reason: str, example: str) -> None:
+        self.left_out[reason] += 1
+        self.first.setdefault(reason, example)
+
+    def shares(self) -> dict[str, Any]:
+        """Return the numbers of used ones and of those that are left out, as JSON values."""
+        reasons = {reason: {"count": n, "first": self.first[reason]} for reason, n in self.left_out.items()}
+        return {"file": self.path, "used": len(self.episodes) + len(self.chats), "left_out": reasons}
+
+    def sentence(self) -> str:
+        """Return what is imitated and what is left out, for the screen."""
+        used = len(self.episodes) + len(self.chats)
+        text = f"imitating {used} of {used + self.left_out.total()} in {self.path}"
+        reasons = [f"{count} {reason} (the first: {self.first[reason]})" for reason, count in self.left_out.items()]
+        return f"{text}; left out: {', '.join(reasons)}" if reasons else text
+
+
+def read_contents(config: WarmStartConfig, environment: str) -> FileContents:
+    """Read the episodes of an environment, and all conversations, that `config` chooses from its file.
+
+    Args:
+        config: The section with the file, the lowest return and the share of failed ones.
+        environment: Id of the environment. Episodes of others are left out.
+
+    Raises:
+        ConfigError: A file cannot be read, or nothing in it can be imitated.
+    """
+    contents = FileContents(config.demonstrations)
+    failed: list[tuple[str, Episode | Chat]] = []
+    try:
+        for file in _files(Path(config.demonstrations)):
+            for number, record in read_records(file, _parse):
+                place = f"{file}:{number}"
+                chosen = _choose(contents, record, place, environment, config.min_reward)
+                if chosen and config.failures is not None and record.success is False:
+                    failed.append((place, record))
+                elif chosen:
+                    _add(contents, record, place)
+    except BadEpisodes as error:
+        raise ConfigError(f"{KEY}: {error}") from error
+    kept = math.ceil((config.failures or 0.0) * len(failed))
+    for place, record in failed[:kept]:
+        _add(contents, record, place)
+    for place, _ in failed[kept:]:
+        contents.leave_out("without success", place)
+    if not (contents.episodes or contents.chats):
+        raise ConfigError(f"{KEY} {config.demonstrations} has nothing to imitate: {contents.sentence()}")
+    return contents
+
+
+def _choose(
+    contents: FileContents, record: Episode | Chat, place: str, environment: str, min_reward: float | None
+) -> bool:
+    """Return whether a record may be imitated, and count it if not. Raises ConfigError if it needs a reward."""
+    reward = record.reward if isinstance(record, Chat) else record.own_return
+    if record.environment not in ("", environment):
+        contents.leave_out("of other environments", f"{place}, of {record.environment}")
+    elif isinstance(record, Episode) and (record.failed or not any(turn.actions for turn in record.turns)):
+        contents.leave_out("without an action", place)
+    elif min_reward is None or (reward is not None and reward >= min_reward):
+        return True
+    elif reward is None:
+        raise ConfigError(f"{place} has no reward: give each line `reward`, or leave out warm_start.min_reward")
+    else:
+        contents.leave_out(f"with a reward below {min_reward:g}", f"{place}, {reward:g}")
+    return False
+
+
+def _add(contents: FileContents, record: Episode | Chat, place: str) -> None:
+    if isinstance(record, Chat):
+        contents.chats.append(replace(record, place=place))
+    else:
+        contents.episodes.append(replace(record, turns=[turn for turn in record.turns if turn.actions]))
+
+
+def _files(path: Path) -> list[Path]:
+    """Return the files at a path. Those of evaluations in a folder are skipped: their start states are held out."""
+    trajectories = sorted(path.glob("*.json")) if path.is_dir() and not (path / "episodes").is_dir() else []
+    if trajectories and not any(path.glob("*.jsonl*")):
+        return trajectories
+    files = episode_files(path)
+    kept = [file for file in files if path.is_file() or not file.name.startswith(EVALUATION)]
+    if not kept:
+        raise BadEpisodes(f"{path} holds only episodes of evaluations; name a file to imitate those")
+    return kept
+
+
+def _parse(line: str) -> Episode | Chat:
+    """Return the episode, conversation or trajectory in a line. Raises ValueError."""
+    try:
+        values = json.loads(line)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from None
+    if isinstance(values, Mapping) and "steps" in values and "messages" not in values:
+        trajectory = from_atif(values)
+        return trajectory if isinstance(trajectory, Episode) else parse_chat(trajectory)
+    if isinstance(values, Mapping) and "messages" in values:
+        return parse_chat(values)
+    if isinstance(values, Mapping) and "turns" in values:
+        return parse_episode(line)
+    raise ValueError(
+        "neither an episode of ours (an object with `turns`), nor a conversation (`messages`), nor a trajectory of "
+        "ATIF (`steps`)"
+    )
