@@ -18,6 +18,7 @@ CONFIG = {
     "environments": {
         "arms": {
             "id": "bandit-v1",
+            "curriculum": {"kind": "tasks", "tasks": 5, "half_life": 0.4},
             "warm_start": {"actions": "random", "noise": 0.0, "thought": "{words[1]} {words[2]}"},
             "evaluation": {"episodes": 6},
         },
@@ -89,7 +90,7 @@ def test_each_environment_is_described(mixed: Path) -> None:
         ("arms", "bandit-v1"),
         ("lake", "frozen_lake-v1"),
     }
-    assert all(10_000 <= episode.seed < 2**40 for episode in episodes)
+    assert all(10_000 <= episode.seed < (10_005 if episode.task == "arms" else 2**40) for episode in episodes)
     evaluated = list(read_episodes(mixed / "episodes" / "eval-000004.jsonl"))
     assert len({episode.group for episode in evaluated}) == len(evaluated) == 10
     # The best checkpoint is the one whose mean is highest.
@@ -99,8 +100,11 @@ def test_each_environment_is_described(mixed: Path) -> None:
     )
 
 
-def test_the_curriculum_rises_and_continues_from_a_checkpoint_bit_for_bit(mixed: Path, tmp_path: Path) -> None:
-    levels = [record["metrics"]["environments/lake/level"] for record in lines(mixed / "metrics.jsonl")]
+def test_curricula_follow_success_and_continue_from_a_checkpoint_bit_for_bit(mixed: Path, tmp_path: Path) -> None:
+    metrics = [record["metrics"] for record in lines(mixed / "metrics.jsonl")]
+    levels = [values["environments/lake/level"] for values in metrics]
+    first, *others = [values["environments/arms/tasks_effective"] for values in metrics]
+    assert first == 0 and all(1 <= each <= 5 for each in others)
     assert levels[0] == 0 and levels == sorted(levels) and levels[-1] > 0
     # Cut within the window of a level.
     cut = rewound(mixed, levels.index(max(levels)) + 1, tmp_path / "run")

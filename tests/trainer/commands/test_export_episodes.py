@@ -167,7 +167,7 @@ def test_what_cannot_be_exported_is_said(run: Path, tmp_path: Path) -> None:
 
 def test_conversations_for_fine_tuning_are_lines_of_one_file(run: Path) -> None:
     result = CliRunner().invoke(export_episodes, [str(run), str(run / "chats.jsonl"), "--as", "sft", "--solved"])
-    assert (result.exit_code, result.output) == (0, f"{run / 'chats.jsonl'}: 1 episodes; 3 left out\n")
+    assert (result.exit_code, result.output) == (0, f"{run / 'chats.jsonl'}: 1 episodes; 1 left out\n")
     (line,) = map(json.loads, (run / "chats.jsonl").read_text().splitlines())
     roles = ["system", *["user", "assistant"] * 3]
     assert [message["role"] for message in line["messages"]] == roles

@@ -9,7 +9,7 @@ import click
 
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.exports import FORMATS
-from starpod.trainer.data.files import SUFFIXES, BadEpisodes, episode_files, read_episodes
+from starpod.trainer.data.files import EVALUATION, SUFFIXES, BadEpisodes, episode_files, read_episodes
 
 
 def _refuse_old_spelling(context: click.Context, option: click.Parameter, value: str | None) -> None:
@@ -37,13 +37,15 @@ def export_episodes(path: Path, out: Path, name: str, tokens: bool, model: str, 
     """Write recorded episodes to OUT in a format that other tools read.
 
     The episodes are those of a file (.jsonl or .jsonl.gz), or all of the folder of a run. Episodes without a turn are
-    omitted.
+    omitted, and so are those of a run's evaluations in a format for training.
     """
     skipped_count = 0
 
     def chosen() -> Iterator[tuple[str, Episode]]:
         nonlocal skipped_count
         for file in episode_files(path):
+            if FORMATS[name].for_training and path.is_dir() and file.name.startswith(EVALUATION):
+                continue
             stem = file.name[: -max(len(suffix) for suffix in SUFFIXES if file.name.endswith(suffix))]
             for number, episode in enumerate(read_episodes(file), 1):
                 if episode.turns and (episode.success or not solved):

@@ -108,6 +108,13 @@ def _no_images(key: str, setting: object) -> Contradiction[Case]:
 
 
 RULES: tuple[Contradiction[Case], ...] = (
+    # Start states
+    Contradiction(
+        ("environment.curriculum.tasks", "seeds.train"),
+        lambda c: (tasks := getattr(c.task.environment.curriculum, "tasks", 0)) > len(c.run.seeds.train) and tasks,
+        "environment.curriculum.tasks {found} is more than the seeds of seeds.train, "
+        "{c.run.seeds.train.start} to {c.run.seeds.train.stop}: lower it, or give more seeds",
+    ),
     # Groups and credit
     Contradiction(
         ("algorithm.advantage", "collect.group_size"),

@@ -30,6 +30,8 @@ class ExportFormat(NamedTuple):
     write: WriteEpisodes
     takes_tokens: bool = False
     """Whether the format has a place for token ids."""
+    for_training: bool = False
+    """Whether it is read to train on, so that a run's evaluations are left out: their start states are held out."""
 
 
 def write_trajectories(episodes: Iterable[tuple[str, Episode]], out: Path, *, model: str, tokens: bool) -> int:
@@ -83,6 +85,6 @@ def write_inspect_logs(episodes: Iterable[tuple[str, Episode]], out: Path, *, mo
 FORMATS: dict[str, ExportFormat] = {
     "atif": ExportFormat("trajectories of Harbor; OUT is a folder", write_trajectories, takes_tokens=True),
     "inspect": ExportFormat("logs for Inspect's viewer; OUT is a folder", write_inspect_logs),
-    "sft": ExportFormat("conversations in OpenAI's chat format; OUT is a .jsonl file", write_chats),
+    "sft": ExportFormat("conversations in OpenAI's chat format; OUT is a .jsonl file", write_chats, for_training=True),
 }
 """The formats by their names for `--as`."""

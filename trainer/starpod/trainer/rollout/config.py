@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -15,15 +15,50 @@ from starpod.trainer.configuration.section import CommandWords, FilePath, Sectio
 
 
 class CurriculumConfig(Section):
-    """Levels of environment options; success advances training to the next level. Warm starts and evaluations use the
-    environment's own options."""
+    """Start states of training that follow the policy's success. Warm starts and evaluations do not use it."""
 
+    kind: str
+
+    @property
+    def option_sets(self) -> Sequence[Mapping[str, Any]]:
+        """Options that training merges over those of the environment, one after another."""
+        return ({},)
+
+
+class LevelsConfig(CurriculumConfig):
+    """Levels of environment options; success advances training to the next level."""
+
+    kind: Literal["levels"] = "levels"
     levels: tuple[dict[str, Any], ...] = Field(
         default=(),
         description="Options of each level, merged over the environment's; the easiest first; empty: no levels.",
     )
     success: float = Field(default=0.8, gt=0, le=1, description="Mean success at which the next level begins.")
     window: int = Field(default=5, ge=1, description="Iterations at a level over which success is averaged.")
+
+    @property
+    def option_sets(self) -> Sequence[Mapping[str, Any]]:
+        return self.levels or ({},)
+
+
+class TaskPoolConfig(CurriculumConfig):
+    """A finite pool of tasks; those that the policy solves sometimes are played most."""
+
+    kind: Literal["tasks"] = "tasks"
+    tasks: int = Field(
+        ge=2,
+        le=100_000,
+        description="Number of tasks, the first seeds of seeds.train; for a file of tasks, its rows for training.",
+    )
+    half_life: float = Field(
+        default=1.0,
+        gt=0,
+        description="Passes over the pool, each of as many groups as tasks, in which the weight of an episode in "
+        "the estimate of its task halves.",
+    )
+
+
+AnyCurriculum = Annotated[LevelsConfig | TaskPoolConfig, KindBy("kind")]
 
 
 class EnvironmentConfig(Section):
@@ -67,7 +102,11 @@ class EnvironmentConfig(Section):
     ca: FilePath = Field(default="", description="PEM file of the servers' certificate authority; turns TLS on.")
     certificate: FilePath = Field(default="", description="PEM file of the client's certificate (mTLS).")
     key: FilePath = Field(default="", description="PEM file of the client's key (mTLS).")
-    curriculum: CurriculumConfig = CurriculumConfig()
+    curriculum: AnyCurriculum = Field(
+        default=LevelsConfig(),
+        description="Start states that follow success. levels: options become harder; tasks: of a finite pool, tasks "
+        "that are solved sometimes are played most.",
+    )
     timeout: float = Field(
         default=30.0,
         gt=0,
@@ -94,6 +133,11 @@ class EnvironmentConfig(Section):
             raise ValueError(
                 "environment.certificate and environment.key are given together, and with environment.ca: without "
                 "it, the connection would not be encrypted"
+            )
+        if self.starts and self.curriculum.kind == "tasks":
+            raise ValueError(
+                "environment.curriculum tasks estimates how often start states of seeds are solved, but "
+                "environment.starts begins groups in other states: drop one of them"
             )
         if self.addresses and (self.workers > 1 or self.serve):
             raise ValueError(

@@ -5,25 +5,32 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from statistics import fmean
 from typing import Any
 
-from starpod.trainer.configuration.seeds import SeedCursor
+from starpod.trainer.configuration.seeds import SeedCursor, SeedRange, SeedsConfig, derive
 from starpod.trainer.configuration.tasks import TaskConfig
 from starpod.trainer.data.group import Group
 from starpod.trainer.rollout.collect import Start
-from starpod.trainer.rollout.curriculum import Curriculum
+from starpod.trainer.rollout.curriculum import Levels, make_curriculum
 from starpod.trainer.rollout.saved_starts import SavedStart, read_starts
+
+TRAINING = SeedsConfig().train
+"""Default seeds of training."""
 
 
 class Mixture:
-    """Division of collections among environments by weight, and the level of each environment's curriculum.
+    """Division of collections among environments by weight, and each environment's curriculum.
 
     Each group goes to the environment that is furthest behind its share of all groups so far; ties go to the first. A
     replacement for a lost group is played in the same environment and does not count.
+
+    Args:
+        tasks: Environments of the run.
+        seeds: Seeds of training.
+        run_seed: Seed of the run.
     """
 
-    def __init__(self, tasks: Sequence[TaskConfig]) -> None:
+    def __init__(self, tasks: Sequence[TaskConfig], seeds: SeedRange = TRAINING, run_seed: int = 0) -> None:
         weights = {task.name: Fraction(task.weight) for task in tasks}
         total = sum(weights.values())
         self._shares = {name: weight / total for name, weight in weights.items()}
@@ -34,7 +41,10 @@ class Mixture:
             if task.environment.starts
         }
         self._saved_shares = {task.name: Fraction(task.environment.starts_share) for task in tasks}
-        self._curricula = {task.name: Curriculum(task.environment.curriculum) for task in tasks}
+        self._curricula = {
+            task.name: make_curriculum(task.environment.curriculum, seeds, derive(run_seed, "curriculum", task.name))
+            for task in tasks
+        }
         self._begun = dict.fromkeys(weights, 0)
         # Id of the next group, and the first group id at each task's current level.
         self._next, self._level_from = 0, dict.fromkeys(weights, 0)
@@ -50,12 +60,18 @@ class Mixture:
         return names
 
     def starts(self, names: Sequence[str], cursor: SeedCursor) -> list[Start]:
-        """Return a start for each named task, at its curriculum's level and with the next seeds."""
+        """Return a start for each named task, as its curriculum chooses it, by default with the next seeds."""
         first, seeds = cursor.taken, cursor.take(len(names))
         self._next = cursor.taken
         return [
-            Start(first + index, seed, name, self._curricula[name].options, self._saved_start(name))
-            for index, (name, seed) in enumerate(zip(names, seeds, strict=True))
+            Start(
+                number,
+                self._curricula[name].choose_seed(number, seed),
+                name,
+                self._curricula[name].options,
+                self._saved_start(name),
+            )
+            for number, (name, seed) in enumerate(zip(names, seeds, strict=True), first)
         ]
 
     def _saved_start(self, name: str) -> SavedStart | None:
@@ -69,20 +85,23 @@ class Mixture:
         return starts[(count - 1) % len(starts)] if starts and count > math.floor(number * share) else None
 
     def levels(self) -> dict[str, int]:
-        """Return the level of each task with a curriculum."""
-        return {name: curriculum.level for name, curriculum in self._curricula.items() if curriculum.enabled}
+        """Return the level of each task whose curriculum has levels."""
+        return {name: each.level for name, each in self._curricula.items() if isinstance(each, Levels) and each.enabled}
+
+    def metrics(self) -> dict[str, dict[str, float]]:
+        """Return the metrics of each task's curriculum."""
+        return {name: curriculum.metrics() for name, curriculum in self._curricula.items()}
 
     def update(self, groups: Sequence[Group]) -> list[str]:
         """Update the curricula with an iteration's groups, and return the tasks that rise to the next level.
 
         Groups that began at an earlier level do not count.
         """
-        successes: dict[str, list[bool]] = {}
+        current: dict[str, list[Group]] = {}
         for group in groups:
-            for episode in group.episodes:
-                if group.id >= self._level_from[episode.task]:
-                    successes.setdefault(episode.task, []).append(episode.success is True)
-        names = [name for name, values in successes.items() if self._curricula[name].update(fmean(values))]
+            if group.episodes and group.id >= self._level_from[task := group.episodes[0].task]:
+                current.setdefault(task, []).append(group)
+        names = [name for name, own_groups in current.items() if self._curricula[name].update(own_groups)]
         self._level_from |= dict.fromkeys(names, self._next)
         return names
 

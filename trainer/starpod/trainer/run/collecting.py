@@ -86,7 +86,7 @@ class Collecting:
         self.collectors = collectors
         self.offline = offline
         self.cursor = SeedCursor(config.seeds.train, config.seed)
-        self.mixture = Mixture(config.tasks)
+        self.mixture = Mixture(config.tasks, config.seeds.train, config.seed)
         self.replay = ReplayBuffer(config.replay)
         sizes = [stage.collect.group_size for stage in config.in_stages]
         self.ahead = Ahead(list(zip(collectors, sizes, strict=True)), parallel)
@@ -219,13 +219,13 @@ class Collecting:
         }
 
     def _follow_tasks(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Return metrics per environment if there are several, and raise the levels of their curricula."""
+        """Return metrics per environment if there are several, and update their curricula."""
         several = bool(self.settings.whole.environments)
         metrics = metrics_by_task(groups) if several else {}
-        for task, level in self.mixture.levels().items():
-            metrics[f"environments/{task}/level" if several else "collect/level"] = float(level)
+        for task, values in self.mixture.metrics().items():
+            metrics |= {f"{f'environments/{task}' if several else 'collect'}/{key}": values[key] for key in values}
         for task in self.mixture.silent(groups):
-            self._screen.warn(f"{task or 'the environment'} does not report success, so its curriculum never advances")
+            self._screen.warn(f"{task or 'the environment'} does not report success, so its curriculum learns nothing")
         for task in self.mixture.update(groups):
             self._screen.phase(f"{task} continues at level {self.mixture.levels()[task]}".lstrip())
         return metrics

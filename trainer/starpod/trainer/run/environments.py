@@ -135,7 +135,8 @@ async def demonstrate(
         Interrupted: A stop was requested.
         ConfigError: Demonstrations cannot be read or played.
     """
-    screen.phase(f"collecting {sum(task.warm_start.episodes for task in config.tasks)} demonstrations")
+    if count := sum(task.warm_start.episodes for task in config.tasks):
+        screen.phase(f"collecting {count} demonstrations")
     cursor = SeedCursor(config.seeds.warmstart, config.seed)
     for environment in served:
         if parallel.is_main:

@@ -44,7 +44,7 @@ class FileContents:
     def sentence(self) -> str:
         """Return what is imitated and what is left out, for the screen."""
         used = len(self.episodes) + len(self.chats)
-        text = f"imitating {used} of {used + self.left_out.total()} in {self.path}"
+        text = f"using {used} of {used + self.left_out.total()} in {self.path}"
         reasons = [f"{count} {reason} (the first: {self.first[reason]})" for reason, count in self.left_out.items()]
         return f"{text}; left out: {', '.join(reasons)}" if reasons else text
 
