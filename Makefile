@@ -178,7 +178,7 @@ $(TORCH_READY): $(UV)
 $(READY): $(TORCH_READY) pyproject.toml constraints/main.txt
 	@$(call make_venv,$(VENV))
 	@$(INSTALL) $(VENV) $(TORCH_WHEEL)
-	@$(INSTALL) $(VENV) -c constraints/main.txt -e '.[server,http,mcp,webshop,browser,tracing,gymnasium,load,trainer,ui,gateway,notebook,smollm,dev]'
+	@$(INSTALL) $(VENV) -c constraints/main.txt -e '.[server,http,mcp,webshop,browser,tracing,tasks,gymnasium,load,trainer,ui,gateway,notebook,smollm,dev]'
 	@touch $@
 
 # Installed without its dependencies: llama.cpp needs a compiler, and Starpod does not use it.

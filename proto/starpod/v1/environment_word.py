@@ -9,6 +9,12 @@ from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
+TASKS = "tasks"
+"""Family of the environments that a file of questions and answers makes."""
+TASK_FILES = (".jsonl", ".csv", ".parquet")
+"""Ends of the names of such files. A folder that the package datasets saved is one, too."""
+_SAVED_DATASET = ("dataset_dict.json", "dataset_info.json")
+"""Files in a folder that `save_to_disk` of the package datasets wrote."""
 _SERVED = re.compile(r"(?P<addresses>(dns:///)?[^/=\s]+:\d+(,dns:///[^/=\s]+:\d+)*)(/(?P<name>[^/\s]+))?")
 
 
@@ -30,7 +36,10 @@ def installed_ids() -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentWord:
-    """An environment: `NAME`, `FILE.py`, `FILE.py:CLASS`, `FAMILY:NAME`, `ADDRESS/NAME`, or all at `ADDRESS`."""
+    """An environment: `NAME`, `FILE.py`, `FILE.py:CLASS`, `FAMILY:NAME`, `ADDRESS/NAME`, or all at `ADDRESS`.
+
+    A file of tasks, such as `tasks.jsonl`, is short for `tasks:FILE`, with the file's absolute path.
+    """
 
     text: str
     """The word itself."""
@@ -48,20 +57,21 @@ class EnvironmentWord:
         if served := _SERVED.fullmatch(text):
             return cls(text, served["name"] or "", addresses=served["addresses"])
         prefix, colon, name = text.partition(":")
+        family = prefix.replace("-", "_")
+        if colon and family in families() and family != TASKS:
+            return cls(text, name, family=family)
+        file, question_mark, settings = text.removeprefix(f"{TASKS}:").partition("?")
+        path = Path(file)
+        if path.suffix in TASK_FILES or (colon and family == TASKS) or _is_saved_dataset(path):
+            name = f"{_existing(path).resolve()}{question_mark}{settings}"
+            return cls(f"{TASKS}:{name}", name, family=TASKS)
         path = Path(prefix)
         if path.suffix == ".py" or ("/" in prefix and (path / "__init__.py").is_file()):
-            if path.is_file() or path.is_dir():
-                return cls(text, name, path.resolve())
-            close = get_close_matches(path.name, [other.name for other in path.parent.glob("*.py")])
-            hint = f"; did you mean {' or '.join(str(path.with_name(name)) for name in close)}?" if close else ""
-            raise WordError(f"no such file: {prefix}{hint}")
-        family = prefix.replace("-", "_")
-        if colon and family in families():
-            return cls(text, name, family=family)
+            return cls(text, name, _existing(path).resolve())
         if not re.fullmatch(r"[\w-]+", text):
             raise WordError(
-                f"{text!r} is no environment: write NAME (installed), FILE.py or FILE.py:CLASS, HOST:PORT/NAME, "
-                f"or FAMILY:NAME with a family of {', '.join(families())}"
+                f"{text!r} is no environment: write NAME (installed), FILE.py or FILE.py:CLASS, tasks.jsonl (your "
+                f"questions), HOST:PORT/NAME, or FAMILY:NAME with a family of {', '.join(families())}"
             )
         return cls(text, text)
 
@@ -81,3 +91,16 @@ class EnvironmentWord:
         if self.path is None:
             return "" if self.addresses else self.text
         return f"{self.path}:{self.name}" if self.name else str(self.path)
+
+
+def _is_saved_dataset(folder: Path) -> bool:
+    return any((folder / file).is_file() for file in _SAVED_DATASET)
+
+
+def _existing(path: Path) -> Path:
+    """Return the path. Raises WordError if there is no such file or folder."""
+    if path.is_file() or path.is_dir():
+        return path
+    close = get_close_matches(path.name, [other.name for other in path.parent.glob(f"*{path.suffix}")])
+    hint = f"; did you mean {' or '.join(str(path.with_name(name)) for name in close)}?" if close else ""
+    raise WordError(f"no such file: {path}{hint}")

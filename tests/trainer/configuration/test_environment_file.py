@@ -58,6 +58,7 @@ def test_what_names_a_file(tmp_path: Path) -> None:
         "[::1]:50051/lock-v1",
         "bandit-v1",
         "gymnasium:X-v1?slippery=false",
+        "missing.jsonl?attempts=3",
     )
     others = (
         "vault.yaml",

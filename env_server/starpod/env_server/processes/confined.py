@@ -15,11 +15,11 @@ import select
 import signal
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import NamedTuple, NoReturn
 
-from starpod.env_server.processes.forking import fork_context, leave_fork_server
+from starpod.env_server.processes.forking import fork_context, leave_fork_server, preload
 from starpod.env_server.sandbox.sandbox import Sandbox, close_inherited, confine, end_with_parent
 
 _NEEDED = frozenset({"memory", "CPU time", "files", "network", "processes"})
@@ -47,12 +47,18 @@ class Unconfined(RuntimeError):
 
 
 def run_confined(
-    runner: str, work: bytes, *, cpu_seconds: float = 2.0, memory_bytes: int = 256 * 2**20, most_reply: int = 2**20
+    runner: str,
+    work: bytes,
+    *,
+    cpu_seconds: float = 2.0,
+    memory_bytes: int = 256 * 2**20,
+    most_reply: int = 2**20,
+    imports: Sequence[str] = (),
 ) -> Confined:
     """Run `main(work, reply)` of a Python file, in which `reply(data)` sends the bytes back and ends the process.
 
-    It blocks, so call it on a thread. The runner must import everything when it is loaded, because it can read no file
-    later.
+    It blocks, so call it on a thread. Without `imports`, the runner must import everything when it is loaded, because
+    it can read no file later.
 
     Args:
         runner: path of the Python file.
@@ -60,13 +66,17 @@ def run_confined(
         cpu_seconds: limit of CPU time; the wall-clock limit is ten times as long.
         memory_bytes: maximum address space, in addition to what the process takes to start.
         most_reply: maximum number of bytes of the reply that are read.
+        imports: packages that the runner imports, even later. Processes start faster if the first call names them.
 
     Raises:
         Unconfined: the system cannot confine the process.
     """
+    preload(*imports)
     context = fork_context()
     reader, writer = context.Pipe(duplex=False)
-    sandbox = Sandbox(memory_bytes=memory_bytes, cpu_seconds=math.ceil(cpu_seconds), open_files=16, libraries=False)
+    sandbox = Sandbox(
+        memory_bytes=memory_bytes, cpu_seconds=math.ceil(cpu_seconds), open_files=16, libraries=bool(imports)
+    )
     process = context.Process(target=_child_main, args=(writer, os.path.abspath(runner), work, sandbox), daemon=True)
     reply: bytes | None = None
     deadline = time.monotonic() + _WAITING * cpu_seconds

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import textwrap
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
@@ -19,12 +17,10 @@ from starpod.env_server import (
     EnvironmentSpec,
     Limits,
     Outcome,
-    Unavailable,
     digest,
-    read_untrusted_json,
-    run_confined,
 )
 
+from .execution import RunLimits, call_program, prepare_runs, same_value
 from .picture import draw
 from .tasks import CodingTask, draw_task, expected
 
@@ -38,14 +34,6 @@ _LANGUAGES = ("", "python", "python3", "py")
 _CODE = re.compile(r"""#[^\n]*|\"{3}|'{3}|"(?:[^"\\\n]|\\[\s\S])*"?|'(?:[^'\\\n]|\\[\s\S])*'?|`{3,}""")
 """Tokens to recognize in the search for the end of a program: comments, triple quotes, strings and backtick fences."""
 _TRIPLE_QUOTED_ENDS = {quotes: re.compile(rf"(?:[^\\]|\\.)*?{quotes}", re.DOTALL) for quotes in ('"""', "'''")}
-_RUNNER = str(Path(__file__).with_name("runner.py"))
-_LIMITS = {
-    "instructions": "it ran too many instructions",
-    "uncounted": "it disturbed the count of its instructions, by sys.settrace or a recursion that is too deep",
-    "memory": "it took too much memory",
-    "time": "it took too long",
-    "died": "it ended the process that it ran in",
-}
 
 
 class CodingOptions(EnvironmentOptions):
@@ -115,10 +103,7 @@ class Coding(Environment):
 
     @classmethod
     def prepare(cls) -> None:
-        try:
-            run_confined(_RUNNER, json.dumps({"code": "", "function": "", "arguments": [], "instructions": 9}).encode())
-        except (RuntimeError, OSError) as error:
-            raise Unavailable(f"{error}; it needs Linux with Landlock or mounts, and seccomp") from error
+        prepare_runs()
 
     def reset(self, rng: random.Random) -> None:
         self.drawn = rng.getrandbits(63)
@@ -148,57 +133,27 @@ class Coding(Environment):
         program = read_program(action)
         self.tries += 1
         self.program = program[:2_000]
-        problem, results = self._run(program)
-        task = self.task
+        task, options = self.task, self.options
+        limits = RunLimits(options.max_instructions, options.max_seconds, options.max_megabytes)
+        problem, results = call_program(program, task.function, task.arguments, limits)
         truths = expected(task)
-        self.passed = [not error and _same(value, truth) for (error, value), truth in zip(results, truths, strict=True)]
+        self.passed = [
+            not error and same_value(value, truth) for (error, value), truth in zip(results, truths, strict=True)
+        ]
         # A program that lists the shown results passes their tests: they count together with a hidden one.
         counts = any(self.passed[SHOWN_TESTS:]) or len(self.passed) <= SHOWN_TESTS
         share = sum(self.passed) / len(self.passed) if counts else 0.0
         gain, self.best = max(0.0, share - self.best), max(self.best, share)
         is_solved = share == 1
         self.told = f"The program does not work: {problem}." if problem else self._report(results, truths)
-        is_over = is_solved or self.tries >= self.options.attempts
+        is_over = is_solved or self.tries >= options.attempts
         return Outcome(
-            gain if self.options.reward == "share" else float(is_solved),
+            gain if options.reward == "share" else float(is_solved),
             terminated=is_over,
             success=is_solved if is_over else None,
             valid=not problem,
             criteria={f"test_{number}": right and counts for number, right in enumerate(self.passed, 1)},
         )
-
-    def _run(self, program: str) -> tuple[str, list[tuple[Any, Any]]]:
-        """Run a program. Returns the error of the program as a whole ("" if none), and an error or value per test.
-
-        The output of the process is not trusted. It contains only the results of the tests, and the process does not
-        know the expected results.
-        """
-        task, options = self.task, self.options
-        work = {
-            "code": program,
-            "function": task.function,
-            "arguments": task.arguments,
-            "instructions": options.max_instructions,
-        }
-        failures: list[tuple[Any, Any]] = [("failed", None)] * len(task.arguments)
-        reply, cause = run_confined(
-            _RUNNER,
-            json.dumps(work).encode(),
-            cpu_seconds=options.max_seconds,
-            memory_bytes=options.max_megabytes * 2**20,
-        )
-        if cause == "time":
-            return _LIMITS["time"], failures
-        try:
-            output = read_untrusted_json(reply)
-            if "limit" in output:
-                return _LIMITS[output["limit"]], failures
-            if "error" in output:
-                return str(output["error"])[:200], failures
-            results = [(result.get("error"), result.get("value")) for result in output["results"]]
-        except (ValueError, TypeError, KeyError, AttributeError):
-            return _LIMITS["died"], failures
-        return ("", results) if len(results) == len(failures) else (_LIMITS["died"], failures)
 
     def _report(self, results: list[tuple[Any, Any]], truths: list[Any]) -> str:
         task = self.task
@@ -284,14 +239,3 @@ def _program_end(text: str, start: int, fence: str, endless: set[str]) -> tuple[
 
 def _call(task: CodingTask, arguments: list[Any]) -> str:
     return f"{task.function}({', '.join(map(repr, arguments))})"
-
-
-def _same(value: Any, truth: Any) -> bool:
-    """Return whether two values and their types are equal: True is not 1."""
-    if isinstance(truth, list):
-        return (
-            isinstance(value, list)
-            and len(value) == len(truth)
-            and all(_same(item, expected) for item, expected in zip(value, truth, strict=True))
-        )
-    return type(value) is type(truth) and bool(value == truth)

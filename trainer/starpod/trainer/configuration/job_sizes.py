@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from starpod.remote.catalog import options_schema
 from starpod.trainer.configuration.config import Config
 from starpod.trainer.configuration.exploration import Explored
 from starpod.trainer.engines.config import EngineConfig
@@ -39,6 +40,14 @@ def _servers(word: EnvironmentWord) -> dict[str, Any]:
     return {} if word.id else {"serve": [word.serve]}
 
 
+def _splits(spec: pb.EnvironmentSpec) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the keys `options` for training and for evaluation, if the environment has the splits train and test."""
+    schema = options_schema(spec).get("split", {})
+    if not {"train", "test"} <= set(schema.get("enum", ())):
+        return {}, {}
+    return {"options": {"split": "train"}}, {"options": {"split": "test"}}
+
+
 def fixed_values(word: EnvironmentWord, spec: pb.EnvironmentSpec, *, tiny: bool, single_turn: bool) -> dict[str, Any]:
     """Return the values of a job that do not depend on test episodes.
 
@@ -49,9 +58,10 @@ def fixed_values(word: EnvironmentWord, spec: pb.EnvironmentSpec, *, tiny: bool,
         single_turn: Whether episodes have one turn, which leaves no later states to compare.
     """
     expert, listed = spec.capabilities.expert_action, bool(spec.action_space.names or spec.capabilities.valid_actions)
+    trained, held_out = _splits(spec)
     values: dict[str, Any] = {
         "title": f"{'A tiny policy' if tiny else 'A pretrained model'} learns {spec.title or spec.id}",
-        "environment": {"id": spec.id, "max_actions_per_turn": 1, **_servers(word)},
+        "environment": {"id": spec.id, "max_actions_per_turn": 1, **_servers(word), **trained},
         "prompt": {},
         "algorithm": {
             "preset": "starpo-s",
@@ -62,7 +72,7 @@ def fixed_values(word: EnvironmentWord, spec: pb.EnvironmentSpec, *, tiny: bool,
             "mini_batch_size": 8 if tiny else 16,
             "entropy_coefficient": 0.0,
         },
-        "evaluation": {"every": 5, "reference": ["random"] * listed + ["expert"] * expert},
+        "evaluation": {"every": 5, "reference": ["random"] * listed + ["expert"] * expert, **held_out},
     }
     if not tiny:
         return {**values, "model": {"dtype": "auto"}, "stop": {"iterations": 100}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from starpod.trainer.configuration.rules import Case, refuse_broken
 from starpod.trainer.configuration.section import ConfigError, packaged_configs
 from starpod.trainer.configuration.stages import MAY_CHANGE, may_change
 from starpod.trainer.configuration.yaml12 import YamlError, load_yaml
-from starpod.v1.environment_word import EnvironmentWord, WordError, installed_ids
+from starpod.v1.environment_word import TASK_FILES, EnvironmentWord, WordError, installed_ids
 
 Complete = Callable[[Mapping[str, Any]], Config]
 """Function that merges the user's files and words over values, and parses the result. Raises ConfigError."""
@@ -27,13 +28,15 @@ Explore = Callable[[str, Complete], Mapping[str, Any]]
 
 def names_environment(source: str) -> bool:
     """Return whether a source is an environment's word, and not a YAML file or a configuration of the package."""
-    prefix, path = source.partition(":")[0], Path(source)
-    if source in packaged_configs() or path.suffix in (".yaml", ".yml") or (path.is_file() and path.suffix != ".py"):
+    prefix, path = re.split("[:?]", source, maxsplit=1)[0], Path(source)
+    if source in packaged_configs() or path.suffix in (".yaml", ".yml"):
         return False
     try:
         word = EnvironmentWord.parse(source)
     except WordError:
-        return "=" not in prefix and (":" in source or prefix.endswith(".py"))
+        return "=" not in prefix and (":" in source or prefix.endswith((".py", *TASK_FILES)))
+    if path.is_file() and not (word.path or word.family):
+        return False
     return word.id != source or any(source in (id, id.rpartition("-v")[0]) for id in installed_ids())
 
 

@@ -1,0 +1,1 @@
+"""Questions and answers of a file as an environment."""

@@ -1,0 +1,24 @@
+"""Where the answer is in a reply: the last \\boxed{}, else <answer>, else `Answer:` or `####`, else the whole reply."""
+
+from __future__ import annotations
+
+import re
+
+ASKED = "Reply with the answer alone, or end your reply with a line that holds Answer: and the answer."
+"""Sentence of the instructions."""
+_LINE = re.compile(r"[\s*_]*(?:(?:the )?(?:final )?answer[*_]*:|####)[*_]*\s*(.*)", re.IGNORECASE)
+
+
+def find_answer(reply: str) -> str:
+    """Return the answer in a reply, or in a worked solution of a file. It takes linear time."""
+    _, box, rest = reply.rpartition("\\boxed{")
+    depth = 1
+    for index, character in enumerate(rest if box else ""):
+        depth += (character == "{") - (character == "}")
+        if not depth:
+            return rest[:index].strip()
+    _, tag, rest = reply.rpartition("</answer>")[0].rpartition("<answer>")
+    if tag:
+        return rest.strip()
+    lines = map(_LINE.fullmatch, reversed(reply.splitlines()))
+    return next((line[1].strip("*_ ") for line in lines if line), reply.strip())
