@@ -81,6 +81,9 @@ SUBCOMMANDS = {
         "starpod.trainer.commands.vllm:vllm", "Start a vLLM server from which training samples.", extra="trainer"
     ),
     "eval": Subcommand("starpod.trainer.commands.eval:evaluate", "Measure how well a policy plays.", extra="trainer"),
+    "rescore": Subcommand(
+        "starpod.trainer.commands.rescore:rescore", "Give recorded episodes new rewards.", extra="trainer"
+    ),
     "watch": Subcommand("starpod.trainer.commands.watch:watch", "Replay recorded episodes.", extra="trainer"),
     "ui": Subcommand("starpod.ui.cli:ui", "Show runs, episodes and servers in a browser.", extra="ui"),
     "gateway": Subcommand(

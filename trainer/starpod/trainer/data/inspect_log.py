@@ -74,8 +74,10 @@ def _score(name: str, metric: str, values: Sequence[float]) -> dict[str, Any]:
 
 
 def _usage(episodes: Sequence[Episode]) -> dict[str, int]:
-    tokens_in = sum(sum(prompt_lengths(episode.turns)) for episode in episodes)
-    tokens_out = sum(len(turn.reply) for episode in episodes for turn in episode.turns)
+    tokens_in = tokens_out = 0
+    for episode in episodes:
+        tokens_in += episode.usage.get("prompt_tokens", sum(prompt_lengths(episode.turns)))
+        tokens_out += episode.usage.get("completion_tokens", sum(len(turn.reply) for turn in episode.turns))
     return {"input_tokens": tokens_in, "output_tokens": tokens_out, "total_tokens": tokens_in + tokens_out}
 
 

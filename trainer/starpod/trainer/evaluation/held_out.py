@@ -75,7 +75,8 @@ class HeldOut:
                 assert self.scorer is not None
                 score = partial(self.parallel.in_thread, self.scorer.score)
                 agents = BestOfAgents.from_agents(agents, count=self.config.evaluation.best_of, score=score)
-            player = replace(collector, agents=agents, task=self.task(name), search=None, others={}, watch=watch)
+            task, rewards = self.task(name), collector.rewards.without_judges()
+            player = replace(collector, agents=agents, task=task, rewards=rewards, search=None, others={}, watch=watch)
             collecting = of_all_ranks(player.collect(starts, 1), self.parallel, self.screen.warn)
             collected[name] = await self.interrupts.unless_requested(collecting)
         return collected

@@ -12,17 +12,20 @@ view: The turn and its history: `view.turns` are the attempt's turns up to this 
 parameters: The configured parameters.
 
 The function returns a finite number of at most MAX_REWARD, which is multiplied by the configured weight. It must not
-change its arguments.
+change its arguments. A YAML file instead of a function is a judge, which scores whole episodes.
 """
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import functools
 import inspect
 import numbers
 import reprlib
 from collections.abc import Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field, field_validator
@@ -33,6 +36,7 @@ from starpod.trainer.configuration.section import ConfigError, FilePath, Section
 from starpod.trainer.configuration.user_file import UserCodeError, UserFunction, call, expect_callable, load, located
 from starpod.trainer.data.episode import Episode, Turn, lines_of
 from starpod.trainer.rewards.criteria import CriteriaConfig, score_criteria
+from starpod.trainer.rewards.judge import Judge
 from starpod.trainer.rewards.subgoals import SubgoalsConfig, is_inconsistent, score_keeping
 from starpod.trainer.rewards.tools import ToolsConfig, score_tools
 from starpod.trainer.rewards.truth import ReasoningConfig, RelationsConfig
@@ -41,6 +45,9 @@ from starpod.v1.values import MAX_REWARD
 
 GROUP = "starpod.rewards"
 """Entry-point group of shaping functions."""
+
+JUDGES = (".yaml", ".yml")
+"""Suffixes of the files of judges."""
 
 OWN_PARTS = (
     "environment",
@@ -62,7 +69,10 @@ OWN_PARTS = (
 
 
 class ShapingConfig(Section):
-    """A shaping function. A number instead of a section sets its weight. A key FILE.py:NAME means NAME in that file."""
+    """A shaping function or a judge. A number instead of a section sets its weight.
+
+    A key FILE.py:NAME means NAME in that file. A key NAME.yaml is the file of a judge.
+    """
 
     file: FilePath = Field(default="", description="File of the function; empty: an installed package registers it.")
     weight: float = Field(default=1.0, allow_inf_nan=False, description="Factor of the function's value.")
@@ -149,6 +159,8 @@ class RewardConfig(Section):
         sections: dict[str, Any] = {}
         for key, value in values.items():
             file, _, name = (located(str(key)) if ":" in str(key) else str(key)).rpartition(":")
+            if name.endswith(JUDGES):
+                file, name = name, Path(name).stem
             section = {"weight": value} if isinstance(value, int | float) and not isinstance(value, bool) else value
             if file and isinstance(section, Mapping):
                 section = {**section, "file": file}
@@ -174,7 +186,10 @@ class Rewards:
 
     def __init__(self, config: RewardConfig) -> None:
         self.config = config
-        self._shaping = {name: (_load(name, shaping), shaping.weight) for name, shaping in config.shaped.items()}
+        functions = {name: each for name, each in config.shaped.items() if not each.file.endswith(JUDGES)}
+        self._shaping = {name: (_load(name, shaping), shaping.weight) for name, shaping in functions.items()}
+        judges = {name: each for name, each in config.shaped.items() if name not in functions}
+        self._judges = {name: (Judge(Path(shaping.file)), shaping.weight) for name, shaping in judges.items()}
 
     def score(self, turn: Turn, transition: Transition | None, episode: Episode) -> dict[str, float]:
         """Return the parts of a turn's reward by name: "environment" and the configured parts.
@@ -218,6 +233,32 @@ class Rewards:
         if self.config.verdict and transition is not None:
             parts["verdict"] = self.config.verdict * (1.0 if transition.reward > 0 else -1.0)
         return parts
+
+    @property
+    def asks(self) -> bool:
+        """Whether there are judges."""
+        return bool(self._judges)
+
+    def without_judges(self) -> Rewards:
+        """Return the rewards for evaluations, whose results are the environment's own."""
+        rewards = copy.copy(self)
+        rewards._judges = {}
+        return rewards
+
+    def verdicts(self, episode: Episode) -> dict[str, float]:
+        """Return the reward parts of judges, which wait for replies. Raises JudgeFailed and ConfigError."""
+        return {name: weight * judge(episode) for name, (judge, weight) in self._judges.items()}
+
+    async def ask_judges(self, episode: Episode) -> None:
+        """Pay the last turn of an episode that is over by its judges. Raises JudgeFailed and ConfigError."""
+        if self._judges and episode.turns:
+            # A checkpoint must take the episode for unfinished while it has no verdict.
+            end, episode.end = episode.end, ""
+            try:
+                parts = await asyncio.to_thread(self.verdicts, episode)
+            finally:
+                episode.end = end
+            episode.turns[-1].pay(parts)
 
     def reward_improvement(self, before: Sequence[Turn], attempt: Sequence[Turn]) -> None:
         """Reward an attempt for its gain over the previous one, which may be negative (SCoRe's `alpha (r2 - r1)`)."""

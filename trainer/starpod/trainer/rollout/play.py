@@ -11,6 +11,7 @@ from typing import TypeVar
 from starpod.client import Observation, Session, StarpodError
 from starpod.trainer.agents.base import Agent, AgentError, Move, Stop, limits_left
 from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.rewards.judge import JudgeFailed
 from starpod.trainer.rewards.reward import RewardConfig, Rewards
 from starpod.v1.values import action_text
 
@@ -52,8 +53,8 @@ async def play(
 ) -> Episode:
     """Play an episode from the session's current state to its end and return its record.
 
-    Failures of the infrastructure or of the agent's endpoint set the end to "failed". AgentRefused and
-    UserCodeError are raised.
+    Failures of the infrastructure, of the agent's endpoint or of a judge set the end to "failed". AgentRefused,
+    UserCodeError and ConfigError are raised.
 
     Args:
         agent: Chooses the moves.
@@ -75,7 +76,10 @@ async def play(
         async with limit:
             until = None if turns is None else len(episode.turns) + turns
             over = await _play_attempts(agent, session, episode, rewards, recorded_turns=deque(past_turns), until=until)
-    except (StarpodError, AgentError) as error:
+            if over:
+                episode.final_observation = session.observation.text
+                await rewards.ask_judges(episode)
+    except (StarpodError, AgentError, JudgeFailed) as error:
         episode.end, episode.error = "failed", f"{type(error).__name__}: {error}"
     except TimeoutError:
         if not limit.expired():

@@ -1,0 +1,134 @@
+"""`starpod rescore`: new rewards for recorded episodes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import click
+from rich import box
+from rich.table import Table
+
+from starpod.remote.catalog import JSON, expect_writable, write_report
+from starpod.report.console import safe_console
+from starpod.trainer.configuration.section import ConfigError
+from starpod.trainer.configuration.user_file import UserCodeError
+from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.files import BadEpisodes, episode_files, read_episodes
+from starpod.trainer.evaluation.rescoring import compare_rewards, find_rewards, score_again
+from starpod.trainer.output.files import to_json_line, write_atomic
+from starpod.trainer.rewards.judge import MAX_REQUESTS, JudgeFailed
+from starpod.trainer.rewards.reward import Rewards
+
+IDENTITY = ("model", "environment", "seed", "attempt")
+
+
+@click.command(epilog="Example: starpod rescore runs/lake --reward rewards.py:brevity")
+@click.argument("path", metavar="EPISODES.jsonl|FOLDER", type=click.Path(path_type=Path))
+@click.option(
+    "--reward",
+    required=True,
+    metavar="REWARD",
+    help="FILE.py:NAME, the name of a registered function, the YAML file of a judge, or a YAML file with keys of the "
+    "section rewards, such as criteria.",
+)
+@click.option("--name", default="", show_default="the name in --reward", help="Name of the new file.")
+@click.option("--solved-from", type=float, default=1.0, help="Reward from which an episode counts as solved.")
+@JSON
+def rescore(path: Path, reward: str, name: str, solved_from: float, json_file: str) -> None:
+    """Compute new rewards for recorded episodes without playing, and compare them with the environment's.
+
+    The episodes are those of a file (.jsonl or .jsonl.gz), of a run's folder or of an evaluation's. The rewards are
+    written to the file rescored/NAME.jsonl in the folder, one line per episode. The episodes stay unchanged.
+
+    Exit status: 0 done, 1 an episode has no new reward, 2 usage error.
+    """
+    expect_writable(json_file)
+    name = name or Path(reward.rpartition(":")[2]).stem
+    file = (path if path.is_dir() else path.parent) / "rescored" / f"{name}.jsonl"
+    if Path(name).name != name or file.exists():
+        raise click.BadParameter(f"{file} exists or is not the name of a file: give another", param_hint="--name")
+    try:
+        # In an evaluation's folder, a later line for the same attempt replaces an earlier one.
+        scored = _score(path, Rewards(find_rewards(reward)), solved_from)
+        rows = list(
+            {tuple(row[name] for name in IDENTITY) if row["model"] else row["key"]: row for row in scored}.values()
+        )
+    except (BadEpisodes, ConfigError) as error:
+        raise click.UsageError(str(error)) from error
+    except UserCodeError as error:
+        raise click.ClickException(str(error)) from error
+    # In an evaluation's folder, a later line for the same attempt replaces an earlier one.
+    latest = {tuple(row[name] for name in IDENTITY) if row["model"] else row["key"]: row for row in rows}
+    rows = list(latest.values())
+    write_atomic(file, "".join(map(to_json_line, rows)))
+    report = compare_rewards(rows)
+    _show(report, f"{path} by {reward}: {file}", json_file)
+    write_report(json_file, json.dumps(report, ensure_ascii=False) + "\n")
+    if errors := [row["error"] for row in rows if "error" in row]:
+        raise click.ClickException(f"{len(errors)} episodes have no new reward, the first one because: {errors[0]}")
+
+
+def _score(path: Path, rewards: Rewards, solved_from: float) -> Iterator[dict[str, Any]]:
+    """Yield a row for each episode. Judges are asked about several at a time."""
+
+    def ask(row: dict[str, Any], episode: Episode) -> dict[str, Any]:
+        if "error" in row:
+            return row
+        try:
+            row["parts"] |= rewards.verdicts(episode)
+        except JudgeFailed as error:
+            return row | {"error": str(error)}
+        reward = sum(row["parts"].values())
+        return row | {"reward": reward, "success": reward >= solved_from}
+
+    episodes = _episodes(path)
+    with ThreadPoolExecutor(MAX_REQUESTS) as pool:
+        while chunk := dict(islice(episodes, 4 * MAX_REQUESTS)):
+            rows = [_row(rewards, key, episode) for key, episode in chunk.items()]
+            yield from pool.map(ask, rows, chunk.values())
+
+
+def _row(rewards: Rewards, key: str, episode: Episode) -> dict[str, Any]:
+    row = {"key": key, **dict(zip(IDENTITY, (episode.model, episode.kind, episode.seed, episode.member), strict=True))}
+    if episode.failed or not episode.turns:
+        return row | {"error": episode.error or "the episode has no turns"}
+    old = {"old_reward": episode.own_return, "old_success": episode.success}
+    return row | old | {"parts": score_again(rewards, episode)}
+
+
+def _episodes(path: Path) -> Iterator[tuple[str, Episode]]:
+    for file in episode_files(path):
+        for number, episode in enumerate(read_episodes(file), 1):
+            yield f"{file.name.partition('.jsonl')[0]}-{number:05d}", episode
+
+
+def _show(report: Sequence[Mapping[str, Any]], title: str, json_file: str) -> None:
+    table = Table("Environment", title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for heading in ("Episodes", "Reward before", "After (95 %)", "Changed", "Success before", "After (95 %)", "Agree"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in report:
+        before, after = row["before"], row["after"]
+        table.add_row(
+            " in ".join(filter(None, (row["model"], row["environment"]))),
+            str(after["episodes"]) + (f" ({row['unscored']} unscored)" if row["unscored"] else ""),
+            _format(".3f", before["return_mean"]),
+            _format(".3f", *(after[f"return_{name}"] for name in ("mean", "low", "high"))),
+            str(row["changed"]),
+            _format(".1%", before["success"]),
+            _format(".1%", after["success"], after["success_low"], after["success_high"]),
+            _format(".1%", row["agreement"]),
+        )
+    console = safe_console(stderr=json_file == "-", highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, 120)  # avoid wrapping in a log
+    console.print(table)
+
+
+def _format(form: str, value: float | None, *bounds: float | None) -> str:
+    interval = " to ".join(format(bound, form) for bound in bounds if bound is not None)
+    return "-" if value is None else format(value, form) + (f" ({interval})" if interval else "")
