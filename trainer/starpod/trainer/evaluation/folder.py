@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import BadEpisodes, append_line, parse_episode
 from starpod.trainer.data.untrusted import MAX_LINE, open_text, read_bytes, read_json, read_lines
 from starpod.trainer.evaluation.plan import EvaluationPlan
-from starpod.trainer.output.files import cut_incomplete_line, hold_lock, to_json_line, write_atomic
+from starpod.trainer.output.files import hold_lock, to_json_line, write_atomic
 
 PLAN = "evaluation.json"
 MOST_STARTS = 1_000_000
@@ -69,7 +70,7 @@ class EvaluationFolder:
         (self.path / "episodes").mkdir(parents=True, exist_ok=True)
         with hold_lock(self.path):
             for file in (self.path / "episodes").glob("*.jsonl"):
-                cut_incomplete_line(file)
+                _cut_incomplete_line(file)
             yield
 
     def file(self, plan: EvaluationPlan, model: str) -> Path:
@@ -105,3 +106,16 @@ class EvaluationFolder:
         except (OSError, ValueError) as error:
             raise BadEpisodes(f"{file}:{number}: {error}") from error
         return episodes
+
+
+def _cut_incomplete_line(file: Path) -> None:
+    with file.open("r+b") as lines:
+        end = lines.seek(0, os.SEEK_END)
+        while end:
+            start = max(0, end - 2**16)
+            lines.seek(start)
+            if (found := lines.read(end - start).rfind(b"\n")) >= 0:
+                lines.truncate(start + found + 1)
+                return
+            end = start
+        lines.truncate(0)

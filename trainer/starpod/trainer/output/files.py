@@ -93,19 +93,3 @@ def cut_after(path: Path, step: int) -> None:
     if path.exists():
         whole_lines = [line for line in path.read_text(encoding="utf-8").split("\n")[:-1] if line]
         write_atomic(path, "".join(f"{line}\n" for line in whole_lines if json.loads(line)["step"] <= step))
-
-
-def cut_incomplete_line(file: Path) -> None:
-    """Remove the last line of a file if its line break is missing, because a process was killed while it wrote."""
-    if not file.exists():
-        return
-    with file.open("r+b") as lines:
-        end = lines.seek(0, os.SEEK_END)
-        while end:
-            start = max(0, end - 2**16)
-            lines.seek(start)
-            if (found := lines.read(end - start).rfind(b"\n")) >= 0:
-                lines.truncate(start + found + 1)
-                return
-            end = start
-        lines.truncate(0)

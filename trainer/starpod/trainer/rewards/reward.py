@@ -74,7 +74,9 @@ class ShapingConfig(Section):
     A key FILE.py:NAME means NAME in that file. A key NAME.yaml is the file of a judge.
     """
 
-    file: FilePath = Field(default="", description="File of the function; empty: an installed package registers it.")
+    file: FilePath = Field(
+        default="", description="File of the function or judge; empty: an installed package registers it."
+    )
     weight: float = Field(default=1.0, allow_inf_nan=False, description="Factor of the function's value.")
     parameters: dict[str, Any] = Field(default={}, description="Keyword arguments of the function.")
 
@@ -95,7 +97,7 @@ class RewardConfig(Section):
         description="Added to a turn whose reply hit the token limit; 0: off.",
     )
     shaping: dict[str, ShapingConfig] = Field(
-        default={}, description="Shaping functions by name: weight, or weight and parameters."
+        default={}, description="Shaping functions by name, and files of judges: weight, or weight and parameters."
     )
     reasoning: ReasoningConfig = ReasoningConfig()
     relations: RelationsConfig = RelationsConfig()
@@ -233,11 +235,6 @@ class Rewards:
         if self.config.verdict and transition is not None:
             parts["verdict"] = self.config.verdict * (1.0 if transition.reward > 0 else -1.0)
         return parts
-
-    @property
-    def asks(self) -> bool:
-        """Whether there are judges."""
-        return bool(self._judges)
 
     def without_judges(self) -> Rewards:
         """Return the rewards for evaluations, whose results are the environment's own."""
