@@ -32,6 +32,8 @@ def shown(page: str) -> list[tuple[Block, str]]:
 def follow(reader: Reader, page: str) -> None:
     outputs = shown(page)
     assert outputs
+    for block in blocks((ROOT / "docs" / page).read_text(encoding="utf-8")):
+        reader.save(block)
     for block, output in outputs:
         if block.language == "python":
             reader.python(block)

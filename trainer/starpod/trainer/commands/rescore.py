@@ -108,7 +108,8 @@ def _episodes(path: Path) -> Iterator[tuple[str, Episode]]:
 
 
 def _show(report: Sequence[Mapping[str, Any]], title: str, json_file: str) -> None:
-    table = Table("Environment", title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("Environment", no_wrap=True)
     for heading in ("Episodes", "Reward before", "After (95 %)", "Changed", "Success before", "After (95 %)", "Agree"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in report:
@@ -125,7 +126,7 @@ def _show(report: Sequence[Mapping[str, Any]], title: str, json_file: str) -> No
         )
     console = safe_console(stderr=json_file == "-", highlight=False)
     if not console.is_terminal:
-        console.width = max(console.width, 120)  # avoid wrapping in a log
+        console.width = max(console.width, 140)  # avoid wrapping in a log
     console.print(table)
 
 

@@ -27,7 +27,7 @@ class NeedsEnvironment(Exception):
 
 
 class RecordedPart(SimpleNamespace):
-    """What an episode records of a transition or an observation. Reading anything else raises NeedsEnvironment."""
+    """A transition or an observation as an episode records it. Reading anything else raises NeedsEnvironment."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
