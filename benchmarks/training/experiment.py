@@ -221,7 +221,7 @@ def transfer(folder: Path, options: Mapping[str, Any]) -> dict[str, object]:
     words += ["--episodes", str(config.evaluation.episodes), "--temperature", str(config.evaluation.temperature)]
     with local_services([environment]) as address:
         starpod("eval", str(folder), address, "-e", environment, *words, "--json", str(report))
-    result = json.loads(report.read_text())["environments"][environment]
+    result = json.loads(report.read_text())["models"][str(folder)]["environments"][environment]
     return {key: result[key] for key in KEYS[1:]}
 
 

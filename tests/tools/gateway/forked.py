@@ -2,11 +2,11 @@
 
     python -m tests.tools.gateway.forked gateway|serve ARGUMENT ... --port N
     python -m tests.tools.gateway.forked engine MODEL --port N
-    python -m tests.tools.gateway.forked train ARGUMENT ...
+    python -m tests.tools.gateway.forked train|eval ARGUMENT ...
 
-gateway, serve, train: as commands of starpod. engine: a vLLM server's stand-in with that model. Each child of a server
-prints its ready line and listens on the same port; SIGTERM ends both. A run that is over ends both; one that finds no
-server, all of which were killed, begins again.
+gateway, serve, train, eval: as commands of starpod. engine: a vLLM server's stand-in with that model. Each child of a
+server prints its ready line and listens on the same port; SIGTERM ends both. A run or evaluation that is over ends
+both; one that finds no server, all of which were killed, begins again.
 """
 
 import asyncio
@@ -21,6 +21,12 @@ IMPORTED = {
     "gateway": ("starpod.cli.main", "starpod.gateway.serving", "starpod.trainer.engines.vllm_remote"),
     "serve": ("starpod.cli.main", "starpod.env_server.cli"),
     "train": ("starpod.cli.main", "starpod.trainer.run", "starpod.gateway.programs"),
+    "eval": (
+        "starpod.cli.main",
+        "starpod.trainer.commands.eval",
+        "starpod.trainer.agents.pretrained",
+        "starpod.gateway.programs",
+    ),
     "engine": ("tests.trainer.engines.fake_core", "tests.trainer.engines.fake_server"),
 }
 
@@ -61,7 +67,7 @@ def run(program: str, *arguments: str) -> None:
             return
         signal.signal(signal.SIGTERM, end)
         _, status = os.waitpid(child, 0)
-        if program == "train" and status == 0:
+        if program in ("train", "eval") and status == 0:
             return
 
 

@@ -21,6 +21,7 @@ from starpod.trainer.configuration.loading import parse_config
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import read_episodes
 from starpod.trainer.evaluation.figures import evaluate_reference, summarise
+from starpod.trainer.evaluation.folder import MOST_STARTS
 from starpod.trainer.evaluation.statistics import wilson_interval
 from starpod.trainer.models.policy import build_policy
 from starpod.trainer.rollout.collect import Collector, starts_from
@@ -34,6 +35,11 @@ def run(server: ServerProcess, model: str, *arguments: str) -> Result:
     return CliRunner().invoke(evaluate, [model, server.address, *arguments])
 
 
+def model_of(values: dict[str, Any]) -> dict[str, Any]:
+    (model,) = values["models"].values()
+    return dict(model)
+
+
 def report(server: ServerProcess, model: str, *arguments: str) -> dict[str, Any]:
     """Return the JSON report. Standard output contains nothing else."""
     result = run(server, model, *arguments, "--json", "-")
@@ -43,8 +49,12 @@ def report(server: ServerProcess, model: str, *arguments: str) -> dict[str, Any]
 
 
 def figures_of(values: dict[str, Any]) -> dict[str, Any]:
-    figures: dict[str, Any] = values["environments"]["frozen_lake-v1"]
+    figures: dict[str, Any] = model_of(values)["environments"]["frozen_lake-v1"]
     return figures
+
+
+def timeless(values: dict[str, Any]) -> dict[str, Any]:
+    return {name: {**figures, "seconds_mean": 0} for name, figures in model_of(values)["environments"].items()}
 
 
 # --- scripted policies -------------------------------------------------------------------------------------------
@@ -56,32 +66,34 @@ def test_the_expert_solves_a_lake_without_slips_and_chance_does_not(server: Serv
     assert (figures["success"], figures["failed"], figures["episodes"]) == (1.0, 0, 40)
     assert (figures["success_low"], figures["success_high"]) == pytest.approx(wilson_interval(40, 40))
     assert (figures["return_mean"], figures["ends"]) == (1.0, {"terminal": 40})
-    assert (expert["policy"], expert["seeds"]) == ({"kind": "reference", "name": "expert"}, [0, 40])
+    assert (expert["seeds"], [*expert["models"]], model_of(expert)["kind"]) == ([0, 40], ["expert"], "reference")
     chance, again, other = (
-        report(server, "random", "-e", "frozen_lake", "--episodes", "40", "--samples", "2", "--seed", seed, *EASY)
+        report(server, "random", "-e", "frozen_lake", "--episodes", "40", "--attempts", "2", "--seed", seed, *EASY)
         for seed in ("5", "5", "77")
     )
     assert figures_of(chance)["success_high"] < figures["success_low"]
-    assert chance["environments"] == again["environments"] != other["environments"]
+    assert timeless(chance) == timeless(again) != timeless(other)
 
 
 def test_several_environments_each_with_its_options_and_its_row(server: ServerProcess, tmp_path: Path) -> None:
-    episodes = tmp_path / "episodes.jsonl.gz"
+    folder = tmp_path / "evaluation"
     result = run(
-        server, "random", "-e", "frozen_lake", "-e", "bandit", "--episodes", "6", "--samples", "4",
-        "--option", "frozen_lake-v1:size=3", "--option", "bandit:split=test", "--jsonl", str(episodes),
+        server, "random", "-e", "frozen_lake", "-e", "bandit", "--episodes", "6", "--attempts", "4",
+        "--option", "frozen_lake-v1:size=3", "--option", "bandit:split=test", "--to", str(folder),
         "--json", str(tmp_path / "figures.json"),
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert re.search(r"frozen_lake-v1 +24 ", result.stdout)
     assert re.search(r"bandit-v1 +24 ", result.stdout)
     assert "pass@4" in result.stdout
-    figures = json.loads((tmp_path / "figures.json").read_text())["environments"]
+    figures = model_of(json.loads((tmp_path / "figures.json").read_text()))["environments"]
     assert figures["bandit-v1"]["options"] == {"split": "test"}
-    recorded = list(read_episodes(episodes))
+    recorded = sorted(read_episodes(folder), key=lambda each: (each.group, each.member))
     assert [episode.environment for episode in recorded] == ["frozen_lake-v1"] * 24 + ["bandit-v1"] * 24
     # Four episodes of one group share the start and nothing else.
-    assert [(episode.group, episode.member) for episode in recorded] == [(n // 4, n % 4) for n in range(48)]
+    assert [(episode.group, episode.member) for episode in recorded] == [
+        (first + n // 4, n % 4) for first in (0, MOST_STARTS) for n in range(24)
+    ]
     assert len({episode.turns[0].observation for episode in recorded[:4]}) == 1
     assert len({tuple(turn.actions[0] for turn in episode.turns) for episode in recorded[:24]}) > 6
     assert all(turn.observation.count("\n") == 2 for turn in recorded[0].turns)
@@ -99,11 +111,16 @@ def test_several_environments_each_with_its_options_and_its_row(server: ServerPr
         (["random", "-e", "bandit", "--option", "frozen_lake:size=3"], 2, "is for frozen_lake-v1, which is not played"),
         (["random", "-e", "bandit", "--version", ">=2"], 2, "there are 1.0.0"),
         (["random", "-e", "bandit", "--episodes", "20000"], 2, "fewer than the 20000 episodes"),
-        (["random", "-e", "bandit", "--jsonl", "episodes.txt"], 2, "does not end in .jsonl"),
-        (["random", "-e", "bandit", "--base-url", "http://x"], 2, "openai:random"),
+        (["random", "-e", "bandit", "--samples", "2"], 2, "--samples is now --attempts"),
+        (["random", "-e", "bandit", "--jsonl", "episodes.txt"], 2, "--jsonl is now --to FOLDER"),
+        (["random", "-e", "bandit", "--base-url", "http://x"], 2, "--base-url is now part of the model"),
+        (["random", "-e", "bandit", "--retry-failed"], 2, "needs the folder"),
+        (["python agent.py", "-e", "bandit"], 2, "'runs/lake | python agent.py'"),
+        (["random | python agent.py", "-e", "bandit"], 2, "a model that is sampled here"),
+        (["http://127.0.0.1:1/v1", "-e", "bandit"], 2, "write http://127.0.0.1:1/v1#NAME"),
         (["openai:", "-e", "bandit"], 2, "needs a model"),
         (["random", "-e", "bandit", "--json", "/no/such/a.json"], 2, "there is no folder /no/such"),
-        (["random", "-e", "bandit", "--jsonl", "/no/such/a.jsonl"], 2, "there is no folder /no/such"),
+        (["random", "-e", "bandit", "--csv", "/no/such/a.csv"], 2, "there is no folder /no/such"),
         (["openai:m", "-e", "bandit"], 2, "OPENAI_API_KEY"),
         (["careful", "-e", "frozen_lake"], 1, "read the local observation"),
         (["/absent/folder", "-e", "bandit"], 1, "there is no such folder"),
@@ -125,7 +142,7 @@ def test_a_dead_server_and_no_address() -> None:
         ("127.0.0.1:1", 1, "no server answers"),
         ("localhost", 2, "unknown environment 'localhost'"),
     ):
-        result = CliRunner().invoke(evaluate, ["random", address, "-e", "bandit"])
+        result = CliRunner().invoke(evaluate, ["random", address])
         assert (result.exit_code, words in result.output) == (status, True)
 
 
@@ -137,10 +154,10 @@ def test_a_dead_server_and_no_address() -> None:
             "name what to evaluate: the folder of a run, a checkpoint or an export, a Hugging Face model, openai:MODEL",
         ),
         (["runs/NOPE"], "runs/NOPE is no folder here"),
-        (["NOPE"], "NOPE is no folder here, and not openai:MODEL or random, expert"),
+        (["NOPE"], "NOPE is no folder here, and not openai:MODEL, the URL of an endpoint or random, expert"),
         (["NOPE"], "for example: starpod eval NOPE frozen_lake. A run is evaluated by its folder"),
         (["opnai:m"], "did you mean openai:?"),
-        (["randm"], "no policy 'randm'; did you mean random?"),
+        (["randm"], "no model 'randm'; did you mean random?"),
         (["random"], "name an environment, for example: starpod eval random frozen_lake"),
     ],
 )
@@ -195,16 +212,14 @@ def test_a_model_behind_an_endpoint_plays(
     monkeypatch.setenv("OPENAI_API_KEY", "key-of-this-test")
     with fake_openai(towards_goal) as endpoint:
         values = report(
-            server, "openai:some/model", *OPEN_LAKE, *EASY, "--episodes", "20", "--base-url", endpoint.base_url,
-            "--temperature", "0", "--max-tokens", "77", "--concurrency", "3", "--jsonl", str(tmp_path / "e.jsonl"),
+            server, f"{endpoint.base_url}#some/model", *OPEN_LAKE, *EASY, "--episodes", "20",
+            "--temperature", "0", "--max-tokens", "77", "--concurrency", "3", "--to", str(tmp_path / "e"),
         )  # fmt: skip
     figures = figures_of(values)
     assert (figures["success"], figures["format_rate"], figures["failed"]) == (1.0, 1.0, 0)
     assert endpoint.keys == {"Bearer key-of-this-test"}
     assert 1 <= endpoint.most_at_once <= 3
-    assert sum(each.usage["prompt_tokens"] for each in read_episodes(tmp_path / "e.jsonl")) == 100 * len(
-        endpoint.requests
-    )
+    assert sum(each.usage["prompt_tokens"] for each in read_episodes(tmp_path / "e")) == 100 * len(endpoint.requests)
     first = endpoint.requests[0]
     assert (first["model"], first["temperature"], first["max_tokens"]) == ("some/model", 0, 77)
     assert [message["role"] for message in first["messages"]] == ["system", "user"]
@@ -214,7 +229,7 @@ def test_a_model_behind_an_endpoint_plays(
     assert roles == ["system", *["user", "assistant"] * (len(roles) // 2 - 1), "user"] and len(roles) > 4
     (match,) = [
         episode
-        for episode in read_episodes(tmp_path / "e.jsonl")
+        for episode in read_episodes(tmp_path / "e")
         if [turn.text for turn in episode.turns[:-1]]
         == [m["content"] for m in longest["messages"] if m["role"] == "assistant"]
         and episode.turns[0].observation in longest["messages"][1]["content"]
@@ -233,7 +248,7 @@ def test_what_the_endpoint_refuses_for_the_moment_is_asked_again(server: ServerP
         return towards_goal(body)
 
     with fake_openai(answer) as endpoint:
-        values = report(server, "openai:m", *OPEN_LAKE, *EASY, "--episodes", "3", "--base-url", endpoint.base_url)
+        values = report(server, f"{endpoint.base_url}#m", *OPEN_LAKE, *EASY, "--episodes", "3")
     assert (figures_of(values)["success"], figures_of(values)["failed"]) == (1.0, 0)
 
 
@@ -242,8 +257,7 @@ def test_an_episode_that_the_endpoint_fails_is_counted_and_excluded(server: Serv
         return 400 if "P 0 " in body["messages"][1]["content"] else towards_goal(body)
 
     with fake_openai(answer) as endpoint:
-        arguments = (*OPEN_LAKE, *EASY, "--episodes", "30", "--base-url", endpoint.base_url, "--json", "-")
-        result = run(server, "openai:m", *arguments)
+        result = run(server, f"{endpoint.base_url}#m", *OPEN_LAKE, *EASY, "--episodes", "30", "--json", "-")
     assert result.exit_code == 1
     assert "episodes failed, the first one with: AgentError: " in result.stderr
     figures = figures_of(json.loads(result.stdout))
@@ -254,7 +268,7 @@ def test_an_episode_that_the_endpoint_fails_is_counted_and_excluded(server: Serv
 @pytest.mark.parametrize("status", [401, 404])
 def test_an_endpoint_that_refuses_for_good_ends_the_evaluation(server: ServerProcess, status: int) -> None:
     with fake_openai(lambda body: status) as endpoint:
-        result = run(server, "openai:nobody", *OPEN_LAKE, "--episodes", "50", "--base-url", endpoint.base_url)
+        result = run(server, f"{endpoint.base_url}#nobody", *OPEN_LAKE, "--episodes", "50")
     assert result.exit_code == 1 and "refuses nobody" in result.output
     assert len(endpoint.requests) <= 16  # not one for each episode
 
@@ -347,25 +361,23 @@ def run_folder(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def test_a_run_is_played_as_it_was_trained(server: ServerProcess, run_folder: Path, tmp_path: Path) -> None:
-    episodes = tmp_path / "episodes.jsonl"
-    arguments = ("-e", "frozen_lake", "--episodes", "6", "--samples", "2", "--jsonl", str(episodes))
-    values = report(server, str(run_folder), *arguments)
-    assert values["policy"]["step"] == 25
-    assert values["policy"]["temperature"] == 0.7
+    arguments = ("-e", "frozen_lake", "--episodes", "6", "--attempts", "2")
+    values = report(server, str(run_folder), *arguments, "--to", str(tmp_path / "evaluation"))
+    assert (model_of(values)["step"], model_of(values)["temperature"]) == (25, 0.7)
     figures = figures_of(values)
     assert figures["options"] == {"observation": "local", "size": 3}
     assert figures["limits"]["max_turns"] == 2
-    recorded = list(read_episodes(episodes))
-    assert [(episode.group, episode.member) for episode in recorded] == [(n // 2, n % 2) for n in range(12)]
+    recorded = list(read_episodes(tmp_path / "evaluation"))
+    assert sorted((episode.group, episode.member) for episode in recorded) == [(n // 2, n % 2) for n in range(12)]
     assert all(len(turn.reply) <= 12 and len(turn.observation.split()) == 12 for e in recorded for turn in e.turns)
     # A checkpoint of it is the same policy, and the same seeds are the same episodes.
     again = report(server, str(run_folder / "checkpoints" / "step-00000025"), *arguments)
-    assert again["environments"] == values["environments"]
+    assert timeless(again) == timeless(values)
     # What is said on the command line goes before.
     other = report(server, str(run_folder), *arguments, "--option", "size=2", "--turns", "1", "--temperature", "0")
-    assert other["policy"]["temperature"] == 0
-    assert other["environments"]["frozen_lake-v1"]["options"]["size"] == 2
-    assert other["environments"]["frozen_lake-v1"]["turns_mean"] == 1
+    assert model_of(other)["temperature"] == 0
+    assert figures_of(other)["options"]["size"] == 2
+    assert figures_of(other)["turns_mean"] == 1
 
 
 def test_a_run_is_played_on_the_start_states_that_it_held_out(server: ServerProcess, run_folder: Path) -> None:
@@ -378,9 +390,11 @@ def test_a_run_is_played_on_the_start_states_that_it_held_out(server: ServerProc
     assert (seeds, "Warning" in told) == ([5000, 5002], False)
     seeds, told = played("-e", "frozen_lake", "--seed", "4998")
     assert (seeds, "Warning" in told) == ([4998, 5000], True)
-    assert "seeds.train (0 to 4999): it may have been trained on these start states" in told
+    assert f"seeds.train of {run_folder} (0 to 4999): it may have been trained on these start states" in told
     seeds, told = played("-e", "frozen_lake", "--seed", "6000")
-    assert "seeds.selection (6000 to 6999): its best checkpoint was chosen on these start states" in told
+    assert (
+        f"seeds.selection of {run_folder} (6000 to 6999): its best checkpoint was chosen on these start states" in told
+    )
     # Of another environment it has seen nothing.
     assert "Warning" not in played("-e", "bandit", "--seed", "0")[1]
     result = run(server, str(run_folder), "-e", "frozen_lake", "--episodes", "1001")
@@ -390,8 +404,8 @@ def test_a_run_is_played_on_the_start_states_that_it_held_out(server: ServerProc
 
 def test_a_folder_with_a_model_is_played(server: ServerProcess, run_folder: Path) -> None:
     values = report(server, str(run_folder / "initial"), "-e", "bandit", "--episodes", "3", "--max-tokens", "4")
-    assert values["environments"]["bandit-v1"]["episodes"] == 3
-    assert values["policy"]["temperature"] == 0.5
+    assert model_of(values)["environments"]["bandit-v1"]["episodes"] == 3
+    assert model_of(values)["temperature"] == 0.5
 
 
 def test_a_run_without_a_checkpoint_is_said_so(server: ServerProcess, tmp_path: Path) -> None:

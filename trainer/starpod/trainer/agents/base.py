@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from starpod.client import (
@@ -49,6 +49,13 @@ class Task:
     def with_options(self, options: Mapping[str, Any]) -> Task:
         """Return a copy with these options merged over the existing ones."""
         return replace(self, options={**self.options, **options}) if options else self
+
+    def with_defaults(self, defaults: Task) -> Task:
+        """Return a copy whose unset options, limits and version are those of another task, as is its name."""
+        limit_values = {name: value for name, value in asdict(self.limits).items() if value is not None}
+        limits = replace(defaults.limits, **limit_values)
+        options = {**defaults.options, **self.options}
+        return Task(self.environment, self.version or defaults.version, options, limits, self.actions, defaults.name)
 
     async def open(self, fleet: Fleet, seed: int, count: int, want: Want) -> list[Session]:
         """Open a group of sessions with the task's options and limits.
@@ -243,14 +250,6 @@ class Agents(ABC):
             task: The environment, its options and limits.
             group: Number of the group to which the episode belongs.
         """
-
-    def fit(self, task: Task) -> Task:
-        """Return the task with its unset values filled in from the run that trained these agents."""
-        return task
-
-    def facts(self) -> dict[str, Any]:
-        """Return JSON values to report with the agents' results."""
-        return {}
 
     async def close(self) -> None:
         """Release the agents' resources."""

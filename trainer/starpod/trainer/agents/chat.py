@@ -25,6 +25,18 @@ FIRST_WAIT = 0.5
 TIMEOUT_SECONDS = 300.0
 
 
+def only_model_of(url: str) -> str:
+    """Return the name of the only model at an endpoint. Raises AgentRefused if it has several, or does not answer."""
+    client = openai.OpenAI(api_key=os.environ.get(KEY) or "none", base_url=url, timeout=TIMEOUT_SECONDS)
+    try:
+        names = [str(model.id) for model in client.models.list().data]
+    except (openai.OpenAIError, AttributeError, TypeError, ValueError) as error:
+        raise AgentRefused(f"{url} does not list its models ({error}); write {url}#NAME") from error
+    if len(names) != 1:
+        raise AgentRefused(f"{url} has {len(names)} models: {', '.join(names[:9])}; write {url}#NAME")
+    return names[0]
+
+
 class ChatAgents(Agents):
     """Agents that request one chat completion per turn, with the whole conversation so far.
 
@@ -56,13 +68,14 @@ class ChatAgents(Agents):
     ) -> None:
         key = os.environ.get(KEY) or ("none" if base_url else "")
         if not key:
-            raise AgentRefused(f"set {KEY} to your key, or name another endpoint with --base-url")
+            raise AgentRefused(
+                f"set {KEY} to your key, or write the address of another endpoint, as in http://127.0.0.1:8000/v1"
+            )
         self.model = model
         self.at_once = at_once
         self.prompt = PromptConfig(thinking=thinking, prefill=False)
         # Once the model has answered, only an episode fails, and others may succeed.
         self._failure: type[AgentError | AgentRefused] = AgentRefused
-        self._base_url = base_url
         self._client = openai.AsyncOpenAI(api_key=key, base_url=base_url, max_retries=retries, timeout=TIMEOUT_SECONDS)
         # Newer OpenAI models reject max_tokens, whereas many other servers support only that name.
         self._settings: dict[str, Any] = {"max_tokens" if base_url else "max_completion_tokens": max_tokens}
@@ -71,9 +84,6 @@ class ChatAgents(Agents):
 
     def agent(self, session: Session, task: Task, group: int) -> ChatAgent:
         return ChatAgent(self, session, task)
-
-    def facts(self) -> dict[str, Any]:
-        return {"temperature": self._settings.get("temperature"), "base_url": self._base_url}
 
     async def close(self) -> None:
         await self._client.close()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,10 +15,11 @@ from starpod.client import Session, Want
 from starpod.trainer.agents.base import Agent, AgentRefused, Agents, Sampling, Task
 from starpod.trainer.agents.config import SamplingConfig, ScriptConfig
 from starpod.trainer.agents.engine import EngineAgents
+from starpod.trainer.agents.program import Wrap
 from starpod.trainer.agents.script import engine_agents
 from starpod.trainer.checkpoints.checkpoint import CheckpointError
 from starpod.trainer.checkpoints.export import read_settings
-from starpod.trainer.checkpoints.trained import is_run_or_checkpoint, load_trained
+from starpod.trainer.checkpoints.trained import find_checkpoint, is_run_or_checkpoint, load_trained
 from starpod.trainer.configuration.config import Config
 from starpod.trainer.configuration.loading import parse_config
 from starpod.trainer.configuration.section import ConfigError
@@ -31,10 +33,12 @@ from starpod.trainer.models.policy import build_policy, load_policy
 from starpod.trainer.models.precision import round_weights
 from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.prompts.template import Template
-from starpod.trainer.rollout.environment import make_task
 
 TEMPERATURE = 0.5
 """Default temperature for models that have no run, as in RAGEN's evaluations (arXiv 2504.20073)."""
+
+UNUSABLE = (CheckpointError, ConfigError, ModelError, EngineError, ValueError)
+"""Exceptions that say why a model cannot be loaded or sampled from."""
 
 
 class PretrainedAgents(Agents):
@@ -58,7 +62,7 @@ class PretrainedAgents(Agents):
             logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         try:
             loaded_model = load_model(model)
-            self.config, self._facts, self._policies = loaded_model.config, loaded_model.facts, loaded_model.policies
+            self.config, self._policies = loaded_model.config, loaded_model.policies
             prompt = self.config.prompt if self.config else PromptConfig()
             if sampling.thinking is not None:
                 prompt = prompt.model_copy(update={"thinking": sampling.thinking})
@@ -66,8 +70,7 @@ class PretrainedAgents(Agents):
             values = self.config.sampling if self.config else SamplingConfig()
             if sampling.max_tokens is not None:
                 values = values.model_copy(update={"max_reply_tokens": sampling.max_tokens})
-            default_temperature = self.config.evaluation.temperature if self.config else TEMPERATURE
-            self.temperature = default_temperature if sampling.temperature is None else sampling.temperature
+            self.temperature = evaluation_temperature(self.config, sampling)
             max_context = values.max_episode_tokens
             self._engine = build_engines(EngineConfig(name=engine), self._policies, max_context=max_context)
             self._agents = engine_agents(
@@ -80,8 +83,11 @@ class PretrainedAgents(Agents):
                 purpose="evaluation",
                 temperature=self.temperature,
             )
-            self._by_task = {task.name: self._agents_of(task, sampling) for task in self._tasks}
-        except (CheckpointError, ConfigError, ModelError, EngineError, ValueError) as error:
+            self._by_task: dict[str, EngineAgents] = {}
+            for task in self._tasks:
+                self._by_task[task.name] = agents = self._agents_of(task, sampling)
+                self._by_task.setdefault(task.environment.id, agents)
+        except UNUSABLE as error:
             raise AgentRefused(f"{model}: {error}") from error
 
     @property
@@ -103,30 +109,16 @@ class PretrainedAgents(Agents):
     def _template(self, prompt: PromptConfig) -> Template:
         return Template(self._policies.tokenizer, prefill=prompt.opening, view=self._policies.view, calls=prompt.calls)
 
-    def fit(self, task: Task) -> Task:
-        """Return the task with its unset values filled in from the run's evaluations.
-
-        The values come from the run's task of the same name, or otherwise from its first task with the same
-        environment.
-        """
-        matches = [candidate for candidate in self._tasks if candidate.environment.id == task.environment]
-        matches = [candidate for candidate in matches if candidate.name == task.name] or matches
-        if not matches:
-            return task
-        run_task = make_task(matches[0].held_out, task.actions)
-        limit_values = {name: value for name, value in asdict(task.limits).items() if value is not None}
-        limits = replace(run_task.limits, **limit_values)
-        options = {**run_task.options, **task.options}
-        return Task(task.environment, task.version or run_task.version, options, limits, task.actions, matches[0].name)
+    def play_through(self, wrap: Wrap) -> None:
+        """Let a program make the moves, with these agents' model behind it. Raises AgentRefused."""
+        if type(self._agents) is not EngineAgents:
+            raise AgentRefused(f"{self._name} was trained with a script of several agents, which no program can play")
+        self._agents = wrap(self._agents)
+        self._by_task = {name: wrap(agents) for name, agents in self._by_task.items()}
 
     def agent(self, session: Session, task: Task, group: int) -> Agent:
-        return self._by_task.get(task.name, self._agents).agent(session, task, group)
-
-    def facts(self) -> dict[str, Any]:
-        """Return JSON values to report. Short names of the package's models are replaced by their full titles."""
-        name = self.config.model.name if self.config else self._name
-        title = model_title(name)
-        return {**self._facts, **({} if title == name else {"model": title}), "temperature": self.temperature}
+        agents = self._by_task.get(task.name) or self._by_task.get(task.environment) or self._agents
+        return agents.agent(session, task, group)
 
     async def close(self) -> None:
         await self._engine.close()
@@ -139,8 +131,52 @@ class LoadedModel:
     policies: Policies
     config: Config | None
     """Configuration of its run, or the part of it in an exported folder; None without a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundModel:
+    """A model that exists, without its weights."""
+
+    config: Config | None
+    """As in `LoadedModel`."""
     facts: dict[str, Any]
-    """Checkpoint and step as JSON values; empty without a run."""
+    """Checkpoint and step, and the full title of a bundled model, as JSON values."""
+    load: Callable[[], Policies]
+    """Load the policies on the CPU."""
+
+
+def evaluation_temperature(config: Config | None, sampling: Sampling) -> float:
+    """Return the temperature at which a model is evaluated. config: as in `LoadedModel`."""
+    default_temperature = config.evaluation.temperature if config else TEMPERATURE
+    return default_temperature if sampling.temperature is None else sampling.temperature
+
+
+def find_pretrained(model: str) -> FoundModel:
+    """Find what `load_model` loads, and read its settings. Raises CheckpointError, ConfigError and ModelError."""
+    path = Path(model)
+    facts: dict[str, Any] = {}
+    if is_run_or_checkpoint(path):
+        checkpoint = find_checkpoint(path)
+        config: Config | None = parse_config(checkpoint.state["config"])
+        facts = {"checkpoint": str(checkpoint.path), "step": checkpoint.step}
+        load = lambda: load_trained(checkpoint.path).policies  # noqa: E731
+    elif path.is_dir():
+        if not (path / "config.json").exists():
+            children = sorted(str(child) for child in path.iterdir() if is_run_or_checkpoint(child))
+            hint = f"; choose one below it: {', '.join(children)}" if children else ""
+            raise ModelError(f"the folder holds no run, checkpoint or model{hint}")
+        config = read_settings(path)
+        load = lambda: Policies({"": load_policy(path)})  # noqa: E731
+    elif not _could_be_a_name(model):
+        raise ModelError("there is no such folder, and no Hugging Face model can have this name")
+    else:
+        config = None
+        dtype: Literal["bfloat16", "float32"] = "bfloat16" if torch.cuda.is_available() else "float32"
+        settings = ModelConfig(name=model, dtype=dtype)
+        load = lambda: Policies({"": build_policy(settings, texts=None, critic="none", seed=0)})  # noqa: E731
+    name = config.model.name if config else model
+    title = model_title(name)
+    return FoundModel(config, facts | ({} if title == name else {"model": title}), load)
 
 
 def load_model(model: str) -> LoadedModel:
@@ -148,30 +184,14 @@ def load_model(model: str) -> LoadedModel:
 
     Raises CheckpointError, ConfigError and ModelError.
     """
-    path, config, facts = Path(model), None, {}
-    if is_run_or_checkpoint(path):
-        trained = load_trained(path)
-        config = parse_config(trained.config)
-        facts = {"checkpoint": str(trained.path), "step": trained.step}
-        torch.set_num_threads(config.threads)
-        policies = trained.policies
-    elif path.is_dir():
-        if not (path / "config.json").exists():
-            children = sorted(str(child) for child in path.iterdir() if is_run_or_checkpoint(child))
-            hint = f"; choose one below it: {', '.join(children)}" if children else ""
-            raise ModelError(f"the folder holds no run, checkpoint or model{hint}")
-        config = read_settings(path)
-        policies = Policies({"": load_policy(path)})
-    elif not _could_be_a_name(model):
-        raise ModelError("there is no such folder, and no Hugging Face model can have this name")
-    else:
-        dtype: Literal["bfloat16", "float32"] = "bfloat16" if torch.cuda.is_available() else "float32"
-        base_policy = build_policy(ModelConfig(name=model, dtype=dtype), texts=None, critic="none", seed=0)
-        policies = Policies({"": base_policy})
+    found_model = find_pretrained(model)
+    if found_model.config and is_run_or_checkpoint(Path(model)):
+        torch.set_num_threads(found_model.config.threads)
+    policies = found_model.load()
     for policy in policies.by_agent.values():
         round_weights(policy.model)
     policies.to("cuda" if torch.cuda.is_available() else "cpu")
-    return LoadedModel(policies, config, facts)
+    return LoadedModel(policies, found_model.config)
 
 
 def _could_be_a_name(model: str) -> bool:

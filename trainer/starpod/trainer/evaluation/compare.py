@@ -15,6 +15,9 @@ SETTINGS = ("version", "options", "limits")
 """Values of an environment that must be equal in both evaluations, or their episodes cannot be paired."""
 
 
+_WORDS = {"seeds": "seeds", "samples": "attempts"}
+
+
 class NotComparable(Exception):
     """Two evaluations cannot be paired. The message says what differs."""
 
@@ -38,10 +41,13 @@ def read_evaluation(path: Path) -> dict[str, Any]:
         report = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError) as error:
         raise NotComparable(f"{path} cannot be read: {error}") from None
-    environments = report.get("environments") if isinstance(report, dict) else None
-    if not isinstance(environments, dict) or not all("results" in figures for figures in environments.values()):
+    models = report.get("models") if isinstance(report, dict) else None
+    if not isinstance(models, dict):
         raise NotComparable(f"{path} is not a report of starpod eval --json: it has no results of single episodes")
-    return dict(report)
+    if len(models) != 1:
+        raise NotComparable(f"{path} has {len(models)} models, which its own table compares")
+    (model,) = models.values()
+    return {"seeds": report["seeds"], "samples": report["attempts"], "environments": model["environments"]}
 
 
 def compare_evaluations(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -69,12 +75,13 @@ def compare_evaluations(first: Mapping[str, Any], second: Mapping[str, Any]) -> 
 
 
 def _check(first: Mapping[str, Any], second: Mapping[str, Any]) -> None:
-    for name in ("seeds", "samples"):
+    for name in _WORDS:
         if first[name] != second[name]:
+            both = " and ".join(_format_setting(name, each[name]) for each in (first, second))
             raise NotComparable(
-                f"the {name} differ: {_format_setting(name, first[name])} and {_format_setting(name, second[name])}. "
+                f"the {_WORDS[name]} differ: {both}. "
                 "Only episodes from the same start states can be paired: evaluate both with the same --seed, "
-                "--episodes and --samples"
+                "--episodes and --attempts"
             )
     if first["environments"].keys() != second["environments"].keys():
         names = (", ".join(report["environments"]) for report in (first, second))

@@ -14,7 +14,13 @@ from starpod.trainer.agents.scripted import ReferenceAgents
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.configuration.user_file import UserCodeError
 from starpod.trainer.data.episode import Episode
-from starpod.trainer.evaluation.statistics import clustered_interval, interval_of_mean, mean_interval, pass_at_k
+from starpod.trainer.evaluation.statistics import (
+    clustered_interval,
+    interval_of_mean,
+    mean_interval,
+    pass_at_k,
+    pass_hat_k,
+)
 from starpod.trainer.rollout.collect import Collected, Collector, starts_from
 
 _OUTCOMES = ("success", "success_low", "success_high", "return_mean", "return_low", "return_high")
@@ -24,7 +30,8 @@ _OUTCOMES = ("success", "success_low", "success_high", "return_mean", "return_lo
 def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
     """Return metrics of episodes as JSON values. A metric without data is None.
 
-    If half of the episodes failed or more, success, return and pass_at_k are None as well: the others are a selection,
+    If half of the episodes failed or more, success, return, pass_at_k and pass_hat_k are
+    empty as well: the others are a selection,
     not a sample.
 
     episodes, starts: number of episodes, and of their start states.
@@ -35,10 +42,14 @@ def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
     return_mean, return_low, return_high: mean return of the environment's own reward, and the 95 % interval of the
         mean over starts (Student's).
     turns_mean, actions_mean: mean number of turns, and of actions, per episode.
+    tokens_mean: mean number of tokens in the replies of an episode, sampled here or counted by an endpoint; None if
+        there are none, as for a scripted policy.
+    seconds_mean: mean time that an episode waits for replies and for the environment.
     format_rate: share of turns with a well-formed reply.
     valid_rate: share of turns with a valid action.
     pass_at_k: k -> share of starts that at least one of k episodes solves, for all powers of two up to the number
         of episodes per start, and for that number.
+    pass_hat_k: the same for the share of starts that all of k episodes solve.
     ends: number of episodes for each reason to end; "" if the policy had no move left.
     """
     played_episodes = [episode for episode in episodes if not episode.failed]
@@ -65,11 +76,14 @@ def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
         "actions_mean": _mean([sum(turn.executed for turn in episode.turns) for episode in played_episodes]),
         "format_rate": _mean([turn.well_formed for turn in turns]),
         "valid_rate": _mean([turn.valid > 0 for turn in turns]),
-        "pass_at_k": _pass_at(wins),
+        "tokens_mean": _mean([_reply_tokens(episode) for episode in played_episodes]) or None,
+        "seconds_mean": _mean([sum(t.generating + t.stepping for t in episode.turns) for episode in played_episodes]),
+        "pass_at_k": _over_attempts(wins, pass_at_k),
+        "pass_hat_k": _over_attempts(wins, pass_hat_k),
         "ends": dict(Counter(episode.end for episode in played_episodes).most_common()),
     }
     if 2 * len(played_episodes) <= len(episodes):
-        figures |= dict.fromkeys(_OUTCOMES) | {"pass_at_k": {}}
+        figures |= dict.fromkeys(_OUTCOMES) | {"pass_at_k": {}, "pass_hat_k": {}}
     return figures
 
 
@@ -88,16 +102,21 @@ def episode_results(episodes: Sequence[Episode]) -> dict[str, list[Any]]:
     }
 
 
-def _pass_at(wins: Sequence[Sequence[bool]]) -> dict[str, float]:
+def _reply_tokens(episode: Episode) -> int:
+    return episode.sampled_tokens or episode.usage.get("completion_tokens", 0)
+
+
+def _over_attempts(wins: Sequence[Sequence[bool]], estimate: Callable[[int, int, int], float]) -> dict[str, float]:
+    """Return the mean estimate over starts by k. estimate: `pass_at_k` or `pass_hat_k`."""
     tries = max(map(len, wins), default=0)
     if tries < 2:
         return {}
     sizes = {tries} | {1 << power for power in range(tries.bit_length()) if 1 << power <= tries}
     shares = {}
     for k in sorted(sizes):
-        # Skip starts with fewer than k episodes (some failed): pass@k cannot be estimated from them.
+        # Skip starts with fewer than k episodes (some failed): nothing can be estimated from them.
         groups = [group for group in wins if len(group) >= k]
-        shares[str(k)] = fmean(pass_at_k(len(group), sum(group), k) for group in groups)
+        shares[str(k)] = fmean(estimate(len(group), sum(group), k) for group in groups)
     return shares
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -66,12 +67,26 @@ class EvaluationFolder:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Lock the folder, and remove lines that a killed process left incomplete. Raises FolderLocked."""
+        """Lock the folder, and remove lines that a killed process left incomplete.
+
+        The folder is created, and removed again if no plan was written.
+
+        Raises:
+            BadFolder: The folder holds something else.
+            FolderLocked: Another process writes in it.
+        """
+        if self.path.is_dir() and not self.exists and any(file.name != ".lock" for file in self.path.iterdir()):
+            raise BadFolder(f"{self.path} holds no evaluation, but other files: choose another folder")
+        is_new = not self.path.exists()
         (self.path / "episodes").mkdir(parents=True, exist_ok=True)
         with hold_lock(self.path):
             for file in (self.path / "episodes").glob("*.jsonl"):
                 _cut_incomplete_line(file)
-            yield
+            try:
+                yield
+            finally:
+                if is_new and not self.exists:
+                    shutil.rmtree(self.path)
 
     def file(self, plan: EvaluationPlan, model: str) -> Path:
         """Return the file of a model's episodes. It may not exist yet."""

@@ -1,4 +1,4 @@
-"""Confidence intervals for shares and means, and pass@k. All functions take and return plain numbers."""
+"""Confidence intervals for shares and means, pass@k and pass^k. All functions take and return plain numbers."""
 
 from __future__ import annotations
 
@@ -117,6 +117,19 @@ def pass_at_k(count: int, successes: int, k: int) -> float:
     if not 0 <= successes <= count or not 1 <= k <= count:
         raise ValueError(f"pass@{k} of {successes} successes in {count} tries")
     return 1 - math.comb(count - successes, k) / math.comb(count, k)
+
+
+def pass_hat_k(count: int, successes: int, k: int) -> float:
+    """Return the unbiased estimate of the probability that all of k tries succeed: C(successes, k) / C(count, k).
+
+    This is pass^k of Yao et al. 2024 (tau-bench, arXiv 2406.12045). The arguments are those of `pass_at_k`.
+
+    Raises:
+        ValueError: The numbers contradict each other, or there are fewer than k tries.
+    """
+    if not 0 <= successes <= count or not 1 <= k <= count:
+        raise ValueError(f"pass^{k} of {successes} successes in {count} tries")
+    return math.comb(successes, k) / math.comb(count, k)
 
 
 @functools.lru_cache(maxsize=256)

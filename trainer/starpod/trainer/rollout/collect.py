@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -37,6 +37,8 @@ class Start:
     """Options that replace the task's options."""
     saved: SavedStart | None = None
     """State in which the episodes begin; None begins at the start state of `seed`."""
+    members: Collection[int] | None = None
+    """Members to play if the others were played before; None: all."""
 
 
 class CollectionFailed(Exception):
@@ -187,6 +189,8 @@ class Collector(Generic[Players]):
             return await self.search.find(brancher, size)
 
         async def play_member(session: Session) -> None:
+            if start.members is not None and session.member not in start.members:
+                return
             record = begun.get(session.member)
             if record is not None and record.end and not record.failed:
                 return

@@ -13,6 +13,7 @@ from starpod.client.nearest import unknown_environment
 from starpod.client.programs import ServiceRefused, start_server
 from starpod.trainer.agents.base import Task
 from starpod.trainer.configuration.section import ConfigError
+from starpod.trainer.configuration.tasks import TaskConfig
 from starpod.trainer.rollout.config import EnvironmentConfig, Facts
 from starpod.v1.environment_word import installed_ids
 
@@ -27,6 +28,18 @@ def make_task(config: EnvironmentConfig, actions: Sequence[str], name: str = "")
     """
     limits = Limits(config.max_turns, config.max_actions_per_turn, config.max_actions)
     return Task(config.id, config.version, config.options, limits, tuple(actions), name, config.expert_moves_left)
+
+
+def fit_task(task: Task, run_tasks: Sequence[TaskConfig]) -> Task | None:
+    """Return the task with its unset values from a run's evaluations; None if the run has no such environment.
+
+    The values come from the run's task of the same name, or otherwise from its first task with the same environment.
+    """
+    matches = [run_task for run_task in run_tasks if run_task.environment.id == task.environment]
+    matches = [run_task for run_task in matches if run_task.name == task.name] or matches
+    if not matches:
+        return None
+    return task.with_defaults(make_task(matches[0].held_out, task.actions, matches[0].name))
 
 
 def check_installed(config: EnvironmentConfig) -> None:

@@ -1,0 +1,93 @@
+"""An evaluation that is killed at random moments and called again: nothing is lost, and nothing is played twice."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from starpod.trainer.data.files import read_episodes
+from tests.support import ROOT, ServerProcess
+from tests.tools.gateway.kills import alike, kill_child, save_model
+from tests.tools.gateway.test_programs import TOOLS
+
+AGENT = """
+history, actions = [], state["actions"]
+while not state["done"]:
+    history.append(("user", state["observation"]))
+    text = ask(*history)
+    history.append(("assistant", text))
+    action = actions[len(text) % len(actions)]
+    state = call(url + "/step", {"actions": [action], "step_index": state["step_index"]})
+"""
+ENVIRONMENTS = ("frozen_lake-v1", "bandit-v1")
+ATTEMPTS = 2
+
+
+def evaluation(server: ServerProcess, models: list[str], folder: Path, starts: int) -> subprocess.Popen[bytes]:
+    """The command as the child of a process that has imported everything; it is called again when it is killed."""
+    words = [*models, server.address, *(word for name in ENVIRONMENTS for word in ("-e", name)), "--turns", "4"]
+    words += ["--episodes", str(starts), "--attempts", str(ATTEMPTS), "--max-tokens", "8", "--concurrency", "2"]
+    words += ["--to", str(folder), "--json", str(folder.with_suffix(".json"))]
+    command = [sys.executable, "-m", "tests.tools.gateway.forked", "eval", *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, stdout=subprocess.DEVNULL)
+
+
+def kill_often(process: subprocess.Popen[bytes], kills: int) -> int:
+    """Kill the command at random moments, from its first millisecond on, until it is over. Return the number."""
+    rng, count = random.Random(3), 0
+    while process.poll() is None:
+        if count < kills:
+            time.sleep(rng.uniform(0.0, 2.0))
+            count += kill_child(process)
+        else:
+            time.sleep(0.05)
+    return count
+
+
+def without_times(value: Any) -> Any:
+    """JSON values without what the clock says."""
+    if isinstance(value, dict):
+        clocks = ("generating", "stepping", "seconds_mean")
+        return {key: without_times(item) for key, item in value.items() if key not in clocks}
+    return [without_times(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+@pytest.mark.parametrize(
+    ("kills", "starts"), [(5, 3), pytest.param(100, 60, marks=[pytest.mark.minutes, pytest.mark.timeout(1800)])]
+)
+def test_an_evaluation_among_kills_equals_an_undisturbed_one(
+    server: ServerProcess, tmp_path: Path, kills: int, starts: int
+) -> None:
+    model, program = save_model(tmp_path / "model"), tmp_path / "agent.py"
+    program.write_text(TOOLS + AGENT)
+    models = [str(model), f"{model} | {sys.executable} {program}", "random", "expert"]
+    count = 0
+    for name in ("killed", "calm"):
+        process = evaluation(server, models, tmp_path / name, starts)
+        with contextlib.ExitStack() as stack:
+            stack.callback(lambda process=process: process.poll() is None and os.killpg(process.pid, signal.SIGKILL))
+            count += kill_often(process, kills if name == "killed" else 0)
+            assert process.wait() == 0
+    episodes = {name: list(read_episodes(tmp_path / name)) for name in ("killed", "calm")}
+    keys = {name: [(e.model, e.environment, e.seed, e.member) for e in each] for name, each in episodes.items()}
+    assert len(keys["killed"]) == len(set(keys["killed"])) == len(models) * len(ENVIRONMENTS) * starts * ATTEMPTS
+    assert set(keys["killed"]) == set(keys["calm"])
+    killed, calm = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("killed", "calm"))
+    assert without_times(killed) == without_times(calm)
+    calm_episodes = dict(zip(keys["calm"], episodes["calm"], strict=True))
+    differing = [
+        key
+        for key, episode in zip(keys["killed"], episodes["killed"], strict=True)
+        if not alike(without_times(episode.to_json()), without_times(calm_episodes[key].to_json()))
+    ]
+    print(f"{count} kills, {len(keys['killed'])} episodes, {len(differing)} differ")
+    assert (differing, count) == ([], kills)

@@ -1,0 +1,180 @@
+"""The models that words of `starpod eval` name."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import click
+
+from starpod.client.spelling import near
+from starpod.trainer.agents.base import AgentRefused, Agents, Sampling
+from starpod.trainer.agents.config import ProgramConfig
+from starpod.trainer.agents.scripted import ReferenceAgents, reference_names
+from starpod.trainer.configuration.config import Config
+from starpod.trainer.configuration.seeds import SeedsConfig
+from starpod.trainer.configuration.tasks import TaskConfig
+
+if TYPE_CHECKING:
+    from starpod.trainer.agents.pretrained import PretrainedAgents
+
+CHAT = "openai:"
+URLS = ("http://", "https://")
+PROGRAM = " | "
+"""Separates a model and the command of the program that plays with it."""
+Engine = Literal["torch", "vllm"]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluatedModel:
+    """A model to evaluate. Its weights are not loaded yet."""
+
+    name: str
+    """The word that names it."""
+    facts: Mapping[str, Any]
+    """Kind, and what else determines its episodes, as JSON values."""
+    load: Callable[[], Agents]
+    """Load it. Raises AgentRefused."""
+    config: Config | None = None
+    """Configuration of its run; None without a run."""
+    program: ProgramConfig | None = None
+    """Program that plays with it; None: it plays by itself."""
+
+    @property
+    def tasks(self) -> tuple[TaskConfig, ...]:
+        """Environments of its run; empty without a run."""
+        return self.config.tasks if self.config else ()
+
+    @property
+    def seeds(self) -> SeedsConfig:
+        """Seeds of its run, or the default ones."""
+        return self.config.seeds if self.config else SeedsConfig()
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[Agents]:
+        """Load the model, and yield its agents while the context lasts. Raises AgentRefused and ConfigError."""
+        async with AsyncExitStack() as stack:
+            agents = self.load()
+            stack.push_async_callback(agents.close)
+            if self.program is not None:
+                from starpod.trainer.agents.program import load_programs  # which loads torch
+
+                wrap = await stack.enter_async_context(load_programs()(self.program))
+                cast("PretrainedAgents", agents).play_through(wrap)
+            yield agents
+
+
+def find_model(word: str, sampling: Sampling, engine: Engine, concurrency: int) -> EvaluatedModel:
+    """Return the model that a word names, without loading it.
+
+    Args:
+        word: A reference policy, `openai:MODEL`, the URL of an endpoint, the folder or name of a pretrained model (see
+            `PretrainedAgents`), or one of these and a command, as in `runs/lake | python agent.py`.
+        sampling: Values that replace those of the run or endpoint.
+        engine: Engine that samples from a pretrained model.
+        concurrency: Maximum number of concurrent requests to an endpoint.
+
+    Raises:
+        ClickException: There is no such model.
+    """
+    policy, bar, command = word.partition(PROGRAM)
+    if bar:
+        model = find_model(policy.strip(), sampling, engine, concurrency)
+        return _with_program(word, model, ProgramConfig(command=tuple(shlex.split(command)), at_once=concurrency))
+    if word.startswith((CHAT, *URLS)):
+        return _endpoint(word, sampling, concurrency)
+    if word in reference_names():
+        return EvaluatedModel(word, {"kind": "reference"}, lambda: ReferenceAgents(word))
+    _refuse_misspelt(word)
+    return _pretrained(word, sampling, engine)
+
+
+def is_model(word: str) -> bool:
+    """Return whether a word can only name a model, and not an environment."""
+    return PROGRAM in word or word.startswith((CHAT, *URLS)) or word in reference_names() or _is_folder(word)
+
+
+def _is_folder(word: str) -> bool:
+    return Path(word).is_dir() and not (Path(word) / "__init__.py").exists()  # which would be an environment's package
+
+
+def _with_program(word: str, model: EvaluatedModel, program: ProgramConfig) -> EvaluatedModel:
+    if model.facts["kind"] != "model":
+        raise click.UsageError(
+            f"{word!r}: a program plays with a model that is sampled here: write the folder of a run or of a model "
+            f"before{PROGRAM.rstrip()}"
+        )
+    if not program.command:
+        raise click.UsageError(f"{word!r} has no command, as in {model.name}{PROGRAM}python agent.py")
+    return replace(model, name=word, facts={**model.facts, "kind": "program"}, program=program)
+
+
+def _refuse_misspelt(word: str) -> None:
+    """Raise BadParameter if the word looks like a misspelt reference policy or a command without a model."""
+    if Path(word).exists():
+        return
+    if " " in word:
+        raise click.BadParameter(
+            f"{word!r} is no model; to evaluate a program, write the model that it plays with before it: "
+            f"'runs/lake{PROGRAM}{word}'",
+            param_hint="MODEL",
+        )
+    close = near(word, [CHAT] if ":" in word else reference_names()) if "/" not in word else []
+    if close:
+        raise click.BadParameter(f"no model {word!r}; did you mean {' or '.join(close)}?", param_hint="MODEL")
+
+
+def _pretrained(word: str, sampling: Sampling, engine: Engine) -> EvaluatedModel:
+    from starpod.trainer.agents.pretrained import (  # slow: imports torch
+        UNUSABLE,
+        PretrainedAgents,
+        evaluation_temperature,
+        find_pretrained,
+    )
+
+    try:
+        found = find_pretrained(word)
+    except UNUSABLE as error:
+        raise click.ClickException(f"{word}: {error}") from error
+    facts = {"kind": "model", **found.facts, "temperature": evaluation_temperature(found.config, sampling)}
+    source = str(found.facts.get("checkpoint", word))  # a run may save a better checkpoint meanwhile
+    return EvaluatedModel(word, facts, lambda: PretrainedAgents(source, sampling, engine), found.config)
+
+
+def _endpoint(word: str, sampling: Sampling, concurrency: int) -> EvaluatedModel:
+    from starpod.trainer.agents.chat import ChatAgents, only_model_of  # slow: imports openai
+
+    url, _, model = ("", "", word.removeprefix(CHAT)) if word.startswith(CHAT) else word.partition("#")
+    if not url and not model:
+        raise click.BadParameter("openai: needs a model behind it, as in openai:gpt-5", param_hint="MODEL")
+    try:
+        agents = ChatAgents(
+            model or only_model_of(url),
+            base_url=url or None,
+            temperature=sampling.temperature,
+            max_tokens=sampling.max_tokens or 400,
+            at_once=concurrency,
+            thinking=sampling.thinking is not False,
+        )
+    except AgentRefused as error:
+        raise click.UsageError(str(error)) from error
+    return EvaluatedModel(word, {"kind": "endpoint", "model": agents.model}, lambda: agents)
+
+
+def incomplete_call(model: str = "") -> click.UsageError:
+    """Return the error for a call that lacks a model or an environment. The error shows a full command."""
+    other_models = f"{CHAT}MODEL, the URL of an endpoint or {', '.join(reference_names())}"
+    if not model:
+        choices = f"the folder of a run, a checkpoint or an export, a Hugging Face model, {other_models}"
+        return click.UsageError(f"name what to evaluate: {choices}; for example: starpod eval runs/lake")
+    subject, run = f"to play {model}", ""
+    if not (is_model(model) or Path(model).is_dir()):
+        subject = f"{model} is no folder here, and not {other_models}. If it is a Hugging Face model"
+        run = ". A run is evaluated by its folder: starpod eval runs/lake"
+    return click.UsageError(
+        f"{subject}, name an environment, for example: starpod eval {shlex.quote(model)} frozen_lake{run}"
+    )
