@@ -58,11 +58,14 @@ def index_episodes(database: sqlite3.Connection, run: int, path: Path, stamp: tu
     assert file is not None
     bits = {row["name"]: row["bit"] for row in database.execute("SELECT bit, name FROM parts WHERE run = ?", (run,))}
     old_count = len(bits)
-    rows: list[tuple[Any, ...]] = []
-    texts, problems = [], []
+    rows: dict[tuple[int, int], tuple[Any, ...]] = {}
+    texts: dict[tuple[int, int], tuple[int, str]] = {}
+    problems = []
     environments: set[str] = set()
     try:
         for start, line in episode_lines(path):
+            if not line.endswith(b"\n"):
+                break  # it is still being written
             number = episode_id(step, file, len(rows))
             try:
                 columns, text = _episode_columns(read_json(line), bits)
@@ -70,12 +73,14 @@ def index_episodes(database: sqlite3.Connection, run: int, path: Path, stamp: tu
                 problems.append(f"an episode of {path.name} is damaged and skipped: {error}")
                 continue
             environments.add(columns[2])
-            rows.append((number, run, file, kind, step, start, *columns))
-            texts.append((number, f"{run_word(run)} {text}"))
+            key = columns[0], columns[1]  # a later line of an evaluation's file replaces an earlier one
+            number = rows[key][0] if key in rows else number
+            rows[key] = (number, run, file, kind, step, start, *columns)
+            texts[key] = (number, f"{run_word(run)} {text}")
     except BadFile as error:
         problems.append(str(error))
-    database.executemany(f"INSERT INTO episodes VALUES ({', '.join('?' * 19)})", rows)
-    database.executemany("INSERT INTO words (rowid, text) VALUES (?, ?)", texts)
+    database.executemany(f"INSERT INTO episodes VALUES ({', '.join('?' * 19)})", [*rows.values()])
+    database.executemany("INSERT INTO words (rowid, text) VALUES (?, ?)", [*texts.values()])
     database.executemany(
         "INSERT INTO parts (run, bit, name) VALUES (?, ?, ?)",
         [(run, bit, name) for name, bit in list(bits.items())[old_count:]],

@@ -23,8 +23,10 @@ from starpod.serving.http import refuse_encoding
 from starpod.serving.sockets import parse_whole
 from starpod.trainer.agents.base import Task
 from starpod.trainer.data.episode import Episode
+from starpod.trainer.evaluation.folder import EvaluationFolder
 from starpod.ui import watching
 from starpod.ui.continuing import COUNTS, Continuing
+from starpod.ui.evaluation import read_plan
 from starpod.ui.games import Games, LiveGame, path_of
 from starpod.ui.jobs import TurnJobs
 from starpod.ui.page import LiveSite, query, render
@@ -343,14 +345,16 @@ def named_episode(site: LiveSite, form: Mapping[str, str]) -> tuple[Episode, Tas
         raise HTTPException(404, "There is no such episode any more: the oldest rollouts are removed.")
     folder = site.folder(run["path"])
     episode = load_episode(folder / "episodes" / row["name"], row["start"])
+    link = query("/episode", run=run["path"], file=row["name"], group=row["grp"], member=row["member"])
+    if (evaluation := EvaluationFolder(folder)).exists:
+        return episode, read_plan(evaluation).environments[episode.kind].task, link
     config = mapping(folder / "config.yaml", [])
     environment = (config.get("environments") or {}).get(episode.task) or config.get("environment") or {}
-    evaluation = environment.get("evaluation") or config.get("evaluation") or {}
+    evaluated = environment.get("evaluation") or config.get("evaluation") or {}
     options = dict(environment.get("options") or {})
     if row["kind"] != "train":
-        options |= evaluation.get("options") or {}
+        options |= evaluated.get("options") or {}
     limits = Limits(*(environment.get(name) for name in ("max_turns", "max_actions_per_turn", "max_actions")))
-    link = query("/episode", run=run["path"], file=row["name"], group=row["grp"], member=row["member"])
     return episode, Task(episode.environment, options=options, limits=limits, name=episode.task), link
 
 

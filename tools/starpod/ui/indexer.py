@@ -17,6 +17,7 @@ from typing import Any
 
 from starpod.trainer.data.untrusted import open_regular
 from starpod.trainer.diagnostics.metrics import spent_in
+from starpod.trainer.evaluation.folder import PLAN
 from starpod.ui.episode_rows import episode_files, forget_episodes, index_episodes
 from starpod.ui.index import POINTS, RunIndex
 from starpod.ui.reading import DAMAGED, MOST_PROBLEMS, find_runs, held_locks, is_recent, parse_lines
@@ -168,9 +169,10 @@ def _transaction(database: sqlite3.Connection) -> Iterator[None]:
 def _stamps(folder: Path, locks: set[int]) -> list[Any]:
     """Return values that change whenever the summary of a run may change.
 
-    They are inode, size and time of each file, whether a trainer holds the run's lock, and whether metrics are recent.
+    They are inode, size and time of each file, including the episodes of an evaluation, whose files grow; whether a
+    trainer holds the run's lock; and whether metrics are recent.
     """
-    stamps: list[Any] = []
+    stamps: list[Any] = [episode_files(folder / "episodes") if (folder / PLAN).exists() else None]
     for name in (*SUMMARISED, "episodes"):
         try:
             stat = os.stat(folder / name)

@@ -27,6 +27,7 @@ from starpod.trainer.data.untrusted import (
     read_json,
     read_lines,
 )
+from starpod.trainer.evaluation.folder import PLAN
 from starpod.trainer.output.pictures import read_pictures
 from starpod.trainer.output.run_folder import RunFolder
 
@@ -135,7 +136,7 @@ def _fitting(values: dict[str, Any], name: str, problems: list[str]) -> dict[str
 
 
 def find_runs(root: Path) -> dict[str, Path]:
-    """Return the folders of runs up to three levels below `root`, by their path relative to it.
+    """Return the folders of runs and evaluations up to three levels below `root`, by their path relative to it.
 
     If `root` is itself a run, only this run is returned, by the folder's name.
     """
@@ -166,7 +167,7 @@ def _own_name(root: Path) -> str:
 
 
 def _is_run(folder: Path) -> bool:
-    return (folder / "config.yaml").exists() or (folder / "metrics.jsonl").exists()
+    return any((folder / name).exists() for name in ("config.yaml", "metrics.jsonl", PLAN))
 
 
 def _folders(folder: Path) -> list[Path]:

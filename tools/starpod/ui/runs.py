@@ -11,8 +11,10 @@ from starlette.responses import Response
 
 from starpod.report.curves import spread
 from starpod.trainer.commands.train import commands
+from starpod.trainer.evaluation.folder import EvaluationFolder
 from starpod.trainer.output.run_page import run_values
 from starpod.ui.compare import MOST
+from starpod.ui.evaluation import evaluation_page
 from starpod.ui.page import LiveSite, number, query, render
 from starpod.ui.reading import checkpoints, doing_of, mapping, objects, read_notes, shown_text
 
@@ -59,6 +61,8 @@ def run_page(site: LiveSite, request: Request) -> Response:
     """Show one run: its progress, curves, checkpoints, configuration and provenance."""
     run = site.run(request.path_params["path"])
     folder = site.folder(run["path"])
+    if (evaluation := EvaluationFolder(folder)).exists:
+        return evaluation_page(site, run, evaluation)
     problems: list[str] = []
     facts, final = mapping(folder / "run.json", problems), mapping(folder / "final.json", problems)
     evaluations = [line for line in objects(folder / "evaluations.jsonl", problems) if line.get("success") is not None]

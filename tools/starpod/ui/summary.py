@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from starpod.report.curves import smooth, spread
+from starpod.trainer.evaluation.folder import PLAN
 from starpod.trainer.output.words import evaluation_after_best, missing_result, standing_warnings
 from starpod.ui.reading import mapping, objects, read_notes, status
 
-SUMMARISED = ("config.yaml", "run.json", "metrics.jsonl", "evaluations.jsonl", "final.json", "notes.json")
+SUMMARISED = ("config.yaml", "run.json", "metrics.jsonl", "evaluations.jsonl", "final.json", "notes.json", PLAN)
 """Files from which the summary of a run is made."""
 SPARK = 60
 """Maximum number of points of a run's sparkline."""
@@ -60,10 +61,17 @@ def summarise(
     evaluation = final or (evaluations[-1] if evaluations else {})
     last = evaluation_after_best(final, evaluations)
     state = status(folder, facts, locks, written)
+    plan = mapping(folder / PLAN, problems)
+    if plan:
+        environments = ", ".join(map(str, _part(plan, "environments")))
+        state = "running" if state == "running" else "ended"
+        start_time = written = (folder / PLAN).stat().st_mtime
     seconds = points[-1]["seconds"] if points else 0.0
     return {
         **read_notes(folder, problems),
-        "title": str(facts.get("title") or ""),
+        "title": f"evaluation of {', '.join(map(str, _part(plan, 'models')))}"
+        if plan
+        else str(facts.get("title") or ""),
         "environment": environments or str(environment.get("id") or ""),
         "algorithm": str(_part(config, "algorithm").get("preset") or ""),
         "model": str(facts.get("model") or ""),

@@ -25,18 +25,6 @@ FIRST_WAIT = 0.5
 TIMEOUT_SECONDS = 300.0
 
 
-def only_model_of(url: str) -> str:
-    """Return the name of the only model at an endpoint. Raises AgentRefused if it has several, or does not answer."""
-    client = openai.OpenAI(api_key=os.environ.get(KEY) or "none", base_url=url, timeout=TIMEOUT_SECONDS)
-    try:
-        names = [str(model.id) for model in client.models.list().data]
-    except (openai.OpenAIError, AttributeError, TypeError, ValueError) as error:
-        raise AgentRefused(f"{url} does not list its models ({error}); write {url}#NAME") from error
-    if len(names) != 1:
-        raise AgentRefused(f"{url} has {len(names)} models: {', '.join(names[:9])}; write {url}#NAME")
-    return names[0]
-
-
 class ChatAgents(Agents):
     """Agents that request one chat completion per turn, with the whole conversation so far.
 
@@ -69,7 +57,7 @@ class ChatAgents(Agents):
         key = os.environ.get(KEY) or ("none" if base_url else "")
         if not key:
             raise AgentRefused(
-                f"set {KEY} to your key, or write the address of another endpoint, as in http://127.0.0.1:8000/v1"
+                f"set {KEY} to your key, or write the address of another endpoint, as in http://127.0.0.1:8000/v1#NAME"
             )
         self.model = model
         self.at_once = at_once

@@ -41,7 +41,7 @@ def _file(name: str, form: str) -> Any:
     renamed={
         "--samples": "--attempts",
         "--jsonl": "--to FOLDER, which has the episodes in FOLDER/episodes/",
-        "--base-url": "part of the model: write URL#NAME, as in http://127.0.0.1:8000/v1#llama",
+        "--base-url": "part of the model, as in http://127.0.0.1:8000/v1#llama",
     },
     epilog="Example: starpod eval runs/lake random --environment frozen_lake --episodes 64 --to lake-evaluation",
 )
@@ -137,9 +137,9 @@ def evaluate(
     """Play each MODEL in each ENVIRONMENT and report its success.
 
     MODEL is the folder of a run, of a checkpoint or of `starpod export`, which plays as in training; the name or folder
-    of another Hugging Face model; openai:MODEL or the URL of another OpenAI-compatible endpoint, as in
-    http://127.0.0.1:8000/v1 or URL#NAME; a policy without a model, which plays one action per turn: random, expert,
-    walk or careful (frozen_lake with local observations), or rule (webshop); or, in quotes, 'MODEL | COMMAND': a
+    of another Hugging Face model; openai:NAME or URL#NAME, a model at OpenAI or at another OpenAI-compatible endpoint,
+    as in http://127.0.0.1:8000/v1#llama; a policy without a model, which plays one action per turn: random, expert,
+    walk or careful (frozen_lake with local observations), or rule (webshop); or, in quotes, 'MODEL | COMMAND', a
     program that plays with a run or a Hugging Face model.
 
     ENVIRONMENT is ADDRESS/NAME at a server (host:port, several with commas), or ADDRESS with --environment. A NAME,

@@ -72,7 +72,7 @@ def find_model(word: str, sampling: Sampling, engine: Engine, concurrency: int) 
     """Return the model that a word names, without loading it.
 
     Args:
-        word: A reference policy, `openai:MODEL`, the URL of an endpoint, the folder or name of a pretrained model (see
+        word: A reference policy, `openai:MODEL`, `URL#MODEL`, the folder or name of a pretrained model (see
             `PretrainedAgents`), or one of these and a command, as in `runs/lake | python agent.py`.
         sampling: Values that replace those of the run or endpoint.
         engine: Engine that samples from a pretrained model.
@@ -146,14 +146,15 @@ def _pretrained(word: str, sampling: Sampling, engine: Engine) -> EvaluatedModel
 
 
 def _endpoint(word: str, sampling: Sampling, concurrency: int) -> EvaluatedModel:
-    from starpod.trainer.agents.chat import ChatAgents, only_model_of  # slow: imports openai
+    from starpod.trainer.agents.chat import ChatAgents  # slow: imports openai
 
     url, _, model = ("", "", word.removeprefix(CHAT)) if word.startswith(CHAT) else word.partition("#")
-    if not url and not model:
-        raise click.BadParameter("openai: needs a model behind it, as in openai:gpt-5", param_hint="MODEL")
+    if not model:
+        example = f"{url}#NAME" if url else "openai:gpt-5"
+        raise click.BadParameter(f"{word} needs the name of a model behind it, as in {example}", param_hint="MODEL")
     try:
         agents = ChatAgents(
-            model or only_model_of(url),
+            model,
             base_url=url or None,
             temperature=sampling.temperature,
             max_tokens=sampling.max_tokens or 400,
@@ -162,12 +163,12 @@ def _endpoint(word: str, sampling: Sampling, concurrency: int) -> EvaluatedModel
         )
     except AgentRefused as error:
         raise click.UsageError(str(error)) from error
-    return EvaluatedModel(word, {"kind": "endpoint", "model": agents.model}, lambda: agents)
+    return EvaluatedModel(word, {"kind": "endpoint", "model": model}, lambda: agents)
 
 
 def incomplete_call(model: str = "") -> click.UsageError:
     """Return the error for a call that lacks a model or an environment. The error shows a full command."""
-    other_models = f"{CHAT}MODEL, the URL of an endpoint or {', '.join(reference_names())}"
+    other_models = f"{CHAT}MODEL, URL#MODEL or {', '.join(reference_names())}"
     if not model:
         choices = f"the folder of a run, a checkpoint or an export, a Hugging Face model, {other_models}"
         return click.UsageError(f"name what to evaluate: {choices}; for example: starpod eval runs/lake")

@@ -10,13 +10,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import BadEpisodes, append_line, parse_episode
-from starpod.trainer.data.untrusted import MAX_LINE, open_text, read_bytes, read_json, read_lines
+from starpod.trainer.data.untrusted import MAX_LINE, open_text, read_bytes, read_lines
 from starpod.trainer.evaluation.plan import EvaluationPlan
 from starpod.trainer.output.files import hold_lock, to_json_line, write_atomic
 
 PLAN = "evaluation.json"
+_PLAN = TypeAdapter(EvaluationPlan)
 MOST_STARTS = 1_000_000
 """Maximum number of start states. Groups of the second environment are numbered from here on, and so on."""
 
@@ -31,6 +34,11 @@ class BadFolder(Exception):
 def key_of(episode: Episode) -> Key:
     """Return the key of an episode among those of its model."""
     return episode.kind, episode.seed, episode.member
+
+
+def group_number(plan: EvaluationPlan, environment: str, seed: int) -> int:
+    """Return the number of a start state's group, which is unique among the environments of a plan."""
+    return seed - plan.seed + MOST_STARTS * list(plan.environments).index(environment)
 
 
 class EvaluationFolder:
@@ -55,15 +63,17 @@ class EvaluationFolder:
     def read_plan(self) -> EvaluationPlan:
         """Return the plan. Raises BadFolder."""
         try:
-            return EvaluationPlan.from_json(read_json(read_bytes(self.plan_file, MAX_LINE)))
+            return _PLAN.validate_json(read_bytes(self.plan_file, MAX_LINE))
         except FileNotFoundError:
             raise BadFolder(f"{self.path} holds no evaluation: {PLAN} is missing") from None
-        except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        except ValidationError:
+            raise BadFolder(f"{self.plan_file} cannot be read: it is no plan of this version") from None
+        except (OSError, ValueError) as error:
             raise BadFolder(f"{self.plan_file} cannot be read: {error}") from error
 
     def write_plan(self, plan: EvaluationPlan) -> None:
         """Write the plan. Raises CannotWrite."""
-        write_atomic(self.plan_file, to_json_line(plan.to_json()))
+        write_atomic(self.plan_file, to_json_line(_PLAN.dump_python(plan, mode="json")))
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -96,8 +106,7 @@ class EvaluationFolder:
 
     def append(self, plan: EvaluationPlan, model: str, episode: Episode) -> None:
         """Add an episode that is over to the model's file. Call this only while `writing`. Raises OSError."""
-        environment = list(plan.environments).index(episode.kind)
-        group = episode.seed - plan.seed + MOST_STARTS * environment
+        group = group_number(plan, episode.kind, episode.seed)
         line = to_json_line(replace(episode, model=model, group=group).to_json())
         append_line(self.file(plan, model), line)
 

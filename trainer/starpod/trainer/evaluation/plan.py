@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
 
-from starpod.client import Limits
 from starpod.trainer.agents.base import Sampling, Task
-
-FORMAT = 1
 
 
 class PlanDiffers(Exception):
@@ -27,24 +24,7 @@ class PlannedEnvironment:
 
     def settings(self) -> dict[str, Any]:
         """Return what determines the episodes, as JSON values."""
-        task = self.task
-        return {
-            "environment": task.environment,
-            "version": task.version,
-            "options": task.options,
-            "limits": asdict(task.limits),
-        }
-
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON values. `from_json` is the inverse."""
-        return {**self.settings(), "actions": self.task.actions, "name": self.task.name, "source": self.source}
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> PlannedEnvironment:
-        limits = Limits(**values["limits"])
-        names = tuple(values["actions"])
-        task = Task(values["environment"], values["version"], values["options"], limits, names, values["name"])
-        return cls(task, values["source"])
+        return {name: asdict(self.task)[name] for name in ("environment", "version", "options", "limits")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +42,8 @@ class EvaluationPlan:
     """Facts about each model by its name, such as the checkpoint that is played."""
     environments: Mapping[str, PlannedEnvironment]
     """Environments by name: the task's name in a run, or the environment's id."""
+    format: Literal[1] = 1
+    """Version of the folder's files."""
 
     @property
     def seeds(self) -> range:
@@ -89,39 +71,8 @@ class EvaluationPlan:
         ]
         if differing:
             raise PlanDiffers("; ".join(differing))
-        return EvaluationPlan(
-            seed=self.seed,
-            episodes=call.episodes,
-            attempts=call.attempts,
-            sampling=self.sampling,
-            models={**self.models, **call.models},
-            environments={**self.environments, **call.environments},
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON values. `from_json` is the inverse."""
-        return {
-            "format": FORMAT,
-            "seed": self.seed,
-            "episodes": self.episodes,
-            "attempts": self.attempts,
-            "sampling": asdict(self.sampling),
-            "models": self.models,
-            "environments": {name: environment.to_json() for name, environment in self.environments.items()},
-        }
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> EvaluationPlan:
-        """Raises KeyError, TypeError, AttributeError and ValueError for values that `to_json` did not write."""
-        if values["format"] != FORMAT:
-            raise ValueError(f"its format is {values['format']}, and this version reads {FORMAT}")
-        environments = values["environments"].items()
-        return cls(
-            **{name: int(values[name]) for name in ("seed", *_COUNTS)},
-            sampling=Sampling(**values["sampling"]),
-            models=dict(values["models"]),
-            environments={name: PlannedEnvironment.from_json(item) for name, item in environments},
-        )
+        models, environments = {**self.models, **call.models}, {**self.environments, **call.environments}
+        return replace(call, models=models, environments=environments)
 
 
 _COUNTS = ("episodes", "attempts")

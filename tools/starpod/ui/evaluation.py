@@ -1,0 +1,85 @@
+"""Page of an evaluation: its table, comparisons of its models, and the outcome of each episode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from markupsafe import Markup
+from starlette.responses import Response
+
+from starpod.report.pages import PageSection, PageTable
+from starpod.trainer.data.files import BadEpisodes
+from starpod.trainer.evaluation.folder import BadFolder, EvaluationFolder, group_number
+from starpod.trainer.evaluation.plan import EvaluationPlan
+from starpod.trainer.evaluation.table import comparison_rows, evaluation_report, figure_rows
+from starpod.ui.page import LiveSite, query, render
+from starpod.ui.reading import BadFile
+
+SHOWN_STARTS = 500
+"""Number of start states of an environment whose episodes are listed."""
+WORDS = {True: ("plus", "solved"), False: ("minus", "not solved"), None: ("muted", "over")}
+"""CSS class and text of an episode by its success."""
+
+
+def read_plan(evaluation: EvaluationFolder) -> EvaluationPlan:
+    """Return the plan of an evaluation. Raises BadFile."""
+    try:
+        return evaluation.read_plan()
+    except BadFolder as error:
+        raise BadFile(str(error)) from error
+
+
+def evaluation_page(site: LiveSite, run: Mapping[str, Any], evaluation: EvaluationFolder) -> Response:
+    """Show an evaluation. run: its summary in the index."""
+    plan = read_plan(evaluation)
+    try:
+        report = evaluation_report(evaluation, plan)
+    except BadEpisodes as error:
+        raise BadFile(str(error)) from error
+    heads, rows = figure_rows(report)
+    linked = [[_link(evaluation, plan, run, *row[:2]), *row[1:]] for row in rows]
+    pairs = comparison_rows(report)
+    numbers = [head if head in ("Model", "A", "B", "Environment") else f"#{head}" for head in heads]
+    sections = [
+        PageSection("Figures", table=PageTable(numbers, linked)),
+        PageSection("Pairs of models on the same start states", table=PageTable(*pairs)),
+        *(_episodes(evaluation, plan, run, report, environment) for environment in plan.environments),
+    ]
+    return render("evaluation.html", site=site, run=run, plan=plan, sections=sections)
+
+
+def _link(
+    evaluation: EvaluationFolder, plan: EvaluationPlan, run: Mapping[str, Any], model: str, environment: str
+) -> Markup:
+    """Return the model's name as a link to the list of its episodes in an environment."""
+    kind, _, step = evaluation.file(plan, model).stem.rpartition("-")
+    id = plan.environments[environment].task.environment
+    return _anchor(query("/episodes", run=run["path"], kind=kind, step=step, environment=id), model)
+
+
+def _episodes(
+    evaluation: EvaluationFolder,
+    plan: EvaluationPlan,
+    run: Mapping[str, Any],
+    report: Mapping[str, Any],
+    environment: str,
+) -> PageSection:
+    """Return a section with a row per start state and a link to each episode that did not fail."""
+    cells: dict[tuple[int, str], Markup] = {}
+    for model in plan.models:
+        results = report["models"][model]["environments"][environment]["results"]
+        file = evaluation.file(plan, model).name
+        for seed, member, success in zip(results["seed"], results["sample"], results["success"], strict=True):
+            group = group_number(plan, environment, seed)
+            url = query("/episode", run=run["path"], file=file, group=group, member=member)
+            style, text = WORDS[success]
+            before = cells.get((seed, model), Markup())
+            cells[seed, model] = before + " " + _anchor(url, text, f"badge {style}")
+    rows = [[seed, *(cells.get((seed, model), "-") for model in plan.models)] for seed in plan.seeds[:SHOWN_STARTS]]
+    sentence = f"The first {SHOWN_STARTS} start states." if plan.episodes > SHOWN_STARTS else ""
+    return PageSection(f"Episodes of {environment}", sentence, table=PageTable(["#Seed", *plan.models], rows))
+
+
+def _anchor(url: str, text: str, style: str = "") -> Markup:
+    return Markup('<a class="{}" href="{}">{}</a>').format(style, url, text)
