@@ -123,10 +123,11 @@ def test_an_evaluation_plays_every_environment_as_the_run_did(
         file = tmp_path / "report.json"
         result = CliRunner().invoke(evaluate, [str(mixed), server.address, *words, "--json", str(file)])
         assert result.exit_code == 0, result.output
-        return dict(json.loads(file.read_text())["environments"])
+        return dict(json.loads(file.read_text())["models"][str(mixed)]["environments"])
 
-    found = played("--episodes", "4", "--jsonl", str(tmp_path / "again.jsonl"))
-    again, trained = said(tmp_path / "again.jsonl"), said(mixed / f"episodes/final-{final['step']:06}.jsonl")
+    found = played("--episodes", "4", "--to", str(tmp_path / "again"))
+    (episodes,) = (tmp_path / "again" / "episodes").iterdir()
+    again, trained = said(episodes), said(mixed / f"episodes/final-{final['step']:06}.jsonl")
     assert len(again) == 8 and all(turns == trained[key] for key, turns in again.items())
     assert list(found) == ["arms", "lake"]
     assert found["lake"]["results"] == final["environments"]["lake"]["results"]

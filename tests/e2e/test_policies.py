@@ -96,7 +96,7 @@ def test_a_team_is_evaluated_watched_and_exported_agent_by_agent(
     told = runner.invoke(starpod, ["eval", *words])
     assert told.exit_code == 0, told.output
     (final,) = lines(team / "final.json")
-    played = json.loads(report.read_text())["environments"]["corridor-v1"]
+    played = json.loads(report.read_text())["models"][str(team)]["environments"]["corridor-v1"]
     assert (played["success"], played["return_mean"]) == (final["success"], final["return_mean"])
     watched = runner.invoke(starpod, ["watch", str(team), "--episode", "1"]).output
     assert "turn 1, solver" in watched and "turn 2, verifier" in watched

@@ -5,8 +5,8 @@
     python -m tests.tools.gateway.forked train|eval ARGUMENT ...
 
 gateway, serve, train, eval: as commands of starpod. engine: a vLLM server's stand-in with that model. Each child of a
-server prints its ready line and listens on the same port; SIGTERM ends both. A run or evaluation that is over ends
-both; one that finds no server, all of which were killed, begins again.
+server prints its ready line and listens on the same port; SIGTERM ends both. A run that is over ends both; one that
+finds no server, all of which were killed, begins again. An evaluation that ends by itself ends both.
 """
 
 import asyncio
@@ -67,8 +67,10 @@ def run(program: str, *arguments: str) -> None:
             return
         signal.signal(signal.SIGTERM, end)
         _, status = os.waitpid(child, 0)
-        if program in ("train", "eval") and status == 0:
+        if program == "train" and status == 0:
             return
+        if program == "eval" and os.WIFEXITED(status):
+            sys.exit(os.waitstatus_to_exitcode(status))
 
 
 if __name__ == "__main__":

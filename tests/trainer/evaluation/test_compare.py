@@ -18,13 +18,20 @@ from tests.trainer.diagnostics.synthetic import episode
 
 
 def report(wins: Sequence[bool], *, samples: int = 1, first: int = 0, **changes: Any) -> dict[str, Any]:
-    """Return a report like that of `starpod eval --json`, for one environment."""
+    """Return a model's part of a report, as `of_model` does, for one environment."""
     starts = len(wins) // samples
     played = [
         episode(first + n // samples, solved=won, group=n // samples, member=n % samples) for n, won in enumerate(wins)
     ]
     figures = {"version": "1.0.0", "options": {}, "limits": {"max_turns": 8}, "results": episode_results(played)}
     return {"seeds": [first, first + starts], "samples": samples, "environments": {"lake-v1": {**figures, **changes}}}
+
+
+def written(path: Path, values: dict[str, Any]) -> Path:
+    """Write a file like that of `starpod eval --json`."""
+    models = {"random": {"environments": values["environments"]}}
+    path.write_text(json.dumps({"seeds": values["seeds"], "attempts": values["samples"], "models": models}))
+    return path
 
 
 def test_mcnemars_exact_test() -> None:
@@ -87,7 +94,7 @@ WINS = [True, False]
     [
         (report(WINS, first=7), "the seeds differ: 0 to 1 and 7 to 8"),
         (report([*WINS, True]), "the seeds differ: 0 to 1 and 0 to 2"),
-        (report(WINS * 2, samples=2), "the samples differ: 1 and 2"),
+        (report(WINS * 2, samples=2), "the attempts differ: 1 and 2"),
         (report(WINS, version="2.0.0"), 'the version of lake-v1 differ: "1.0.0" and "2.0.0"'),
         (report(WINS, options={"size": 5}), 'the options of lake-v1 differ: {} and {"size": 5}'),
         (report(WINS, limits={"max_turns": 4}), "the limits of lake-v1 differ"),
@@ -101,8 +108,7 @@ def test_what_does_not_pair_is_refused(other: dict[str, Any], words: str) -> Non
 
 
 def test_the_command_compares_reports_and_runs_and_plays_nothing(tmp_path: Path) -> None:
-    one, other = tmp_path / "one.json", tmp_path / "run"
-    one.write_text(json.dumps(report([False] * 30)))
+    one, other = written(tmp_path / "one.json", report([False] * 30)), tmp_path / "run"
     values = report([n < 20 for n in range(30)])
     (environment, figures) = next(iter(values.pop("environments").items()))
     RunFolder.create(other).write_final({"environment": environment, **figures, **values})
@@ -114,13 +120,15 @@ def test_the_command_compares_reports_and_runs_and_plays_nothing(tmp_path: Path)
 
 
 def test_what_cannot_be_compared_is_said_in_a_sentence(tmp_path: Path) -> None:
-    good, old, run = tmp_path / "good.json", tmp_path / "old.json", tmp_path / "run"
-    good.write_text(json.dumps(report(WINS)))
+    good, old, run = written(tmp_path / "good.json", report(WINS)), tmp_path / "old.json", tmp_path / "run"
+    several = tmp_path / "several.json"
+    several.write_text('{"models": {"a": {}, "b": {}}}')
     old.write_text('{"environments": {"lake-v1": {"success": 1.0}}}')
     RunFolder.create(run)
     for path, words in (
         (tmp_path / "absent.json", "cannot be read"),
         (old, "no results of single episodes"),
+        (several, "has 2 models, which its own table compares"),
         (run, "has no final evaluation"),
     ):
         with pytest.raises(NotComparable, match=words):

@@ -27,7 +27,7 @@ while not state["done"]:
     action = actions[len(text) % len(actions)]
     state = call(url + "/step", {"actions": [action], "step_index": state["step_index"]})
 """
-ENVIRONMENTS = ("frozen_lake-v1", "bandit-v1")
+ENVIRONMENTS = ("frozen_lake-v1", "sokoban-v1")
 ATTEMPTS = 2
 
 

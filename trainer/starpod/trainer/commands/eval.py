@@ -23,11 +23,6 @@ from starpod.trainer.evaluation.table import to_csv, to_markdown
 _LIMIT = "the environment's limit"
 
 
-def _file(name: str, form: str) -> Any:
-    help_text = f"File for the table as {form}; -: standard output."
-    return click.option(f"--{name}", f"{name}_file", metavar="FILE", default="", show_default=False, help=help_text)
-
-
 @click.command(
     name="eval",
     cls=Command,
@@ -127,8 +122,22 @@ def _file(name: str, form: str) -> Any:
     "runs.",
 )
 @JSON
-@_file("csv", "CSV with exact numbers")
-@_file("markdown", "Markdown")
+@click.option(
+    "--csv",
+    "csv_file",
+    metavar="FILE",
+    default="",
+    show_default=False,
+    help="File for the table as CSV with exact numbers; -: standard output.",
+)
+@click.option(
+    "--markdown",
+    "markdown_file",
+    metavar="FILE",
+    default="",
+    show_default=False,
+    help="File for the table as Markdown; -: standard output.",
+)
 @access_options
 @click.pass_context
 def evaluate(

@@ -74,7 +74,8 @@ class EnvironmentChoice:
             known: Environments of the folder. They supply what is open otherwise.
             servers: Connections to the servers.
         """
-        run_tasks = {task.name or task.environment.id: task for model in models for task in reversed(model.tasks)}
+        all_tasks = [task for model in models for task in model.tasks]
+        run_tasks = {task.name or task.environment.id: task for task in reversed(all_tasks)}
         specs: dict[str, tuple[pb.EnvironmentSpec, str, Sequence[pb.EnvironmentSpec]]] = {}
         for word in self.words or [*reversed(run_tasks)] or [*known] or [""] * bool(self.address):
             source = self._source(word, run_tasks.get(word), known.get(word))
