@@ -57,7 +57,7 @@ def watch(
 ) -> None:
     """Replay episodes: state, reasoning, action and reward of each turn.
 
-    The episodes are those of a file (.jsonl or .jsonl.gz), such as `starpod eval --jsonl` writes, or of a run. Of a
+    The episodes are those of a file (.jsonl or .jsonl.gz), of a folder of `starpod eval --to`, or of a run. Of a
     run, those of the final or latest evaluation are shown, or with --trees the latest collected ones.
     Ctrl-C ends the replay.
     """
