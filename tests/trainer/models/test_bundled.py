@@ -14,7 +14,7 @@ from huggingface_hub import constants
 from tokenizers import pre_tokenizers
 
 from starpod.trainer.agents.base import Sampling
-from starpod.trainer.agents.pretrained import PretrainedAgents
+from starpod.trainer.agents.pretrained import PretrainedAgents, find_pretrained
 from starpod.trainer.models import bundled, hf
 from starpod.trainer.models.bundled import source_of
 from starpod.trainer.models.config import ModelConfig, ModelError, model_title
@@ -250,7 +250,7 @@ def test_our_name_selects_a_model() -> None:
 
 async def test_an_evaluation_says_what_was_played(installed: object) -> None:
     agents = PretrainedAgents("smollm2", Sampling(max_tokens=4))
-    assert agents.facts()["model"] == model_title("smollm2")
+    assert find_pretrained("smollm2").facts["model"] == model_title("smollm2")
     await agents.close()
 
 
