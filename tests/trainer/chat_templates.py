@@ -1,6 +1,8 @@
 """Small tokenizers with the chat templates that matter, made here so that nothing is downloaded."""
 
 import functools
+import re
+from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -64,12 +66,17 @@ TEMPLATES = {
     "tiny": "",  # the template of tiny policies, with their own tokenizer
 }
 
+PUBLISHED = {path.stem: path.read_text() for path in sorted((Path(__file__).parent / "templates").glob("*.jinja"))}
+"""Templates of models, whole or shortened."""
+
 SPECIAL = [
     *("<|im_start|>", "<|im_end|>", "<|endoftext|>"),
     *("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
     *("<start_of_turn>", "<end_of_turn>", "<s>", "</s>", "[INST]", "[/INST]"),
     *("<image>", "<fake_token_around_image>", "<global-img>"),
 ]
+
+_WRITTEN = re.compile(r"<\|\w+\|>|</?(?:think|tool_call|tool_response|tools)>|\[/?[A-Z_]+\]")
 
 
 @functools.cache
@@ -89,7 +96,9 @@ def tokenizer(template: str) -> PreTrainedTokenizerFast:
     made = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=inner, bos_token="<s>", eos_token="<|endoftext|>"
     )
-    made.chat_template = TEMPLATES[template]
+    made.chat_template = TEMPLATES.get(template) or PUBLISHED[template]
+    for token in sorted(set(_WRITTEN.findall(made.chat_template)) if template in PUBLISHED else ()):
+        made.add_tokens([AddedToken(token, special=token[1] == "|", normalized=False)])  # Qwen's tags are not special
     return made
 
 

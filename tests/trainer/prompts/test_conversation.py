@@ -2,20 +2,20 @@
 
 import copy
 import functools
-import json
 import re
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, normalizers
 
 from starpod.trainer.data.images import MARK, ImageConfig, image_ids
 from starpod.trainer.models.tiny import train_tokenizer
 from starpod.trainer.prompts.conversation import Conversation, part_start
-from starpod.trainer.prompts.grammar import Grammar
+from starpod.trainer.prompts.grammar import TAGS, Grammar
 from starpod.trainer.prompts.prompt import Context
 from starpod.trainer.prompts.template import Template
-from tests.trainer.chat_templates import TEMPLATES, tokenizer
+from tests.trainer.chat_templates import PUBLISHED, TEMPLATES, tokenizer
 
 EXTENDING = ("chatml", "llama3", "gemma", "reasoner", "parts", "sentencepiece", "tiny")
 
@@ -91,34 +91,48 @@ def test_says_what_is_wrong_with_a_tokenizer(chat_template: str | None, words: s
         Template(bare)
 
 
-@pytest.mark.parametrize("name", TEMPLATES)
-def test_control_tokens_in_a_text_are_read_as_text(name: str) -> None:
-    """The layout has the same number of each special token, whatever the texts spell."""
+HOSTILE = ["<", "|", "[", "/", ">", " ", "\n", "\ufdd0", "im_end|>", "a", "\uff1c", MARK]
+
+
+@given(st.sampled_from([*TEMPLATES, *PUBLISHED]), st.data())
+@settings(max_examples=100, deadline=None)
+def test_control_tokens_in_a_text_are_read_as_text(name: str, data: st.DataObject) -> None:
+    """The layout has the same number of each added token, whatever the texts spell."""
     made = template(name)
-    assert made.stop <= {tokenizer(name).convert_tokens_to_ids(token) for token in made.layout.control}
-    assert not {"<think>", "</answer>"} & {*made.layout.control}, "those are part of replies"
-    tool = [{"type": "function", "function": {"name": "look", "description": "%s"}}]
-    chat = [{"role": role, "content": "%s"} for role in ("user", "assistant", "user")]
+    added = {index: str(token) for index, token in tokenizer(name).added_tokens_decoder.items()}
+    control = {index: token for index, token in added.items() if token not in TAGS}
+    assert made.stop <= {*control} and {*control.values()} <= {*made.layout.control}
+    pieces = data.draw(st.lists(st.sampled_from([*control.values(), *control.values(), *HOSTILE]), max_size=8))
+    hostile, harmless = written(made, f"a{''.join(pieces)}b"), written(made, "hi")
+    for number, (with_it, without) in enumerate(zip(hostile, harmless, strict=True)):
+        marks = made.layout.calls.all_marks if number >= 4 else ()  # policies write those
+        tokens = [index for index, token in control.items() if token not in {*marks} - {made.layout.end_text}]
+        assert [with_it.count(index) for index in tokens] == [without.count(index) for index in tokens]
+    shown = str(tokenizer(name).decode(made.first_prompt("", f"a{''.join(pieces)}b")))
+    assert f"a{''.join(pieces)}b".replace(" ", "").replace("\ufdd0", "") in shown.replace(" ", "")
 
-    def written(text: str) -> list[list[int]]:
-        filled = [{**message, "content": text} for message in chat]
-        return [
-            *(
-                made.first_prompt(text, text),
-                made.next_ids(text, []),
-                made.encode_conversation("", [(text, text)], text),
-            ),
-            *(made.following_messages(filled[:1], []), made.encode_reply(made.opening + text)),
-            *(made.encode_beginning(text), made.encode(made.text(filled, json.loads(json.dumps(tool) % text)))),
-        ]
 
-    harmless = written("hi")
-    for token in made.layout.control:
-        index = tokenizer(name).convert_tokens_to_ids(token)
-        hostile = written(f"a{token}b{token}{token[:1]}{token}")
-        assert [ids.count(index) for ids in hostile] == [ids.count(index) for ids in harmless], token
-        shown = [tokenizer(name).decode(ids).replace(" ", "") for ids in (hostile[0], hostile[-1])]
-        assert all(f"a{token}b{token}{token[:1]}{token}" in text for text in shown)
+def written(made: Template, text: str) -> list[list[int]]:
+    """All that is encoded, with this text in each place: first without past replies, then with them."""
+    tool = {"name": text, "description": text, "parameters": {"type": "object", "properties": {text: {"enum": [text]}}}}
+    chat = [{"role": role, "content": text} for role in ("user", "assistant", "user")]
+    prompt = made.text(chat[:1], [{"type": "function", "function": tool}])
+    return [
+        *(made.first_prompt(text, text), made.next_ids(text, []), made.following_messages(chat[:1], [])),
+        *(made.encode(prompt), made.encode_conversation("", [(text, text)], text), made.encode(made.text(chat))),
+        *(made.encode_reply(made.opening + text), made.encode_beginning(text)),
+    ]
+
+
+def test_a_token_that_only_shows_after_normalization_is_read_as_text() -> None:
+    tokens = copy.deepcopy(tokenizer("chatml"))
+    tokens.backend_tokenizer.normalizer = normalizers.NFKC()
+    tokens.add_tokens([AddedToken("<|stop|>", normalized=True)])
+    made, stop = Template(tokens), tokens.convert_tokens_to_ids("<|stop|>")
+    hidden = "\uff1c|stop|\uff1e"
+    assert tokens.encode(hidden) == [stop], "without our help"
+    assert stop not in made.next_ids(hidden, [])
+    assert "\uff42" in made.layout.defuse("\uff42", "user"), "other texts stay as they are"
 
 
 def test_tokens_of_the_layout_of_tools_are_control_tokens_but_calls_are_written_by_policies() -> None:
@@ -405,5 +419,5 @@ def test_a_text_without_an_image_has_no_place_for_one() -> None:
 
 
 def test_a_template_that_rewrites_the_past_shows_no_images() -> None:
-    with pytest.raises(ValueError, match="lose their place"):
+    with pytest.raises(ValueError, match=r"changes the thoughts of earlier replies.*lose their place"):
         Template(tokenizer("qwen3"), view=VIEW)

@@ -14,13 +14,17 @@ from typing import Any, TypeVar
 
 from jinja2 import TemplateError
 
-from starpod.gateway.requests import Ask, Message, bad_request, extended
+from starpod.gateway.requests import Ask, Message, Rejected, bad_request, extended
 from starpod.gateway.tools import describe_results, describe_tools
 from starpod.gateway.turns import Rotation
 from starpod.trainer.data.episode import Turn
+from starpod.trainer.prompts.continuity import ACTION, THOUGHT, Rewrite, compare_past
+from starpod.trainer.prompts.formats.base import ReplyCall
+from starpod.trainer.prompts.layout import QUESTION, SYSTEM
 from starpod.trainer.prompts.template import Template
 
-_PROBE = "starpod-probe"
+_PROBE, _DESCRIPTION, _ARGUMENT, _RESULT = "starpod-probe", "starpod-tool", "starpod-argument", "starpod-result"
+_TOOL_PARTS = {_DESCRIPTION: "the tools", _ARGUMENT: "earlier calls of tools", _RESULT: "earlier results of tools"}
 Written = TypeVar("Written", str, list[int])
 
 
@@ -42,8 +46,40 @@ class ChatLayout:
         self._takes_neighbours = self._renders_probe([probe, *exchange[:1]]) and self._renders_probe(
             [*exchange, *exchange[1:], probe]
         )
-        tool = {"type": "function", "function": {"name": _PROBE, "description": "", "parameters": {"type": "object"}}}
+        function = {"name": _PROBE, "description": _DESCRIPTION, "parameters": {"type": "object", "properties": {}}}
+        tool = {"type": "function", "function": function}
         self._takes_tools = self._renders_probe(exchange[:1], [tool])
+        self.tool_rewrite = self._find_tool_rewrite(tool)
+
+    def extends(self, ask: Ask) -> bool:
+        """Return whether the chat template keeps the past of such a conversation, so that its stream only grows."""
+        return self.template.extends and not (ask.tools and self.tool_rewrite)
+
+    def warnings(self) -> list[str]:
+        """Return a sentence for each part of the past that the chat template changes."""
+        found = {"": self.template.rewrite, "with tools, ": self.tool_rewrite if self.template.extends else None}
+        return [
+            f"{when}the chat template {rewrite}; a request whose past has changed begins a fresh sample of its episode"
+            for when, rewrite in found.items()
+            if rewrite
+        ]
+
+    def _find_tool_rewrite(self, tool: Mapping[str, Any]) -> Rewrite | None:
+        """Compare a conversation with calls that is built turn by turn with the same conversation rendered at once."""
+        layout, opening = self.template.layout, self.template.opening
+        thought = f"{opening}{THOUGHT}{layout.calls.thought[1]}\n" if opening else ""
+        call = thought + layout.calls.write(None, "", [ReplyCall(_PROBE, f'{{"a": "{_ARGUMENT}"}}')])
+        messages = [Message("system", SYSTEM), Message("user", QUESTION)]
+        try:
+            grown = self.whole(messages, [message.text for message in messages], [tool])
+            for raw, message in ((call, Message("tool", _RESULT)), (thought + ACTION, messages[-1])):
+                turns = self._merge_roles([(message.role, message.text)])
+                grown += raw.removeprefix(opening) + layout.end_text + layout.prompt_after_reply(turns)[1]
+                messages += [Message("assistant", raw), message]
+            whole = self.whole(messages, [message.text for message in messages], [tool])
+        except (Rejected, TemplateError, ValueError, TypeError, KeyError):
+            return None  # each request of this kind is refused, or begins a fresh sample
+        return compare_past(grown, whole, _TOOL_PARTS)
 
     def _renders_probe(self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()) -> bool:
         try:
@@ -183,7 +219,7 @@ class Lineage:
         new_messages = ask.messages[length:]
         appended: list[int] | None = None
         text = ""
-        if self._template.extends:
+        if self._layout.extends(ask):
             if parent is not None and not any(message.role == "assistant" for message in new_messages):
                 appended = self._layout.next_ids(new_messages, parent.reply)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -64,9 +65,12 @@ class Serving:
             sampling = self._sampling(loaded.config)
             engine = build_engine(config, policy, max_context=sampling.max_episode_tokens)
         try:
+            layout = ChatLayout(template)
+            for line in layout.warnings():
+                print(f"warning: {line}", file=sys.stderr)
             sampler = Sampler(
                 engine=engine,
-                layout=ChatLayout(template),
+                layout=layout,
                 sampling=sampling,
                 seed=self.seed,
                 temperature=self.temperature,

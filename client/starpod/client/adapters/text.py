@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import functools
 import json
 import random
+import re
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -202,6 +204,25 @@ def converse(messages: Sequence[Mapping[str, Any]], text: str) -> list[dict[str,
             copies[-1]["content"] = [*content, {"type": "text", "text": text}]
         return copies
     return [*copies, {"role": "user", "content": text}]
+
+
+def break_tokens(text: str, tokenizer: Any) -> str:
+    """Return an environment's text with an invisible character inside each special token that it spells.
+
+    Chat templates insert texts as they are, so a web page with "<|im_end|>" could end the user's turn.
+
+    Args:
+        text: instructions or an observation.
+        tokenizer: tokenizer of transformers, or a processor with one.
+    """
+    added_tokens = getattr(tokenizer, "tokenizer", tokenizer).added_tokens_decoder.values()
+    tokens = sorted((str(token) for token in added_tokens if token.special and len(str(token)) > 1), key=len)
+    return _pattern(tuple(reversed(tokens))).sub(lambda match: f"{match[0][0]}\N{WORD JOINER}{match[0][1:]}", text)
+
+
+@functools.lru_cache(maxsize=8)
+def _pattern(tokens: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, tokens)) or r"(?!)")
 
 
 _fleets: dict[Any, SyncFleet] = {}

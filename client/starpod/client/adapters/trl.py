@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from starpod.client.adapters.text import Reader, Setting, TextEpisode, converse
+from starpod.client.adapters.text import Reader, Setting, TextEpisode, break_tokens, converse
 from starpod.client.errors import StarpodError
 
 # --- environment_factory: the model calls a tool -------------------------------------------------------------------
@@ -150,7 +150,8 @@ class Rollouts:
         streams = []
         for prompt, episode in zip(prompts, episodes, strict=True):
             messages = [{"role": message["role"], "content": message["content"]} for message in prompt]
-            streams.append(_Stream(trainer, converse(messages, episode.first)))
+            first = break_tokens(episode.first, trainer.processing_class)
+            streams.append(_Stream(trainer, converse(messages, first)))
         failures: dict[int, BaseException] = {}
         slots = list(range(len(prompts)))
         while slots:
@@ -226,6 +227,7 @@ class _Stream:
 
     def show(self, text: str) -> bool:
         """Append the text that the model sees next and return True, or return False if no reply would fit after it."""
+        text = break_tokens(text, self._trainer.processing_class)
         messages = [{"role": "user", "content": "."}, {"role": "assistant", "content": "."}]
         prefix_ids = self._encode(messages, add_generation_prompt=False)
         full_ids = self._encode([*messages, {"role": "user", "content": text}], add_generation_prompt=True)

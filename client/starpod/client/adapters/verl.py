@@ -16,7 +16,7 @@ from uuid import uuid4
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopOutput
 from verl.utils.profiler import simple_timer
 
-from starpod.client.adapters.text import Setting, TextEpisode, converse
+from starpod.client.adapters.text import Setting, TextEpisode, break_tokens, converse
 
 
 class StarpodAgentLoop(AgentLoopBase):  # type: ignore[misc] # untyped where verl is not installed
@@ -44,7 +44,7 @@ class StarpodAgentLoop(AgentLoopBase):  # type: ignore[misc] # untyped where ver
         fields: dict[str, Any] = {}
         mask: list[int] = []
         logprobs: list[float] | None = None
-        messages = converse(prompt, episode.first)
+        messages = converse(prompt, break_tokens(episode.first, self.tokenizer))
         ids = await self.ct_build_initial_tokens(messages)
         while True:
             with simple_timer("generate_sequences", timing):
@@ -62,7 +62,7 @@ class StarpodAgentLoop(AgentLoopBase):  # type: ignore[misc] # untyped where ver
             ids = merged.token_ids
             reply = self.tokenizer.decode(output.token_ids, skip_special_tokens=True)
             with simple_timer("tool_calls", timing):
-                observation = await self.setting.play(episode, reply)
+                observation = break_tokens(await self.setting.play(episode, reply), self.tokenizer)
             history = [*messages, {"role": "assistant", "content": reply}]
             messages = [*history, {"role": "user", "content": observation}]
             if episode.done or len(mask) >= max_length or len(episode.rewards) == max_turns:

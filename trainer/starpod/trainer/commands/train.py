@@ -177,9 +177,13 @@ def _separate_words(config: str | None, words: tuple[str, ...]) -> tuple[str | N
 
 
 def _check_memory(config: Config) -> int:
-    """Print the estimated memory as comments below the configuration. Raises UsageError if the run cannot fit."""
+    """Check the chat template, and print the estimated memory as comments below the configuration.
+
+    Raises UsageError if the template cannot be used or the run cannot fit.
+    """
     import transformers
 
+    from starpod.trainer.configuration.preflight import check_templates
     from starpod.trainer.engines.base import EngineError
     from starpod.trainer.models.config import ModelError
     from starpod.trainer.parallel.ranks import NoDevice
@@ -187,11 +191,13 @@ def _check_memory(config: Config) -> int:
 
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     try:
+        for line in check_templates(config):
+            click.echo(f"warning: {line}", err=True)
         estimate = estimate_memory(config, place_of(config.device))
     except (ModelError, NoDevice) as error:
         click.echo(f"# Memory is not estimated: {error}")
         return 0
-    except EngineError as error:
+    except (EngineError, ValueError) as error:
         raise click.UsageError(str(error)) from None
     click.echo("".join(f"# {line}\n" for line in estimate.table()), nl=False)
     if not estimate.fits:

@@ -6,7 +6,7 @@ files, and `check_environment` the servers. Settings that contradict each other 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from random import Random
 
 from starpod.client import Fleet, Observation, Want
@@ -18,6 +18,7 @@ from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.configuration.tasks import TaskConfig
 from starpod.trainer.configuration.user_file import names_file
 from starpod.trainer.output.sinks import check_sinks
+from starpod.trainer.prompts.template import Template
 from starpod.trainer.rewards.reward import RewardConfig, Rewards
 from starpod.trainer.rollout.config import EnvironmentConfig, Facts
 from starpod.trainer.rollout.environment import check_installed, make_task
@@ -112,6 +113,39 @@ def check_model(config: Config) -> None:
             f"prompt.observation shows images, but {config.model.name} has no image input: choose an Idefics3 or "
             "SmolVLM, or set prompt.observation to text"
         )
+
+
+def warn_of_rewrites(config: Config, templates: Mapping[str, Template]) -> list[str]:
+    """Return a sentence for each chat template that changes the past, if the run's prompts show a whole conversation.
+
+    Args:
+        config: The configuration.
+        templates: Chat template of each environment, by its name in the run.
+    """
+    # A program writes its own prompts, in which replies may have thoughts.
+    rewrites = {
+        (Template(templates[task.name].tokenizer) if config.collect.agent.command else templates[task.name]).rewrite
+        for task in config.tasks
+        if task.prompt.context.kind in ("full", "split")
+    }
+    return [
+        f"the chat template {rewrite}; so each turn begins a fresh sample, in which earlier turns are context as the "
+        "template writes them. For one sample per episode, set model.chat_template to one that keeps the past"
+        for rewrite in sorted(filter(None, rewrites))
+    ]
+
+
+def check_templates(config: Config) -> list[str]:
+    """Return the sentences of `warn_of_rewrites` before a run has built its model. Raises ModelError and ValueError."""
+    from starpod.trainer.models.config import TINY
+    from starpod.trainer.models.hf import load_tokenizer
+
+    if config.model.name == TINY:
+        return []  # its template keeps the past
+    tokenizer = load_tokenizer(config.model)
+    return warn_of_rewrites(
+        config, {task.name: Template(tokenizer, prefill=task.prompt.opening) for task in config.tasks}
+    )
 
 
 async def check_environment(config: Config, task: TaskConfig, fleet: Fleet, facts: Facts) -> None:

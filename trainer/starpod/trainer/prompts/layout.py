@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
@@ -23,6 +23,11 @@ SPLIT = "\ufdd0"
 """Noncharacter of Unicode that is inserted into control tokens in the contents of messages. Rendered texts are encoded
 in parts, between these characters, so that the tokens' letters are encoded as any other text."""
 
+_CONTROL = re.compile(r"<[|\uff5c].*[|\uff5c]>")
+"""Pattern of tokens that only control a model, such as <|fim_prefix|>, which Qwen does not mark as special."""
+_BRACKETS = re.compile(r"[<\[].*[>\]]")
+"""Pattern of added tokens that are looked for in the source of a chat template, where any word may occur."""
+
 
 class TemplateLayout:
     """The text that a chat template writes around messages, found by rendering short dummy conversations.
@@ -39,8 +44,9 @@ class TemplateLayout:
             with it, so that each prompt extends the previous one.
         think_start: Tag, with the white space after it, that the generation prompt opens; "" if it opens none.
         end_text, end: Token that closes a reply, as text and id.
-        control: The tokenizer's special tokens, and other added tokens of the template's layout. In the contents of
-            messages they are encoded as text, so that an observation or a past reply cannot begin or end a turn.
+        control: The tokenizer's special tokens, and other added tokens that the template writes or that look like
+            <|this|>. In the contents of messages they are encoded as text, so that an observation or a past reply
+            cannot begin or end a turn.
 
     Raises:
         ValueError: If the tokenizer has no chat template, or if replies cannot be located in it.
@@ -64,6 +70,7 @@ class TemplateLayout:
         self.think_start = prompt[prompt.rindex(THINK) :] if prompt.rstrip().endswith(THINK) else ""
         self.before_reply = prompt.rpartition(QUESTION)[2] + self.gap
         self.end_text, self.end = self._find_end()
+        self._normalize = self._find_normalizer()
         self.control = self._find_control()
         self._control_start = _starts_of(self.control)
         self._control_start_in_replies = _starts_of(set(self.control) - set(self.calls.all_marks) | {self.end_text})
@@ -107,6 +114,10 @@ class TemplateLayout:
         if not self.control:
             return text
         start = self._control_start_in_replies if role == "assistant" else self._control_start
+        if self._normalize is not None:
+            # A tokenizer may read a full-width bracket as a bracket, and so find a token that the text does not spell.
+            normal = self._normalize(text)
+            text = normal if len(start.findall(normal)) > len(start.findall(text)) else text
         return start.sub(lambda match: NOT_A_MARK if match[0] in self.control else match[0] + SPLIT, text)
 
     def _defuse_all(self, value: Any) -> Any:
@@ -182,11 +193,22 @@ class TemplateLayout:
             text += self._after_reply([{"role": "tool", "content": QUESTION}])
         if self.view is not None:
             text += self.view.write(MARK)
+        source = str(self.tokenizer.chat_template)  # writes tokens that no dummy message needs, such as those of tools
         # Tags are part of replies, and what an image replaces is not part of a text.
         contents = {*TAGS, *FURTHER_TAGS, *([MARK] if self.view else [])}
+        tokens = {str(token): token.special for token in self.tokenizer.added_tokens_decoder.values()}
+        written = {token for token in tokens if token in text and token.strip()}
+        written |= {token for token in tokens if token in source and _BRACKETS.fullmatch(token)}
+        control = {token for token, special in tokens.items() if special or _CONTROL.fullmatch(token)}
+        return tuple(sorted((control | written) - contents))
+
+    def _find_normalizer(self) -> Callable[[str], str] | None:
+        """Return the tokenizer's normalization of texts if it looks for added tokens after it; otherwise None."""
+        inner = getattr(self.tokenizer, "backend_tokenizer", None)
         tokens = self.tokenizer.added_tokens_decoder.values()
-        special = {str(token) for token in tokens if token.special or (str(token) in text and str(token).strip())}
-        return tuple(sorted(special - contents))
+        if inner is None or inner.normalizer is None or not any(token.normalized for token in tokens):
+            return None
+        return cast("Callable[[str], str]", inner.normalizer.normalize_str)
 
 
 def _starts_of(tokens: Iterable[str]) -> re.Pattern[str]:

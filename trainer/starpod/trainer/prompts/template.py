@@ -12,7 +12,8 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, cast
 
-from starpod.trainer.data.images import ImageConfig, image_ids
+from starpod.trainer.data.images import MARK, ImageConfig, image_ids
+from starpod.trainer.prompts.continuity import ACTION, THOUGHT, Rewrite, compare_past
 from starpod.trainer.prompts.grammar import ANSWER, ANSWER_END, THINK, THINK_END
 from starpod.trainer.prompts.layout import QUESTION, SPLIT, SYSTEM, TemplateLayout, user_message
 
@@ -37,8 +38,9 @@ class Template:
         stop: Ids that end a reply: `end` and the tokenizer's end of text.
         opening: Beginning of every reply's text that is not sampled: `prefill`, preceded by a tag that the template's
             generation prompt opens.
-        extends: Whether a growing conversation keeps its beginning, including replies with think tags. If a template
-            rewrites the past (some drop old reasoning), each turn must begin a fresh sample.
+        rewrite: What the template changes in the past of a growing conversation, with system text, thoughts and images;
+            None if it changes nothing.
+        extends: Whether there is no `rewrite`. Otherwise each turn must begin a fresh sample.
 
     Raises:
         ValueError: If the tokenizer has no chat template, or if replies cannot be located in it.
@@ -63,9 +65,10 @@ class Template:
         self._next = lru_cache(_CACHED)(lambda user: tuple(self._encode_messages([user_message(user)])))
         self._first_prompt = lru_cache(_CACHED)(lambda system, user: tuple(self.encode_conversation(system, (), user)))
         self._head = lru_cache(8)(self.encode)
-        self.extends = self._keeps_the_past()
+        self.rewrite = self._find_rewrite()
+        self.extends = self.rewrite is None
         if view is not None and not self.extends:
-            raise ValueError("the chat template rewrites earlier turns, so images would lose their place")
+            raise ValueError(f"the chat template {self.rewrite}; images would lose their place")
 
     def first_prompt(self, system: str, user: str) -> list[int]:
         """Return the prompt of a conversation's first reply. An empty `system` means no system message."""
@@ -213,12 +216,13 @@ class Template:
     def _close_reply(self, reply: Sequence[int], next_ids: Sequence[int]) -> list[int]:
         return list(next_ids) if reply and reply[-1] == self.end else [self.end, *next_ids]
 
-    def _keeps_the_past(self) -> bool:
-        """Return whether a conversation built turn by turn equals the same conversation rendered as a whole."""
+    def _find_rewrite(self) -> Rewrite | None:
+        """Compare a conversation built turn by turn with the same conversation rendered as a whole."""
         begin = self.opening or THINK
-        thought = "" if begin.endswith(ANSWER) else f"starpod-thought{THINK_END}{ANSWER}"
-        reply = f"{begin}{thought}starpod-action{ANSWER_END}"
-        questions = [f"{QUESTION}-{number}" for number in range(3)]
+        thought = "" if begin.endswith(ANSWER) else f"{THOUGHT}{THINK_END}{ANSWER}"
+        reply = f"{begin}{thought}{ACTION}{ANSWER_END}"
+        image = f"{MARK}\n" if self.view else ""
+        questions = [f"{image}{QUESTION}-{number}" for number in range(3)]
         messages = [user_message(questions[0])]
         layout = self.layout
         text = layout.prompt(layout.with_system(SYSTEM, messages))
@@ -228,4 +232,6 @@ class Template:
             messages += [{"role": "assistant", "content": reply}, user_message(question)]
         whole_text = layout.prompt(layout.with_system(SYSTEM, messages))
         next_ids = self._next(questions[-1])
-        return text == whole_text and tuple(self.encode(whole_text + self.prefill)[-len(next_ids) :]) == next_ids
+        if text == whole_text and tuple(self.encode(whole_text + self.prefill)[-len(next_ids) :]) != next_ids:
+            return Rewrite("the ids of later messages", questions[-1], questions[-1])
+        return compare_past(text, whole_text)

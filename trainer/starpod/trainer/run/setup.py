@@ -17,7 +17,7 @@ from starpod.trainer.algorithms.distillation import Judge, SelfTeacher
 from starpod.trainer.checkpoints.checkpoint import Checkpoints, Loaded
 from starpod.trainer.checkpoints.resume import check_model as check_resumed_model
 from starpod.trainer.configuration.config import Config
-from starpod.trainer.configuration.preflight import check_model
+from starpod.trainer.configuration.preflight import check_model, warn_of_rewrites
 from starpod.trainer.configuration.seeds import derive
 from starpod.trainer.configuration.user_file import digests
 from starpod.trainer.data.offline import check_tokens, read_offline
@@ -94,6 +94,8 @@ async def open_run(
             await stack.enter_async_context(telling(folder, [environment.fleet for environment in served], screen))
         models = await _build_models(config, served, output, loaded, parallel=parallel, interrupts=interrupts)
         templates = _build_templates(served, models.policies)
+        for line in warn_of_rewrites(config, templates):
+            screen.warn(line)
         check_tokens(config.replay.offline, offline, templates)
         demonstrations = await episodes_to_imitate(config, served, templates)
         if parallel.is_main and (contents := [each.contents for each in served if each.contents is not None]):
