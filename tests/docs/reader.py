@@ -32,7 +32,9 @@ class Reader:
     """Output of the last command or program."""
 
     def serve(self, command: str) -> None:
-        arguments = [str(self.folder / word) if word.endswith(".py") else word for word in words(command)[2:]]
+        arguments = [
+            str(self.folder / word) if word.endswith((".py", ".jsonl")) else word for word in words(command)[2:]
+        ]
         self.servers.close()
         server = self.servers.enter_context(start_server(*arguments)) if arguments else self.shared
         self.address = server.address

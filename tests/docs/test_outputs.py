@@ -51,6 +51,12 @@ def test_the_first_commands(page: str, reader: Reader) -> None:
     follow(reader, page)
 
 
+def test_a_file_of_tasks(reader: Reader) -> None:
+    for block in blocks((ROOT / "docs/tasks.md").read_text(encoding="utf-8")):
+        reader.save(block)
+    follow(reader, "tasks.md")
+
+
 @pytest.mark.minutes
 def test_the_first_run(reader: Reader) -> None:
     for page in FIRST_RUN:

@@ -105,8 +105,8 @@ def serve(
 ) -> None:
     """Serve environments over gRPC until SIGTERM or Ctrl-C.
 
-    ENVIRONMENT is the NAME of an installed one, FILE.py, FILE.py:CLASS, the ./FOLDER of a package, or FAMILY:NAME for
-    one of another package, such as gymnasium:CartPole-v1. Without ENVIRONMENT, all installed ones are served; * adds
+    ENVIRONMENT is the NAME of an installed one, FILE.py, FILE.py:CLASS, the ./FOLDER of a package, a file of questions
+    such as tasks.jsonl, or FAMILY:NAME for one of another package, such as gymnasium:CartPole-v1. Without ENVIRONMENT, all installed ones are served; * adds
     all of them to others. A name may omit its version: `sokoban` is `sokoban-v1`. For the folder of an exported model,
     the environments that it was trained on are served. Prints one line with the address when ready.
 

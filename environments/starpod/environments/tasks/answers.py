@@ -1,4 +1,4 @@
-"""Where the answer is in a reply: the last \\boxed{}, else <answer>, else `Answer:` or `####`, else the whole reply."""
+"""Search for the answer in a reply: the last \\boxed{}, else <answer>, else `Answer:` or `####`, else all of it."""
 
 from __future__ import annotations
 

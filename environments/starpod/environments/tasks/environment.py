@@ -98,7 +98,7 @@ class Tasks(Environment):
         return self.told or ([question.prompt, question.image] if question.image else question.prompt)
 
     def state_key(self) -> bytes:
-        return digest(repr((self.file.version, self.row, self.tries, self.calls, self.best)))
+        return digest(repr((self.file.version, self.row, self.tries, self.calls, self.best, self.told)))
 
     def score(self) -> float:
         """Return the best score of the answers so far."""

@@ -52,7 +52,7 @@ class TaskFile:
         for place, row in self._rows.scan():
             try:
                 question = read_question(row, self.settings, self.path.parent)
-                codes.append(names.setdefault(str(row.get("split", "train")), len(names)))
+                codes.append(names.setdefault(str(row.get("split") or "train"), len(names)))
             except (ValueError, OverflowError) as error:
                 raise BadRow(f"{place}: {error}") from None
             digests.append(_digest(question.key))
@@ -81,7 +81,7 @@ class TaskFile:
         if names == ["train"] and self.settings.test and keys[0] != keys[-1]:
             bound = min(max(keys[0], np.uint64(self.settings.test * 2.0**64)), keys[-1] - np.uint64(1))
             codes, names = (keys <= bound).astype(np.int16), ["train", "test"]
-        self.splits = {"all": order, **{name: order[codes == code] for code, name in enumerate(names)}}
+        self.splits = {name: order[codes == code] for code, name in enumerate(names)} | {"all": order}
 
     def choose(self, split: str, seed: int, id: str) -> int:
         """Return the index of the row with an id, or of the row that a seed chooses. Raises OptionsError."""

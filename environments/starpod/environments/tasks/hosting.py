@@ -36,11 +36,9 @@ def host(text: str) -> type[Tasks]:
         limits=Limits(max_turns=turns, max_actions_per_turn=1, max_actions=turns),
         concurrency=Concurrency.THREAD,  # rows are read from files, and some checkers wait for a process
     )
-    sizes = ", ".join(f"{name} {len(rows)}" for name, rows in file.splits.items())
-    split: Any = (
-        Literal[tuple(file.splits)],
-        Field(default="all", description=f"Rows to play. Their numbers: {sizes}."),
-    )
+    sizes = {"rows": {name: len(rows) for name, rows in file.splits.items()}}
+    field = Field(default="all", description="Rows to play.", json_schema_extra=sizes)
+    split: Any = (Literal[tuple(file.splits)], field)
     options = create_model("Options", __base__=TasksOptions, split=split)
     base = AnsweredTasks if file.is_answered else Tasks
     members = {"spec": spec, "file": file, "Options": options, "reference": (__name__, "host", text)}

@@ -46,13 +46,12 @@ class JSONLines:
                 except ValueError as error:
                     raise BadRow(f"{self._name}:{number}: no JSON in UTF-8 on one line: {error}") from None
                 self._ends.append(end)
-                yield f"{self._name}:{number}", values
+                yield f"{self._name}:{number}", _present(values)
 
     def read(self, index: int) -> dict[str, Any]:
         """Return the columns of a row. It may be called on several threads."""
         start, end = self._ends[index : index + 2]
-        values = read_untrusted_json(os.pread(self._file.fileno(), end - start, start).decode("utf-8-sig"))
-        return dict(values)
+        return _present(read_untrusted_json(os.pread(self._file.fileno(), end - start, start).decode("utf-8-sig")))
 
 
 class ArrowRows:
@@ -105,5 +104,6 @@ def _read_tables(path: Path) -> list[tuple[str, Any]]:
     return [("", pa.concat_tables(parts))]
 
 
-def _present(row: dict[str, Any], split: str) -> dict[str, Any]:
-    return {**{name: value for name, value in row.items() if value is not None}, **({"split": split} if split else {})}
+def _present(row: dict[str, Any], split: str = "") -> dict[str, Any]:
+    """Return the columns that have a value, with the name of the folder as split."""
+    return {name: value for name, value in row.items() if value is not None} | ({"split": split} if split else {})

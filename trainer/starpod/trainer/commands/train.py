@@ -97,9 +97,9 @@ def train(
     """Train a language model to act in an environment.
 
     CONFIG is a YAML file, or the name of a configuration that comes with the package (--list prints them). It may also
-    be an environment, for which settings are chosen: FILE.py, FILE.py:CLASS, the NAME of an installed one, FAMILY:NAME
-    of another package, or HOST:PORT/NAME at a server in any language. By default, CONFIG is frozen_lake, and with
-    --resume the run's own configuration.
+    be an environment, for which settings are chosen: FILE.py, FILE.py:CLASS, a file of questions such as tasks.jsonl,
+    the NAME of an installed one, FAMILY:NAME of another package, or HOST:PORT/NAME at a server in any language. By
+    default, CONFIG is frozen_lake, and with --resume the run's own configuration.
 
     KEY=VALUE sets a key, such as algorithm=starpo-grpo or collect.groups=16 (--keys explains all). On Ctrl-C or
     SIGTERM, the run saves its state and exits.

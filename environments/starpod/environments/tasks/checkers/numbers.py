@@ -16,6 +16,8 @@ from starpod.env_server import Unavailable, run_confined
 from .base import AnswerChecker, Grade
 from .text import normalise_text
 
+MAX_FORMULA = 1_000
+"""Maximum number of characters of a formula in an answer; a longer one is wrong."""
 _NUMBER = re.compile(
     r"([-+]?)[$€£]?\s?((?:\d{1,40}|\d{1,3}(?:,\d{3}){1,12})(?:\.\d{0,60})?|\.\d{1,60})([eE][-+]?\d{1,3})?"
     r"(?:\s?/\s?(\d{1,40}))?\s?(%?)"
@@ -67,8 +69,11 @@ class MathChecker(AnswerChecker):
             raise Unavailable(f"reward math: {error}; it needs Linux with Landlock or mounts, and seccomp") from error
 
     def check(self, answer: str, rights: Sequence[str], row: dict[str, Any]) -> Grade:
+        number, *numbers = map(read_number, (answer, *rights))
+        if number is not None and None not in numbers:
+            return Grade(number in numbers)
         same = normalise_text(answer) in map(normalise_text, rights)
-        return Grade(same or self._are_equal(answer, rights, self.max_seconds))
+        return Grade(same or (len(answer) <= MAX_FORMULA and self._are_equal(answer, rights, self.max_seconds)))
 
     def _are_equal(self, answer: str, rights: Sequence[str], cpu_seconds: int) -> bool:
         work = json.dumps([answer, *rights]).encode()
