@@ -36,7 +36,7 @@ def host(text: str) -> type[Tasks]:
         limits=Limits(max_turns=turns, max_actions_per_turn=1, max_actions=turns),
         concurrency=Concurrency.THREAD,  # rows are read from files, and some checkers wait for a process
     )
-    sizes = {"rows": {name: len(rows) for name, rows in file.splits.items()}}
+    sizes: Any = {"rows": {name: len(rows) for name, rows in file.splits.items()}}
     field = Field(default="all", description="Rows to play.", json_schema_extra=sizes)
     split: Any = (Literal[tuple(file.splits)], field)
     options = create_model("Options", __base__=TasksOptions, split=split)
