@@ -17,7 +17,7 @@ from starpod.trainer.evaluation.compare import NotComparable, compare_evaluation
 from starpod.trainer.evaluation.table import comparison_rows, figure_rows
 
 
-def _print(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], *, quiet: bool) -> None:
+def print_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], *, quiet: bool) -> None:
     """Print a table. quiet: print it on standard error, because standard output is for a file."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for head in heads:
@@ -39,10 +39,10 @@ def show_report(report: Mapping[str, Any], *, quiet: bool) -> None:
         ((name, facts),) = report["models"].items()
         title = name + (f" ({facts['model']})" if facts.get("model", name) != name else "") + f" on {title}"
         heads, rows = heads[1:], [row[1:] for row in rows]
-    _print(title, heads, rows, quiet=quiet)
+    print_table(title, heads, rows, quiet=quiet)
     heads, rows = comparison_rows(report)
     if rows:
-        _print("Pairs of models on the same start states", heads, rows, quiet=quiet)
+        print_table("Pairs of models on the same start states", heads, rows, quiet=quiet)
 
 
 def show_comparison(first: Path, second: Path, json_file: str) -> None:
@@ -62,5 +62,5 @@ def show_comparison(first: Path, second: Path, json_file: str) -> None:
         raise click.UsageError(str(error)) from error
     comparison = {"first": str(first), "second": str(second), "environments": figures}
     heads, rows = comparison_rows({"comparisons": [comparison]})
-    _print(f"A: {first}, B: {second}", heads[2:], [row[2:] for row in rows], quiet=json_file == "-")
+    print_table(f"A: {first}, B: {second}", heads[2:], [row[2:] for row in rows], quiet=json_file == "-")
     write_report(json_file, json.dumps(comparison) + "\n")

@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich import box
-from rich.table import Table
 
 from starpod.remote.catalog import JSON, expect_writable, write_report
-from starpod.report.console import safe_console
+from starpod.trainer.commands.eval_tables import print_table
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.configuration.user_file import UserCodeError
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import BadEpisodes, episode_files, read_episodes
 from starpod.trainer.evaluation.rescoring import compare_rewards, find_rewards, score_again
+from starpod.trainer.evaluation.table import format_figure, format_interval
 from starpod.trainer.output.files import to_json_line, write_atomic
 from starpod.trainer.rewards.judge import MAX_REQUESTS, JudgeFailed
 from starpod.trainer.rewards.reward import Rewards
@@ -67,7 +66,7 @@ def rescore(path: Path, reward: str, name: str, solved_from: float, json_file: s
     rows = list(latest.values())
     write_atomic(file, "".join(map(to_json_line, rows)))
     report = compare_rewards(rows)
-    _show(report, f"{path} by {reward}: {file}", json_file)
+    _show(report, f"{path} by {reward}: {file}", quiet=json_file == "-")
     write_report(json_file, json.dumps(report, ensure_ascii=False) + "\n")
     if errors := [row["error"] for row in rows if "error" in row]:
         raise click.ClickException(f"{len(errors)} episodes have no new reward, the first one because: {errors[0]}")
@@ -107,29 +106,21 @@ def _episodes(path: Path) -> Iterator[tuple[str, Episode]]:
             yield f"{file.name.partition('.jsonl')[0]}-{number:05d}", episode
 
 
-def _show(report: Sequence[Mapping[str, Any]], title: str, json_file: str) -> None:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("Environment", no_wrap=True)
-    for heading in ("Episodes", "Reward before", "After (95 %)", "Changed", "Success before", "After (95 %)", "Agree"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in report:
-        before, after = row["before"], row["after"]
-        table.add_row(
+def _show(report: Sequence[Mapping[str, Any]], title: str, *, quiet: bool) -> None:
+    heads = "Environment, Episodes, Reward before, After (95 %), Changed, Success before, After (95 %), Agree".split(
+        ", "
+    )
+    rows = [
+        [
             " in ".join(filter(None, (row["model"], row["environment"]))),
-            str(after["episodes"]) + (f" ({row['unscored']} unscored)" if row["unscored"] else ""),
-            _format(".3f", before["return_mean"]),
-            _format(".3f", *(after[f"return_{name}"] for name in ("mean", "low", "high"))),
+            f"{row['after']['episodes']}" + (f" ({row['unscored']} unscored)" if row["unscored"] else ""),
+            format_figure(row["before"]["return_mean"], ".3f"),
+            format_interval(row["after"], "return_mean", "return", ".3f"),
             str(row["changed"]),
-            _format(".1%", before["success"]),
-            _format(".1%", after["success"], after["success_low"], after["success_high"]),
-            _format(".1%", row["agreement"]),
-        )
-    console = safe_console(stderr=json_file == "-", highlight=False)
-    if not console.is_terminal:
-        console.width = max(console.width, 140)  # avoid wrapping in a log
-    console.print(table)
-
-
-def _format(form: str, value: float | None, *bounds: float | None) -> str:
-    interval = " to ".join(format(bound, form) for bound in bounds if bound is not None)
-    return "-" if value is None else format(value, form) + (f" ({interval})" if interval else "")
+            format_figure(row["before"]["success"], ".1%"),
+            format_interval(row["after"], "success", "success", ".1%"),
+            format_figure(row["agreement"], ".1%"),
+        ]
+        for row in report
+    ]
+    print_table(title, [*heads, "Agree"], rows, quiet=quiet)

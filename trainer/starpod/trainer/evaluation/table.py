@@ -82,11 +82,14 @@ def figure_rows(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     for model, environment, figures in _cells(report):
         failed = f" ({figures['failed']} failed)" if figures["failed"] else ""
         row = [model, environment, f"{figures['episodes']}{failed}"]
-        row += [_interval(figures, "success", "success", ".1%"), _interval(figures, "return_mean", "return", ".3f")]
+        row += [
+            format_interval(figures, "success", "success", ".1%"),
+            format_interval(figures, "return_mean", "return", ".3f"),
+        ]
         forms = (("turns_mean", ".1f"), ("tokens_mean", ".1f"), ("seconds_mean", ".2f"), ("format_rate", ".1%"))
-        row += [_cell(figures[name], form) for name, form in forms]
+        row += [format_figure(figures[name], form) for name, form in forms]
         if tries > 1:
-            row += [_cell(figures[name].get(str(tries)), ".1%") for name in ("pass_at_k", "pass_hat_k")]
+            row += [format_figure(figures[name].get(str(tries)), ".1%") for name in ("pass_at_k", "pass_hat_k")]
         rows.append(row)
     return heads, rows
 
@@ -107,9 +110,9 @@ def comparison_rows(report: Mapping[str, Any]) -> tuple[list[str], list[list[str
     rows = []
     for each in report["comparisons"]:
         for environment, figures in each["environments"].items():
-            success = [_cell(value, ".1%") for value in figures["success"]]
+            success = [format_figure(value, ".1%") for value in figures["success"]]
             row = [each["first"], each["second"], environment, str(figures["pairs"]), *success]
-            row += [_difference(figures["success_difference"], "+.1%"), _cell(figures["p_value"], ".2g")]
+            row += [_difference(figures["success_difference"], "+.1%"), format_figure(figures["p_value"], ".2g")]
             rows.append([*row, _difference(figures["return_difference"], "+.3f")])
     return heads, rows
 
@@ -147,13 +150,15 @@ def _cells(report: Mapping[str, Any]) -> list[tuple[str, str, Mapping[str, Any]]
     ]
 
 
-def _cell(value: float | None, form: str) -> str:
+def format_figure(value: float | None, form: str) -> str:
+    """Return a figure as text, "-" without one. form: format specification, such as `.1%`."""
     return "-" if value is None else format(value, form)
 
 
-def _interval(figures: Mapping[str, Any], name: str, prefix: str, form: str) -> str:
+def format_interval(figures: Mapping[str, Any], name: str, prefix: str, form: str) -> str:
+    """Return a figure with its interval, such as `0.62 (0.58 to 0.65)`. prefix: beginning of the bounds' names."""
     value, low, high = (figures[key] for key in (name, f"{prefix}_low", f"{prefix}_high"))
-    return _cell(value, form) + (f" ({low:{form}} to {high:{form}})" if low is not None else "")
+    return format_figure(value, form) + (f" ({low:{form}} to {high:{form}})" if low is not None else "")
 
 
 def _difference(values: Sequence[float] | None, form: str) -> str:
