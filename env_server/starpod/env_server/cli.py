@@ -107,8 +107,9 @@ def serve(
 
     ENVIRONMENT is the NAME of an installed one, FILE.py, FILE.py:CLASS, the ./FOLDER of a package, a file of questions
     such as tasks.jsonl, or FAMILY:NAME for one of another package, such as gymnasium:CartPole-v1. Without ENVIRONMENT,
-    all installed ones are served; * adds all of them to others. A name may omit its version: `sokoban` is `sokoban-v1`. For the folder of an exported model,
-    the environments that it was trained on are served. Prints one line with the address when ready.
+    all installed ones are served; * adds all of them to others. A name may omit its version: `sokoban` is `sokoban-v1`.
+    For the folder of an exported model, the environments that it was trained on are served. Prints one line with the
+    address when ready.
 
     A time is written as 30s, 5m or 500ms, and a size as 16MiB; a number alone is in seconds or bytes.
     """
