@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from starpod.trainer.commands.eval import evaluate
 from starpod.trainer.data.files import read_episodes
 from tests.support import ROOT, ServerProcess
 from tests.tools.gateway.kills import alike, kill_child, save_model
@@ -31,25 +33,30 @@ ENVIRONMENTS = ("frozen_lake-v1", "sokoban-v1")
 ATTEMPTS = 2
 
 
-def evaluation(server: ServerProcess, models: list[str], folder: Path, starts: int) -> subprocess.Popen[bytes]:
-    """The command as the child of a process that has imported everything; it is called again when it is killed."""
-    words = [*models, server.address, *(word for name in ENVIRONMENTS for word in ("-e", name)), "--turns", "4"]
-    words += ["--episodes", str(starts), "--attempts", str(ATTEMPTS), "--max-tokens", "8", "--concurrency", "2"]
-    words += ["--to", str(folder), "--json", str(folder.with_suffix(".json"))]
-    command = [sys.executable, "-m", "tests.tools.gateway.forked", "eval", *words]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, stdout=subprocess.DEVNULL)
+def words(server: ServerProcess, models: list[str], folder: Path, starts: int) -> list[str]:
+    """The arguments of the command."""
+    environments = [word for name in ENVIRONMENTS for word in ("-e", name)]
+    counts = ("--episodes", str(starts), "--attempts", str(ATTEMPTS), "--max-tokens", "8", "--concurrency", "2")
+    results = ("--to", str(folder), "--json", str(folder.with_suffix(".json")))
+    return [*models, server.address, *environments, "--turns", "4", *counts, *results]
 
 
-def kill_often(process: subprocess.Popen[bytes], kills: int) -> int:
-    """Kill the command at random moments, from its first millisecond on, until it is over. Return the number."""
+def size_of(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("episodes/*"))
+
+
+def kill_often(process: subprocess.Popen[bytes], folder: Path, kills: int) -> int:
+    """Kill the command at random moments until it is over, mostly after it has played something. Return the number."""
     rng, count = random.Random(3), 0
     while process.poll() is None:
-        if count < kills:
-            time.sleep(rng.uniform(0.0, 2.0))
-            count += kill_child(process)
-        else:
+        if count == kills:
             time.sleep(0.05)
+            continue
+        before, waits = size_of(folder), rng.random() < 0.7
+        while waits and size_of(folder) == before and process.poll() is None:
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0.0, 1.0))
+        count += kill_child(process)
     return count
 
 
@@ -62,7 +69,7 @@ def without_times(value: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("kills", "starts"), [(5, 3), pytest.param(100, 60, marks=[pytest.mark.minutes, pytest.mark.timeout(1800)])]
+    ("kills", "starts"), [(5, 3), pytest.param(100, 80, marks=[pytest.mark.minutes, pytest.mark.timeout(1800)])]
 )
 def test_an_evaluation_among_kills_equals_an_undisturbed_one(
     server: ServerProcess, tmp_path: Path, kills: int, starts: int
@@ -70,13 +77,19 @@ def test_an_evaluation_among_kills_equals_an_undisturbed_one(
     model, program = save_model(tmp_path / "model"), tmp_path / "agent.py"
     program.write_text(TOOLS + AGENT)
     models = [str(model), f"{model} | {sys.executable} {program}", "random", "expert"]
-    count = 0
-    for name in ("killed", "calm"):
-        process = evaluation(server, models, tmp_path / name, starts)
-        with contextlib.ExitStack() as stack:
-            stack.callback(lambda process=process: process.poll() is None and os.killpg(process.pid, signal.SIGKILL))
-            count += kill_often(process, kills if name == "killed" else 0)
-            assert process.wait() == 0
+    arguments = words(server, models, tmp_path / "killed", starts)
+    command = [sys.executable, "-m", "tests.tools.gateway.forked", "eval", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with contextlib.ExitStack() as stack:
+        # The command is the child of a process that has imported everything. It is called again when it is killed.
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, start_new_session=True, stdout=subprocess.DEVNULL
+        )
+        stack.callback(lambda: process.poll() is None and os.killpg(process.pid, signal.SIGKILL))
+        count = kill_often(process, tmp_path / "killed", kills)
+        assert process.wait() == 0
+    undisturbed = CliRunner().invoke(evaluate, words(server, models, tmp_path / "calm", starts))
+    assert undisturbed.exit_code == 0, undisturbed.output
     episodes = {name: list(read_episodes(tmp_path / name)) for name in ("killed", "calm")}
     keys = {name: [(e.model, e.environment, e.seed, e.member) for e in each] for name, each in episodes.items()}
     assert len(keys["killed"]) == len(set(keys["killed"])) == len(models) * len(ENVIRONMENTS) * starts * ATTEMPTS

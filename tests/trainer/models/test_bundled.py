@@ -13,8 +13,7 @@ import transformers
 from huggingface_hub import constants
 from tokenizers import pre_tokenizers
 
-from starpod.trainer.agents.base import Sampling
-from starpod.trainer.agents.pretrained import PretrainedAgents, find_pretrained
+from starpod.trainer.agents.pretrained import find_pretrained
 from starpod.trainer.models import bundled, hf
 from starpod.trainer.models.bundled import source_of
 from starpod.trainer.models.config import ModelConfig, ModelError, model_title
@@ -248,10 +247,8 @@ def test_our_name_selects_a_model() -> None:
     assert model_title("owner/model") == "owner/model"
 
 
-async def test_an_evaluation_says_what_was_played(installed: object) -> None:
-    agents = PretrainedAgents("smollm2", Sampling(max_tokens=4))
+def test_an_evaluation_says_what_is_played(installed: object) -> None:
     assert find_pretrained("smollm2").facts["model"] == model_title("smollm2")
-    await agents.close()
 
 
 @pytest.mark.smollm
