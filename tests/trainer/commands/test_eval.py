@@ -1,5 +1,6 @@
 """`starpod eval` against a real server, with scripted policies and with a model behind a real HTTP endpoint."""
 
+import csv
 import json
 import re
 from collections.abc import Sequence
@@ -263,6 +264,53 @@ def test_an_episode_that_the_endpoint_fails_is_counted_and_excluded(server: Serv
     figures = figures_of(json.loads(result.stdout))
     assert figures["failed"] > 0
     assert (figures["episodes"] + figures["failed"], figures["success"]) == (30, 1.0)
+
+
+def test_a_folder_is_continued_and_only_failed_episodes_are_played_again(server: ServerProcess, tmp_path: Path) -> None:
+    broken = True
+
+    def answer(body: dict[str, Any]) -> str | int:
+        return 400 if broken and "P 0 " in body["messages"][1]["content"] else towards_goal(body)
+
+    folder = str(tmp_path / "lake")
+    with fake_openai(answer) as endpoint:
+
+        def play(*arguments: str) -> tuple[int, dict[str, Any], str]:
+            """Return the number of requests, the lake's figures and the error."""
+            endpoint.requests.clear()
+            result = CliRunner().invoke(evaluate, [*arguments, "--to", folder, "--json", "-"])
+            return len(endpoint.requests), figures_of(json.loads(result.stdout)) if result.stdout else {}, result.stderr
+
+        arguments = (f"{endpoint.base_url}#m", server.address, *OPEN_LAKE, *EASY, "--episodes", "12")
+        _, figures, error = play(*arguments)
+        failed = figures["failed"]
+        assert failed and f"play them again with: starpod eval --to {folder} --retry-failed" in error
+        broken = False
+        assert play(*arguments)[:2] == (0, figures)
+        requests, figures, error = play("--retry-failed")
+        assert (figures["failed"], figures["episodes"], figures["success"], "failed" in error) == (0, 12, 1.0, False)
+        assert requests >= failed
+        requests, figures, _ = play("--episodes", "13", "--attempts", "2")
+        assert requests >= 14 and figures["episodes"] == 26
+        assert play()[:2] == (0, figures)
+        # A further model plays the same: the folder's options and limits count for it.
+        result = CliRunner().invoke(
+            evaluate, ["expert", server.address, "-e", "frozen_lake", "--to", folder, "--csv", "-"]
+        )
+        rows = list(csv.DictReader(result.stdout.splitlines()))
+        assert [(row["model"], row["episodes"], row["pass^2"]) for row in rows] == [
+            (arguments[0], "26", "1.0"), ("expert", "26", "1.0"),
+        ]  # fmt: skip
+        for other, words in (
+            (("--temperature", "0.5"), "temperature: null in the folder, 0.5 now"),
+            (("--option", "size=3"), "options of frozen_lake-v1"),
+        ):
+            assert words in " ".join(play(*arguments[:-1], "13", *other)[2].split())
+    (tmp_path / "other" / "file").mkdir(parents=True)
+    result = run(server, "random", "-e", "bandit", "--to", str(tmp_path / "other"))
+    assert (result.exit_code, "holds no evaluation, but other files" in result.output) == (1, True)
+    assert run(server, "random", "-e", "bandits", "--to", str(tmp_path / "new")).exit_code == 2
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("status", [401, 404])

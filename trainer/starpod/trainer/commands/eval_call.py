@@ -25,7 +25,7 @@ from starpod.trainer.configuration.user_file import UserCodeError
 from starpod.trainer.data.files import BadEpisodes
 from starpod.trainer.evaluation.folder import BadFolder, EvaluationFolder
 from starpod.trainer.evaluation.plan import EvaluationPlan, PlanDiffers
-from starpod.trainer.evaluation.player import Missing, Player, missing_in
+from starpod.trainer.evaluation.player import Missing, PlanPlayer, missing_in
 from starpod.trainer.evaluation.table import evaluation_report
 from starpod.trainer.output.files import FolderLocked
 from starpod.v1.environment_word import EnvironmentWord, WordError
@@ -35,21 +35,14 @@ EPISODES = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartChoice:
-    """The options that choose start states. None means the folder's value, or the default."""
-
-    seed: int | None
-    episodes: int | None
-    attempts: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationCall:
-    """What a call asks for. The fields are the parts of its options."""
+    """The models, environments and settings that a command line names. None means the folder's value, or a default."""
 
     models: tuple[str, ...]
     environments: EnvironmentChoice
-    starts: StartChoice
+    seed: int | None
+    episodes: int | None
+    attempts: int | None
     sampling: Sampling
     engine: Engine
     concurrency: int
@@ -70,9 +63,9 @@ class EvaluationCall:
                 version=options["version"],
                 limits=limits,
             ),
-            starts=StartChoice(**{name: options[name] for name in ("seed", "episodes", "attempts")}),
             sampling=Sampling(options["temperature"], options["max_tokens"], options["thinking"]),
-            **{name: options[name] for name in ("engine", "concurrency", "access", "retry_failed")},
+            **{name: options[name] for name in ("seed", "episodes", "attempts", "engine", "concurrency", "access")},
+            retry_failed=options["retry_failed"],
         )
 
     def run(self, folder: EvaluationFolder) -> dict[str, Any]:
@@ -108,13 +101,12 @@ class EvaluationCall:
         environments = known_environments
         if models or self.environments.given:
             environments = await self.environments.resolve(models, known_environments, servers)
-        starts = self.starts
-        episodes = starts.episodes or (known.episodes if known else EPISODES)
-        seed = known.seed if known and starts.seed is None else starts.seed
+        episodes = self.episodes or (known.episodes if known else EPISODES)
+        seed = known.seed if known and self.seed is None else self.seed
         plan = EvaluationPlan(
             seed=_first_seed(models, episodes) if seed is None else seed,
             episodes=episodes,
-            attempts=starts.attempts or (known.attempts if known else 1),
+            attempts=self.attempts or (known.attempts if known else 1),
             sampling=sampling,
             models={model.name: model.facts for model in models},
             environments=environments,
@@ -168,7 +160,7 @@ async def _play(
             )
             for (model, name), starts in missing.items()
         }
-        player = Player(folder, plan, missing, fleets, lambda model, name: progress.advance(bars[model, name]))
+        player = PlanPlayer(folder, plan, missing, fleets, lambda model, name: progress.advance(bars[model, name]))
         for model in dict.fromkeys(model for model, _ in missing):
             async with models[model].opened() as agents:
                 await player.play(model, agents)

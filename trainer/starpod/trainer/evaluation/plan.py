@@ -1,4 +1,4 @@
-"""What an evaluation plays: models, environments, start states, attempts and sampling."""
+"""The plan of an evaluation: its models, environments, start states, attempts and sampling."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def missing_in(folder: EvaluationFolder, plan: EvaluationPlan, *, retry_failed: 
 
 
 @dataclass(frozen=True, slots=True)
-class Player:
+class PlanPlayer:
     """Plays the missing episodes of one model at a time, and adds each to the folder when it is over."""
 
     folder: EvaluationFolder
