@@ -112,6 +112,7 @@ def test_several_environments_each_with_its_options_and_its_row(server: ServerPr
         (["random", "-e", "bandit", "--option", "frozen_lake:size=3"], 2, "is for frozen_lake-v1, which is not played"),
         (["random", "-e", "bandit", "--version", ">=2"], 2, "there are 1.0.0"),
         (["random", "-e", "bandit", "--episodes", "20000"], 2, "fewer than the 20000 episodes"),
+        (["random", "-e", "a bandit"], 2, "'a bandit' is no environment"),
         (["random", "-e", "bandit", "--samples", "2"], 2, "--samples is now --attempts"),
         (["random", "-e", "bandit", "--jsonl", "episodes.txt"], 2, "--jsonl is now --to FOLDER"),
         (["random", "-e", "bandit", "--base-url", "http://x"], 2, "--base-url is now part of the model"),

@@ -69,7 +69,7 @@ def without_times(value: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("kills", "starts"), [(5, 3), pytest.param(100, 24, marks=[pytest.mark.minutes, pytest.mark.timeout(1800)])]
+    ("kills", "starts"), [(5, 2), pytest.param(100, 24, marks=[pytest.mark.minutes, pytest.mark.timeout(1800)])]
 )
 def test_an_evaluation_among_kills_equals_an_undisturbed_one(
     server: ServerProcess, tmp_path: Path, kills: int, starts: int

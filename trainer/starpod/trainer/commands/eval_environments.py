@@ -103,10 +103,7 @@ class EnvironmentChoice:
             return ",".join(config.addresses) or shlex.join(serve_words([config.to_dict()]))
         if known is not None:
             return known.source
-        try:
-            parsed = EnvironmentWord.parse(word)
-        except WordError as error:
-            raise click.BadParameter(str(error), param_hint="--environment") from error
+        parsed = _parse(word)
         return parsed.addresses or shlex.quote(parsed.serve)
 
     def _id(self, word: str, run_tasks: Mapping[str, TaskConfig], known: Mapping[str, PlannedEnvironment]) -> str:
@@ -114,7 +111,7 @@ class EnvironmentChoice:
             return run_tasks[word].environment.id
         if word in known:
             return known[word].task.environment
-        return EnvironmentWord.parse(word).id if word else ""
+        return _parse(word).id if word else ""
 
     def _options(
         self, specs: Mapping[str, pb.EnvironmentSpec], all_specs: Sequence[pb.EnvironmentSpec]
@@ -133,6 +130,13 @@ class EnvironmentChoice:
             for name in targets:
                 options[name].append(option)
         return options
+
+
+def _parse(word: str) -> EnvironmentWord:
+    try:
+        return EnvironmentWord.parse(word)
+    except WordError as error:
+        raise click.BadParameter(str(error), param_hint="--environment") from error
 
 
 def _fitted(task: Task, models: Sequence[EvaluatedModel], known: PlannedEnvironment | None) -> Task:
