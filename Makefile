@@ -97,7 +97,7 @@ test-smollm: $(SMOLLM_READY) ## Test with the pretrained model of the package ll
 
 # Compiling the sampler's two functions would take longer than all sampling in these tests.
 test-vllm: $(VLLM_READY) ## Test the engines and the gateway with vLLM on the CPU, in process and as a server
-	@TORCH_COMPILE_DISABLE=1 $(VLLM_VENV)/bin/python -m pytest -m vllm -n 2 $(SPREAD) tests/trainer/engines tests/tools/gateway/test_vllm.py $(ARGS)
+	@TORCH_COMPILE_DISABLE=1 $(VLLM_VENV)/bin/python -m pytest -m vllm -n 2 $(SPREAD) tests/trainer/engines tests/tools/gateway/test_vllm.py tests/trainer/prompts/formats $(ARGS)
 
 test-bench: $(BENCH_READY) ## Test that every benchmark runs, with the packages that Starpod is compared to
 	@$(BENCH_VENV)/bin/python -m pytest -m 'not smollm' -n $(JOBS) tests/benchmarks $(ARGS)

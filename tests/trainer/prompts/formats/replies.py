@@ -49,13 +49,14 @@ KINDS = ("text", "one", "two", "thought", "between", "marks", "broken", "around"
 
 @dataclass(frozen=True)
 class Sample:
-    """One reply. `calls` is None if it is broken."""
+    """One reply. `calls` is None if it is broken; then `original` is the whole one."""
 
     kind: str
     text: str
     calls: list[tuple[str, dict[str, Any]]] | None
     thought: str | None = None
     content: str = ""
+    original: "Sample | None" = None
 
 
 def _value(rng: random.Random, depth: int = 0) -> Any:
@@ -110,8 +111,9 @@ def reply(form: CallFormat, seed: int) -> Sample:
         text = form.write(thought, "", written[:1]) + joint + form.write("Then this.", "", written[1:])
         thought = f"{thought}\nThen this."
     elif kind == "broken":
+        whole = Sample(kind, text, calls, thought, content)
         start = rng.randrange(len(text))
         cut = text[start : start + rng.choice((1, 2, 5, 20))]
         text = rng.choice((text[:start], text.replace(cut, "", 1), text[:start] + cut + text[start:]))
-        return Sample(kind, text, None)
+        return Sample(kind, text, None, original=whole)
     return Sample(kind, text, calls, thought, content)

@@ -16,8 +16,13 @@ MOST_BROKEN = 64
 """Maximum number of opening marks without a valid call. The text after these is not parsed, to keep the time linear."""
 _DECODER = json.JSONDecoder(strict=False)
 """Decoder that accepts raw newlines in strings, because models write them."""
+_NAME = re.compile(r"""[^\s<>(){}\[\]"\ud800-\udfff]+""")
+"""Matches a tool's name. What no name contains is a part of a malformed call."""
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 """Half of a surrogate pair. A model may write one as a JSON escape, but it cannot be encoded and sent."""
+
+_INCOMPLETE_VALUE = re.compile(r"\s*|-|\.|[eE][-+]?|t|tr|tru|f|fa|fal|fals|n|nu|nul")
+"""Matches the end of a JSON text that is cut outside of a string: between two values, in a number or in a literal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +169,10 @@ class CallFormat(ABC):
             try:
                 calls = yield from self.read_calls(source, mark, schemas or {})
                 calls = None if calls and schemas is None else calls
-            except EndOfReply:
+            except EndOfReply as end:
                 text = source.since_anchor
-                if not (self.close and self.close in text) and (mark or self.bare_sign in text):
+                malformed = (self.close and self.close in text) or not (mark or self.bare_sign in text)
+                if not malformed and _begins_json(*end.args):
                     return
                 calls = None
             begins = calls is not None
@@ -210,7 +216,7 @@ class ReplyParser:
 
 def call_of(name: object, arguments: object) -> ReplyCall | None:
     """Return a decoded call, or None if it is not valid. arguments: an object, or a text with one."""
-    if not isinstance(name, str) or not name or _LONE_SURROGATE.search(name):
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         return None
     arguments = decode(arguments) if isinstance(arguments, str) else arguments
     try:
@@ -226,6 +232,19 @@ def decode(text: str) -> Any:
         return _DECODER.decode(text)
     except (ValueError, RecursionError):
         return None
+
+
+def _begins_json(text: str = "") -> bool:
+    """Return whether a text may be the beginning of a JSON object. A text in other brackets may be one in Python."""
+    try:
+        _DECODER.raw_decode(text)
+    except json.JSONDecodeError as error:
+        tail = text[error.pos :]
+        in_string = error.msg.startswith(("Unterminated string", "Invalid \\")) and '"' not in tail[1:]
+        return in_string or not text.startswith("{") or _INCOMPLETE_VALUE.fullmatch(tail) is not None
+    except (ValueError, RecursionError):
+        pass
+    return True
 
 
 def _properties_of(schema: object) -> Mapping[str, Any]:

@@ -28,7 +28,9 @@ class Harmony(CallFormat):
     def read_calls(self, source: Source, mark: str, schemas: Schemas) -> Calls:
         if mark not in ("", _CHANNEL):
             return ()
-        header, _ = yield from source.before(_MESSAGE)
+        header, ending = yield from source.before(_MESSAGE, *self.opens)
+        if ending != _MESSAGE:
+            return None
         recipient = _RECIPIENT.search(header if mark else f"to={header}")
         if recipient is None:
             return ()

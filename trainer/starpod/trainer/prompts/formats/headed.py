@@ -44,7 +44,9 @@ class HeadedCalls(CallFormat):
     def read_calls(self, source: Source, mark: str, schemas: Schemas) -> Calls:
         if mark in self.section:
             return ()
-        head, middle = yield from source.before(self.middle, *(self.opens if self.close else (" ", "\n")))
+        head, middle = yield from source.before(
+            self.middle, *self.opens, *((self.close,) if self.close else (" ", "\n", "{"))
+        )
         if middle != self.middle or not (yield from source.accept("{")):
             return None
         name = head.strip().removeprefix(self.before_name)

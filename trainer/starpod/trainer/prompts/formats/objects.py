@@ -25,12 +25,13 @@ class Hermes(CallFormat):
     def read_calls(self, source: Source, mark: str, schemas: Schemas) -> Calls:
         if not (yield from source.accept("{")):
             return None
-        call = self._call_in(decode((yield from source.brackets())), default={})
+        call = self._call_in(decode((yield from source.brackets())), name_suffices=True)
         return [call] if call and (yield from source.closes(self.close)) else None
 
-    def _call_in(self, value: Any, default: object = None) -> ReplyCall | None:
+    def _call_in(self, value: Any, *, name_suffices: bool) -> ReplyCall | None:
         if not isinstance(value, dict):
             return None
+        default = {} if name_suffices and len(value) == 1 else None
         return call_of(value.get("name"), value.get("arguments", value.get("parameters", default)))
 
     def write_calls(self, calls: Sequence[ReplyCall]) -> str:
@@ -58,7 +59,7 @@ class LlamaJson(Hermes):
         if not (yield from source.accept("{")):
             return None
         # An answer in JSON may have a name, but it has no parameters.
-        call = self._call_in(decode((yield from source.brackets())))
+        call = self._call_in(decode((yield from source.brackets())), name_suffices=False)
         if call is None:
             return None
         yield from source.closes(";")
@@ -79,6 +80,7 @@ class LlamaPythonic(CallFormat):
     example = "[<function-name>(<argument>=<value>)]"
     opens = ("<|python_tag|>",)
     bare, bare_sign = "[", "("
+    close = ")]"
 
     def read_calls(self, source: Source, mark: str, schemas: Schemas) -> Calls:
         if not (yield from source.accept("[")):

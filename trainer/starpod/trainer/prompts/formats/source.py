@@ -20,7 +20,7 @@ _SYNTAX = re.compile(r"\\.?|[\"'()\[\]{}]", re.DOTALL)
 
 
 class EndOfReply(Exception):
-    """A reply ends inside a call."""
+    """A reply ends inside a call. Its argument, if any, is the text in brackets that has no end."""
 
 
 class Source:
@@ -146,7 +146,7 @@ class Source:
                         return "".join([*texts, self._read(found.end())])
             texts.append(self._read(end))
             if not (yield from self._more()):
-                raise EndOfReply
+                raise EndOfReply("".join(texts))
 
     def _ends_in(self, marks: tuple[str, ...]) -> bool:
         """Return whether the reply ends here or inside a mark that begins here."""
