@@ -113,7 +113,6 @@ def test_a_call_that_is_cut_is_neither_call_nor_text(form: CallFormat) -> None:
         ("mistral", '[TOOL_CALLS] [{"name": "move", "arguments": {"t": 1}}]', {"t": 1}),
         ("mistral", '[TOOL_CALLS]move[CALL_ID]abc[ARGS]{"t": 1}', {"t": 1}),
         ("mistral", "[TOOL_CALLS] is a mark", None),
-        ("deepseek_v31", FORMATS["deepseek_v31"].write_calls([ReplyCall("a>b", "{}")]), None),
         ("harmony", '<|start|>assistant to=functions.move<|channel|>commentary json<|message|>{"t": 1}', {"t": 1}),
         ("harmony", ' to=functions.move<|channel|>commentary<|message|>{"t": 1}<|call|>', {"t": 1}),
     ],
@@ -231,3 +230,10 @@ def test_an_example_is_no_call(form: CallFormat) -> None:
 def test_a_call_begins_as_it_is_written(form: CallFormat, name: str) -> None:
     beginning = form.begin_call(name)
     assert form.write_calls([ReplyCall("move", '{"to": "x"}')]).startswith(beginning) and beginning.strip() == beginning
+
+
+@each_format
+@pytest.mark.parametrize("arguments", ["", "oops", "[1]", '{"a": 1', "NaN"])
+def test_what_a_client_sends_as_arguments_is_written(form: CallFormat, arguments: str) -> None:
+    written = form.write(None, "", [ReplyCall("move", arguments)])
+    assert "move" in written and arguments in written.replace("\\", "")

@@ -20,7 +20,6 @@ _NAME = re.compile(r"""[^\s<>(){}\[\]"\ud800-\udfff]+""")
 """Matches a tool's name. What no name contains is a part of a malformed call."""
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 """Half of a surrogate pair. A model may write one as a JSON escape, but it cannot be encoded and sent."""
-
 _INCOMPLETE_VALUE = re.compile(r"\s*|-|\.|[eE][-+]?|t|tr|tru|f|fa|fal|fals|n|nu|nul")
 """Matches the end of a JSON text that is cut outside of a string: between two values, in a number or in a literal."""
 
@@ -35,17 +34,15 @@ class ReplyCall:
     id: str = ""
 
     @property
-    def values(self) -> dict[str, Any]:
-        """The arguments by name. Raises ValueError if they are not an object; an empty text is one."""
-        return dict(_DECODER.decode(self.arguments.strip() or "{}"))
+    def json(self) -> str:
+        """The arguments as text, which clients may leave empty."""
+        return self.arguments.strip() or "{}"
 
     @property
-    def json(self) -> str:
-        """The arguments as JSON in one line, or as the client wrote them if they are no JSON."""
-        try:
-            return json.dumps(self.values, ensure_ascii=False)
-        except (ValueError, TypeError, RecursionError):
-            return self.arguments
+    def values(self) -> dict[str, Any]:
+        """The arguments by name. A text that is no object is the only argument, `arguments`."""
+        values = decode(self.json)
+        return values if isinstance(values, dict) else {"arguments": self.arguments}
 
 
 class ReplyPart(NamedTuple):

@@ -49,7 +49,7 @@ class HeadedCalls(CallFormat):
         )
         if middle != self.middle or not (yield from source.accept("{")):
             return None
-        name = head.strip().removeprefix(self.before_name)
+        name = head.strip().removeprefix(self.before_name).partition("[CALL_ID]")[0]
         call = call_of(name.rpartition(":")[0] if self.numbered else name, decode((yield from source.brackets())))
         for mark in (self.after.strip(), self.close):
             if mark and not (yield from source.closes(mark)):
