@@ -20,6 +20,7 @@ class Harmony(CallFormat):
     example = f"{_CHANNEL}commentary to=functions.<function-name> <|constrain|>json{_MESSAGE}<args-json-object><|call|>"
     close = "<|call|>"
     opens = (_START, _CHANNEL, "<|end|>", "<|return|>", close)
+    """Beginnings of a message, and its ends."""
     bare = "to="
     frames = opens
     marks = ("<|start|>", _MESSAGE, "<|constrain|>")
@@ -28,7 +29,7 @@ class Harmony(CallFormat):
     def read_calls(self, source: Source, mark: str, schemas: Schemas) -> Calls:
         if mark not in ("", _CHANNEL):
             return ()
-        header, ending = yield from source.before(_MESSAGE, *self.opens)
+        header, ending = yield from source.before(_MESSAGE, *self.opens[2:])
         if ending != _MESSAGE:
             return None
         recipient = _RECIPIENT.search(header if mark else f"to={header}")
