@@ -18,7 +18,7 @@ AMBIGUOUS = ("</arg_value></tool_call>", "</arg_value><arg_key>", "</parameter><
 def samples(form: CallFormat, count: int) -> Iterator[Sample]:
     for seed in range(count):
         sample = reply(form, seed)
-        # Between tags, a text that contains the marks that end it cannot be told from the end.
+        # A text between tags ends at its first closing mark that a valid mark follows.
         if not any(mark in sample.text for mark in AMBIGUOUS) or form.typed:
             yield sample
 

@@ -73,7 +73,7 @@ Tools = Iterable[Mapping[str, Any]] | None
 
 
 class CallFormat(ABC):
-    """How a family of models writes thoughts and tool calls.
+    """Format in which a family of models writes thoughts and tool calls.
 
     A call is decoded from its opening mark on, so a closing mark inside an argument belongs to the argument. A
     malformed call remains text. A call that the end of the reply cuts off is dropped.
@@ -142,7 +142,7 @@ class CallFormat(ABC):
         )
 
     def read_reply(self, source: Source, emit: Callable[[ReplyPart], None], schemas: Schemas | None) -> Steps[None]:
-        """Read a reply and emit its parts. schemas: None means that there are no calls to read."""
+        """Read a reply and emit its parts. Without `schemas`, calls remain text."""
         opens, bare = (self.opens, self.bare) if schemas is not None else (self.frames, "")
         tries_left, begins, separator = MOST_BROKEN, True, ""
         while True:
