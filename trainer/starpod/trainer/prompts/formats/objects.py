@@ -31,7 +31,7 @@ class Hermes(CallFormat):
     def _call_in(self, value: Any, *, name_suffices: bool) -> ReplyCall | None:
         if not isinstance(value, dict):
             return None
-        default = {} if name_suffices and len(value) == 1 else None
+        default: object = {} if name_suffices and len(value) == 1 else None
         return call_of(value.get("name"), value.get("arguments", value.get("parameters", default)))
 
     def write_calls(self, calls: Sequence[ReplyCall]) -> str:
