@@ -164,9 +164,7 @@ def test_episodes_conversations_and_trajectories_are_chosen_by_reward_and_succes
         for each in episodes  # equal in all but tokens
     ]
     sentence = read("run", min_reward=0.5).sentence()
-    assert sentence.startswith(
-        f"imitating 2 of 4 in {tmp_path / 'run'}; left out: 1 with a reward below 0.5 (the first: "
-    )
+    assert sentence.startswith(f"using 2 of 4 in {tmp_path / 'run'}; left out: 1 with a reward below 0.5 (the first: ")
     with pytest.raises(ConfigError, match="nothing to imitate"):
         read("atif", min_reward=3)
     (tmp_path / "run" / "episodes" / "train-000001.jsonl.gz").unlink()

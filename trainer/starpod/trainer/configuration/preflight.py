@@ -24,6 +24,7 @@ from starpod.trainer.rollout.config import EnvironmentConfig, Facts
 from starpod.trainer.rollout.environment import check_installed, make_task
 from starpod.trainer.rollout.play import play
 from starpod.trainer.rollout.saved_starts import open_saved, read_starts
+from starpod.trainer.warm_start.files import read_contents
 
 
 def check(config: Config, *, world: int, local_world: int = 1, resume: bool = False) -> None:
@@ -48,6 +49,8 @@ def check(config: Config, *, world: int, local_world: int = 1, resume: bool = Fa
         if path := task.environment.starts:
             starts = read_starts(path, task.environment.id)
             refuse_held_out(config, "environment.starts", path, (start.seed for start in starts))
+        if task.warm_start.demonstrations and not resume:
+            _check_demonstrations(config, task)
         if task.warm_start.scout and not resume:
             from starpod.trainer.warm_start.scout import read_scout  # which loads torch
 
@@ -61,6 +64,18 @@ def check(config: Config, *, world: int, local_world: int = 1, resume: bool = Fa
             Rewards(task.rewards)  # loads the functions
     if world > 1:
         refuse_broken(Case(config, config.tasks[0], processes=local_world))
+
+
+def _check_demonstrations(config: Config, task: TaskConfig) -> None:
+    """Raise ConfigError if a task's file of demonstrations cannot be read or used."""
+    contents, path = read_contents(task.warm_start, task.environment.id), task.warm_start.demonstrations
+    seeds = [*(each.seed for each in contents.episodes), *(chat.seed for chat in contents.chats if chat.environment)]
+    refuse_held_out(config, "warm_start.demonstrations", path, seeds)
+    if task.name and contents.chats and path == config.warm_start.demonstrations:
+        raise ConfigError(
+            f"warm_start.demonstrations {path} has conversations, which belong to one environment: give it in that "
+            f"section, such as environments.{task.name}.warm_start.demonstrations"
+        )
 
 
 def refuse_held_out(config: Config, key: str, path: str, seeds: Iterable[int]) -> None:

