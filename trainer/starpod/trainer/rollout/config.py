@@ -42,7 +42,7 @@ class LevelsConfig(CurriculumConfig):
 
 
 class TaskPoolConfig(CurriculumConfig):
-    """A finite pool of tasks; those that the policy solves sometimes are played most."""
+    """A finite pool of tasks, which are played by their difficulty: most often if the policy solves them sometimes."""
 
     kind: Literal["tasks"] = "tasks"
     tasks: int = Field(

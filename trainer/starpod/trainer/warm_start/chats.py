@@ -18,7 +18,7 @@ from starpod.trainer.warm_start.files import FileContents
 def encode_chats(
     contents: FileContents, template: Template, *, most_tokens: int, group: int, task: str = ""
 ) -> list[Episode]:
-    """Return the conversations of a file with token ids. Those that have none are moved to `contents.left_out`.
+    """Return the conversations of a file with token ids. Conversations that get no ids are counted in `left_out`.
 
     Args:
         contents: The file's conversations.

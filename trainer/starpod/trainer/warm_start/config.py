@@ -17,7 +17,7 @@ PASSES = 3
 
 
 def imitation_words(file: str, words: Sequence[str]) -> list[str]:
-    """Return the `key=value` words of `--imitate FILE`, except those that a user's own words replace."""
+    """Return the `key=value` words of `--imitate FILE`, without the keys that a user's own words set."""
     defaults = {"demonstrations": file, "episodes": "0", "steps": "null"}
     chosen = {word.partition("=")[0] for word in words}
     return [f"warm_start.{key}={value}" for key, value in defaults.items() if f"warm_start.{key}" not in chosen]

@@ -28,16 +28,16 @@ class FileContents:
     episodes: list[Episode] = field(default_factory=list)
     chats: list[Chat] = field(default_factory=list)
     left_out: Counter[str] = field(default_factory=Counter)
-    """Number of those that are left out, by reason."""
+    """Number of rows that are left out, by reason."""
     first: dict[str, str] = field(default_factory=dict)
-    """File and line of the first one that is left out for a reason, and details."""
+    """File and line of the first row that is left out for a reason, and details."""
 
     def leave_out(self, reason: str, example: str) -> None:
         self.left_out[reason] += 1
         self.first.setdefault(reason, example)
 
     def shares(self) -> dict[str, Any]:
-        """Return the numbers of used ones and of those that are left out, as JSON values."""
+        """Return how many rows are used, and how many are left out for each reason, as JSON values."""
         reasons = {reason: {"count": n, "first": self.first[reason]} for reason, n in self.left_out.items()}
         return {"file": absolute_path(self.path), "used": len(self.episodes) + len(self.chats), "left_out": reasons}
 
