@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 
-from starpod.client.adapters.text import MOST_ACTIONS, Reader, Setting, TextEpisode, converse
+from starpod.client.adapters.text import MOST_ACTIONS, Reader, Setting, TextEpisode, break_tokens, converse
 from starpod.client.errors import EnvironmentBug, StarpodError
 from tests.client.adapters.sessions import live_sessions
 from tests.client.fake_server import FakeServer
@@ -70,6 +72,14 @@ def test_rows() -> None:
     assert setting.opening({"seed": 0, "dynamics_seed": 0})["dynamics_seed"] == 0
     with pytest.raises(ValueError, match="every row of the data set a `seed`"):
         setting.opening({"prompt": "x"})
+
+
+def test_special_tokens_in_a_text_are_broken() -> None:
+    tokens = {0: AddedToken("<s>", special=True), 1: AddedToken("<s>>", special=True), 2: AddedToken("<b>")}
+    tokenizer = SimpleNamespace(added_tokens_decoder=tokens)
+    for holder in (tokenizer, SimpleNamespace(tokenizer=tokenizer)):
+        assert break_tokens("a<s>b <s>><s><b>", holder) == "a<\u2060s>b <\u2060s>><\u2060s><b>"
+    assert break_tokens("a<s>", SimpleNamespace(added_tokens_decoder={})) == "a<s>"
 
 
 def test_converse() -> None:

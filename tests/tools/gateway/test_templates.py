@@ -1,4 +1,4 @@
-"""What chat templates do to conversations with tools, and that no client's text becomes a control token."""
+"""Chat templates may change the past of conversations with tools, and no client's text becomes a control token."""
 
 import functools
 from collections.abc import Mapping

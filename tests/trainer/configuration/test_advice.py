@@ -8,7 +8,9 @@ from click.testing import CliRunner
 from starpod.trainer.commands.train import train
 from starpod.trainer.configuration.advice import ADVICE, advise, half_width
 from starpod.trainer.configuration.loading import load_config
+from starpod.trainer.configuration.preflight import check_templates
 from starpod.trainer.configuration.section import packaged_configs
+from tests.trainer.chat_templates import tokenizer
 from tests.trainer.configuration.test_rules import KEYS
 
 ONE_STEP, FEW, COLDER = "one optimiser step", "cannot show a gain", "at temperature"
@@ -66,3 +68,20 @@ def test_each_environment_and_stage_is_looked_at_and_one_process_says_so(monkeyp
 def test_only_jobs_that_follow_a_paper_or_take_one_step_on_purpose_are_warned_of() -> None:
     found = {name: len(lines) for name in packaged_configs() if (lines := advise(load_config(name)))}
     assert found == dict.fromkeys(("bandit_llm", "webshop_gigpo", "webshop_ragen"), 1)
+
+
+def test_a_template_that_changes_the_past_is_warned_of_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("starpod.trainer.models.hf.load_tokenizer", lambda config: tokenizer("Qwen3"))
+
+    def lines(*words: str) -> list[str]:
+        return check_templates(load_config("tiny", ["model.name=some/model", "prompt.style=full", *words]))
+
+    (line,) = lines("prompt.thinking=true")
+    assert line.startswith("the chat template changes the thoughts of earlier replies as a conversation grows: 'assist")
+    assert "so each turn begins a fresh sample" in line and "model.chat_template" in line
+    assert lines("prompt.thinking=false") == [], "the prefill leaves no room for thoughts"
+    assert lines("prompt.thinking=true", "prompt.context=window") == [], "each turn is a sample anyway"
+    program = ["prompt.thinking=false", "collect.agent.command=[python]"]
+    assert lines(*program) == [line], "a program writes its own prompts"
+    monkeypatch.setattr("starpod.trainer.models.hf.load_tokenizer", lambda config: tokenizer("Qwen2.5"))
+    assert lines("prompt.thinking=true") == []

@@ -1,4 +1,4 @@
-"""What a chat template changes as a conversation grows, and how it is shown."""
+"""The part of the past that a chat template changes is named, and shown by an example."""
 
 import pytest
 from hypothesis import given

@@ -8,8 +8,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers
+from transformers import AutoTokenizer
 
 from starpod.trainer.data.images import MARK, ImageConfig, image_ids
+from starpod.trainer.models.bundled import source_of
 from starpod.trainer.models.tiny import train_tokenizer
 from starpod.trainer.prompts.conversation import Conversation, part_start
 from starpod.trainer.prompts.grammar import TAGS, Grammar
@@ -122,6 +124,16 @@ def written(made: Template, text: str) -> list[list[int]]:
         *(made.encode(prompt), made.encode_conversation("", [(text, text)], text), made.encode(made.text(chat))),
         *(made.encode_reply(made.opening + text), made.encode_beginning(text)),
     ]
+
+
+@pytest.mark.smollm
+def test_control_tokens_of_a_pretrained_tokenizer_are_read_as_text() -> None:
+    tokens = AutoTokenizer.from_pretrained(source_of("smollm2"))
+    made, names = Template(tokens), {str(token): index for index, token in tokens.added_tokens_decoder.items()}
+    hostile, harmless = written(made, f"a{'b'.join(names)}c"), written(made, "hi")
+    assert {"<|im_end|>", "<|endoftext|>"} <= {*names} <= {*made.layout.control}
+    for with_it, without in zip(hostile, harmless, strict=True):
+        assert [with_it.count(index) for index in names.values()] == [without.count(index) for index in names.values()]
 
 
 def test_a_token_that_only_shows_after_normalization_is_read_as_text() -> None:

@@ -1,4 +1,4 @@
-"""Which part of a conversation a chat template writes differently once the conversation continues.
+"""Find the part of a conversation that a chat template writes differently once the conversation continues.
 
 Sampled ids are only extended if the next prompt is the previous prompt, the reply to it and the new message. Qwen3, for
 example, drops the thoughts of earlier replies. Dummy conversations are rendered both ways, and this module compares the
