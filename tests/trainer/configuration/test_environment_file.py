@@ -1,5 +1,6 @@
 """`starpod train FILE.py` and `ADDRESS/NAME`: the job that is chosen, and mistakes in a file, told with their line."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,13 @@ from transformers import LlamaConfig
 from starpod.cli.new import fill
 from starpod.trainer.configuration.config import Config
 from starpod.trainer.configuration.environment_file import Job, choose_job
+from starpod.trainer.configuration.job_sizes import fixed_values
 from starpod.trainer.configuration.loading import Complete, names_environment
 from starpod.trainer.configuration.loading import load_config as load
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.prompts.prompt import FullContext, LatestTurns, SplitContext
+from starpod.v1 import environment_pb2 as pb
+from starpod.v1.environment_word import EnvironmentWord
 from tests.support import start_server
 from tests.trainer.chat_templates import tokenizer
 
@@ -292,3 +296,20 @@ def test_a_pretrained_model_gets_a_job_of_its_own(tmp_path: Path) -> None:
     assert f"with the model {folder}" in job.explain(config)[0]
     brief = plan(source, f"model={folder}", "prompt.thinking=false")[0]
     assert brief.sampling.max_reply_tokens < config.sampling.max_reply_tokens
+
+
+@pytest.mark.parametrize(
+    ("split", "trained", "held_out", "episodes"),
+    [
+        ({"enum": ["all", "test", "train"], "rows": {"test": 30}}, {"split": "train"}, {"split": "test"}, 30),
+        ({"enum": ["train", "test"], "rows": {"test": 999}}, {"split": "train"}, {"split": "test"}, 128),
+        ({"enum": ["all", "dev"]}, None, None, 128),
+    ],
+)
+def test_splits_of_an_environment_are_trained_and_held_out(
+    split: dict[str, Any], trained: dict[str, str] | None, held_out: dict[str, str] | None, episodes: int
+) -> None:
+    spec = pb.EnvironmentSpec(id="tasks-v1", options_schema_json=json.dumps({"properties": {"split": split}}))
+    values = fixed_values(EnvironmentWord("tasks:/tasks.jsonl", family="tasks"), spec, tiny=True, single_turn=True)
+    assert values["environment"].get("options") == trained
+    assert values["evaluation"].get("options") == held_out and values["evaluation"]["episodes"] == episodes
