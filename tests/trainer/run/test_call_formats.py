@@ -1,7 +1,12 @@
 """The desk and the coding tasks with SmolLM2, whose actions are tool calls in two formats."""
 
+import contextlib
+import json
+from pathlib import Path
+
 import pytest
 
+from starpod.cli.main import main
 from starpod.client import Fleet
 from starpod.trainer.configuration.config import Config
 from starpod.trainer.configuration.loading import load_config
@@ -43,3 +48,31 @@ async def test_an_episode_has_the_same_actions_in_every_format(server: ServerPro
         seen.append((ids, actions))
     (hermes_ids, hermes_actions), (coder_ids, coder_actions) = seen
     assert hermes_actions == coder_actions and all(one != two for one, two in zip(hermes_ids, coder_ids, strict=True))
+
+
+SMALL = (
+    "collect.groups=1",
+    "collect.group_size=2",
+    "algorithm.mini_batch_size=2",
+    "algorithm.filter.value=1.0",
+    "warm_start.steps=0",
+    "evaluation.episodes=1",
+    "evaluation.every=100",
+    "evaluation.reference=[]",
+    "environment.max_turns=1",
+    "sampling.max_reply_tokens=24",
+    "optimizer.warmup_iterations=0",
+    "stop.iterations=1",
+    "monitor.sinks.tensorboard=false",
+    "monitor.screen=plain",
+)
+
+
+@pytest.mark.smollm
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("job", "form"), [("desk_llm", "hermes")])
+def test_an_iteration_of_training(job: str, form: str, tmp_path: Path) -> None:
+    with contextlib.suppress(SystemExit):
+        main(["train", job, f"prompt.grammar={form}", *SMALL, "--run-dir", str(tmp_path)])
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line)["step"] == 1
