@@ -14,7 +14,7 @@ from tests.support import ROOT
 KNOWN = {f"{prefix}.{name}".lstrip(".") for prefix, section in sections(Config()) for name, _ in section}
 FREE = ("environment.options.", "evaluation.options.", "rewards.shaping.")
 """Mappings whose keys are not ours."""
-FILES = (".md", ".proto", ".py", ".yaml", ".ts", ".cpp")
+FILES = (".md", ".proto", ".py", ".json", ".yaml", ".ts", ".cpp")
 
 
 def named(text: str) -> set[str]:
