@@ -18,8 +18,8 @@ COMES_WITH_IT = {path.stem for path in (ROOT / "trainer" / "starpod" / "trainer"
 def trainings(page: Path) -> list[list[str]]:
     """The configuration and the changes of each `starpod train` in a page's blocks."""
     shown = [call[1:] for call in called(page.read_text(encoding="utf-8"))[0] if call[:1] == ["train"]]
-    bare = [[word for word in re.sub(r"--(run-dir|imitate)\n\S+", "", "\n".join(call)).split("\n") if word] for call in shown]
-    calls = [[word for word in call if not word.startswith("--")] for call in bare]
+    bare = [re.sub(r"--(run-dir|imitate)\n\S+", "", "\n".join(call)).split("\n") for call in shown]
+    calls = [[word for word in call if word and not word.startswith("--")] for call in bare]
     return [call or ["frozen_lake"] for call in calls]
 
 
