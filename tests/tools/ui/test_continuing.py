@@ -14,7 +14,9 @@ from starpod.remote.game import Impossible
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import read_episodes
 from starpod.trainer.rollout.saved_starts import read_starts
-from starpod.trainer.warm_start.demonstrations import read_demonstrations
+from starpod.trainer.warm_start.config import WarmStartConfig
+from starpod.trainer.warm_start.demonstrations import of_episodes
+from starpod.trainer.warm_start.files import read_contents
 from starpod.ui.saving import save_demonstration
 from tests.support import ServerProcess, small_files
 from tests.tools.ui.conftest import wait_until
@@ -99,8 +101,8 @@ def test_calls_of_tools_are_saved_as_the_texts_of_policies(visitor: Visitor, los
     assert visitor.send("save", kind="demonstrations") == 200, visitor.text
     (start_state,) = read_starts(str(lost[0] / "starts" / "desk-v1.jsonl"), "desk-v1")
     assert list(start_state.actions) == ["list_files {}"]
-    path = str(lost[0] / "demonstrations" / "desk-v1.jsonl")
-    (demonstration,) = read_demonstrations(path, "desk-v1", Limits())
+    config = WarmStartConfig(steps=1, demonstrations=str(lost[0] / "demonstrations" / "desk-v1.jsonl"))
+    (demonstration,) = of_episodes(read_contents(config, "desk-v1").episodes, Limits())
     assert demonstration.imitate == [True] and demonstration.episode.turns[0].actions == ["list_files {}"]
 
 

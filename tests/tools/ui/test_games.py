@@ -26,7 +26,9 @@ from starpod.trainer.output.in_play import telling
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.rollout.saved_starts import read_starts
-from starpod.trainer.warm_start.demonstrations import read_demonstrations
+from starpod.trainer.warm_start.config import WarmStartConfig
+from starpod.trainer.warm_start.demonstrations import of_episodes
+from starpod.trainer.warm_start.files import read_contents
 from tests.support import ServerProcess, start_server
 from tests.tools.ui.conftest import site_over, wait_until
 from tests.trainer.configuration.test_environment_file import VALUES
@@ -486,7 +488,8 @@ def test_what_was_found_is_saved_for_runs(visitor: Visitor, lost: tuple[Path, Ep
     found = list(read_episodes(lost[0] / "demonstrations"))
     assert [each.success for each in found] == [True, True] and [each.group for each in found] == [0, 1]
     assert found[0].turns[0].actions == lost[1].turns[0].actions and len(found[0].turns) > 1
-    demonstrations = read_demonstrations(str(lost[0] / "demonstrations"), "frozen_lake-v1", Limits())
+    config = WarmStartConfig(steps=1, demonstrations=str(lost[0] / "demonstrations"))
+    demonstrations = of_episodes(read_contents(config, "frozen_lake-v1").episodes, Limits())
     assert all(all(each.imitate) for each in demonstrations)
 
 
