@@ -31,6 +31,8 @@ while not state["done"]:
 """
 ENVIRONMENTS = ("frozen_lake-v1", "sokoban-v1")
 ATTEMPTS = 2
+KILLS = int(os.environ.get("STARPOD_KILLS", "25"))
+"""Kills of the long test. The page of evaluations quotes a run with 100."""
 
 
 def words(server: ServerProcess, models: list[str], folder: Path, starts: int) -> list[str]:
@@ -69,7 +71,8 @@ def without_times(value: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("kills", "starts"), [(5, 2), pytest.param(100, 24, marks=[pytest.mark.minutes, pytest.mark.timeout(1800)])]
+    ("kills", "starts"),
+    [(5, 2), pytest.param(KILLS, KILLS // 4, marks=[pytest.mark.minutes, pytest.mark.timeout(1800)])],
 )
 def test_an_evaluation_among_kills_equals_an_undisturbed_one(
     server: ServerProcess, tmp_path: Path, kills: int, starts: int
