@@ -38,7 +38,11 @@ def two_steps(chance: random.Random) -> tuple[str, str, int]:
     a, b = chance.randint(2, 9), chance.randint(2, 9)
     begin = f"{name} has {a} bags with {b} {thing} each"
     if chance.random() < 0.5:
-        return f"{begin} and finds {c} more. How many {thing} is that?", f"{a} * {b} = {a * b}\n{a * b} + {c}", a * b + c
+        return (
+            f"{begin} and finds {c} more. How many {thing} is that?",
+            f"{a} * {b} = {a * b}\n{a * b} + {c}",
+            a * b + c,
+        )
     c = min(c, a * b - 1)
     return f"{begin} and gives away {c}. How many {thing} are left?", f"{a} * {b} = {a * b}\n{a * b} - {c}", a * b - c
 
@@ -50,7 +54,8 @@ def main() -> None:
     parser.add_argument("--test", type=int, default=500, help="tasks to evaluate on")
     parser.add_argument("--solved", type=int, default=100, help="solutions of the first training tasks")
     arguments = parser.parse_args()
-    chance, problems = random.Random(0), {}
+    chance = random.Random(0)
+    problems: dict[str, tuple[int, str, int]] = {}
     while len(problems) < arguments.train + arguments.test:
         steps = chance.choice((1, 2))
         question, calculation, answer = (one_step if steps == 1 else two_steps)(chance)

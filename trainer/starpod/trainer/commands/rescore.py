@@ -107,9 +107,8 @@ def _episodes(path: Path) -> Iterator[tuple[str, Episode]]:
 
 
 def _show(report: Sequence[Mapping[str, Any]], title: str, *, quiet: bool) -> None:
-    heads = "Environment, Episodes, Reward before, After (95 %), Changed, Success before, After (95 %), Agree".split(
-        ", "
-    )
+    after = "After (95 %)"
+    heads = ["Environment", "Episodes", "Reward before", after, "Changed", "Success before", after, "Agree"]
     rows = [
         [
             " in ".join(filter(None, (row["model"], row["environment"]))),
@@ -123,4 +122,4 @@ def _show(report: Sequence[Mapping[str, Any]], title: str, *, quiet: bool) -> No
         ]
         for row in report
     ]
-    print_table(title, [*heads, "Agree"], rows, quiet=quiet)
+    print_table(title, heads, rows, quiet=quiet)
