@@ -308,7 +308,8 @@ def learning() -> str:
             rows.append([label, str(run["seed"]), *ends, f"{run['seconds']:.0f} s"])
     models = (
         f"Names that begin with `gpu_` or end in `_llm` train {model_title(SMOLLM2)}, the others a tiny policy. "
-        "Runs of SmolLM2 were [measured with older settings](../benchmarks.md#a-pretrained-model) of their jobs."
+        "Runs of SmolLM2, apart from the shop's, were "
+        "[measured with older settings](../benchmarks.md#a-pretrained-model) of their jobs."
     )
     return f"{models}\n\n{table(['Experiment', 'Seed', 'Before', 'After', 'Wall time'], rows)}"
 
