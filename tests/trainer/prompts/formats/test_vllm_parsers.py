@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -44,6 +45,9 @@ class Raw(str):
 class Read(NamedTuple):
     calls: list[tuple[str, Any]]
     text: str
+
+
+SURROGATES = re.compile("[\ud800-\udfff]")
 
 
 def decoded(arguments: str) -> Any:
@@ -130,6 +134,10 @@ def explain(form: CallFormat, sample: Sample, text: str, ours: Read, vllm: Read)
         if len(vllm.text) <= len(ours.text):
             return "vLLM drops text beside calls and half marks"
         return "a cut call is no text" * sample.original.text.startswith(sample.text)
+    if json.dumps(ours.calls, ensure_ascii=False) == SURROGATES.sub(
+        "\ufffd", json.dumps(vllm.calls, ensure_ascii=False)
+    ):
+        return "vLLM passes on half a pair of surrogates, which no message can hold"
     if not only_whole_calls:  # a mark between tags is missing, or a value is another one
         return "vLLM guesses missing tags" * (not form.typed)
     if known != ours.calls or any(name not in KNOWN for name, _ in vllm.calls):
