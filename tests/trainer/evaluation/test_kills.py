@@ -31,7 +31,7 @@ while not state["done"]:
 """
 ENVIRONMENTS = ("frozen_lake-v1", "sokoban-v1")
 ATTEMPTS = 2
-KILLS = int(os.environ.get("STARPOD_KILLS", "25"))
+KILLS = int(os.environ.get("STARPOD_KILLS", "15"))
 """Kills of the long test. The page of evaluations quotes a run with 100."""
 
 
@@ -43,21 +43,26 @@ def words(server: ServerProcess, models: list[str], folder: Path, starts: int) -
     return [*models, server.address, *environments, "--turns", "4", *counts, *results]
 
 
-def size_of(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.glob("episodes/*"))
+def lines_in(folder: Path) -> int:
+    return sum(file.read_bytes().count(b"\n") for file in folder.glob("episodes/*"))
 
 
-def kill_often(process: subprocess.Popen[bytes], folder: Path, kills: int) -> int:
-    """Kill the command at random moments until it is over, a third of them while it plays. Return the number."""
-    rng, count = random.Random(3), 0
+def kill_often(process: subprocess.Popen[bytes], folder: Path, kills: int, episodes: int) -> int:
+    """Kill the command at random moments until it is over, a third of them while it plays. Return the number.
+
+    A life ends at the latest when it has added its share of half of the episodes. On a fast machine, the command would
+    otherwise be over before the last kill.
+    """
+    rng, count, share = random.Random(3), 0, max(1, episodes // (2 * kills))
     while process.poll() is None:
         if count == kills:
             time.sleep(0.05)
             continue
-        before, waits = size_of(folder), rng.random() < 0.35
-        while waits and size_of(folder) == before and process.poll() is None:
-            time.sleep(0.01)
-        time.sleep(rng.uniform(0.0, 0.5 if waits else 2.0))
+        before, plays = lines_in(folder), rng.random() < 0.35
+        end = time.monotonic() + (60.0 if plays else rng.uniform(0.0, 2.0))
+        while process.poll() is None and time.monotonic() < end and lines_in(folder) < before + share:
+            time.sleep(0.005)
+        time.sleep(rng.uniform(0.0, 0.05))
         count += kill_child(process)
     return count
 
@@ -83,19 +88,20 @@ def test_an_evaluation_among_kills_equals_an_undisturbed_one(
     arguments = words(server, models, tmp_path / "killed", starts)
     command = [sys.executable, "-m", "tests.tools.gateway.forked", "eval", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    number = len(models) * len(ENVIRONMENTS) * starts * ATTEMPTS
     with contextlib.ExitStack() as stack:
         # The command is the child of a process that has imported everything. It is called again when it is killed.
         process = subprocess.Popen(
             command, cwd=ROOT, env=environment, start_new_session=True, stdout=subprocess.DEVNULL
         )
         stack.callback(lambda: process.poll() is None and os.killpg(process.pid, signal.SIGKILL))
-        count = kill_often(process, tmp_path / "killed", kills)
+        count = kill_often(process, tmp_path / "killed", kills, number)
         assert process.wait() == 0
     undisturbed = CliRunner().invoke(evaluate, words(server, models, tmp_path / "calm", starts))
     assert undisturbed.exit_code == 0, undisturbed.output
     episodes = {name: list(read_episodes(tmp_path / name)) for name in ("killed", "calm")}
     keys = {name: [(e.model, e.environment, e.seed, e.member) for e in each] for name, each in episodes.items()}
-    assert len(keys["killed"]) == len(set(keys["killed"])) == len(models) * len(ENVIRONMENTS) * starts * ATTEMPTS
+    assert len(keys["killed"]) == len(set(keys["killed"])) == number
     assert set(keys["killed"]) == set(keys["calm"])
     killed, calm = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("killed", "calm"))
     assert without_times(killed) == without_times(calm)
