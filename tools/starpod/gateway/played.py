@@ -176,5 +176,5 @@ def _make_move(replied: Replied | None, actions: Sequence[str] | None) -> Move:
     if replied is None:
         return Move("", actions)
     turn = replied.turn
-    tokens = Tokens(turn.prompt, turn.fresh, turn.reply, turn.logprobs, turn.versions)
+    tokens = Tokens(turn.prompt, turn.fresh, turn.reply, turn.logprobs, turn.versions, structure=turn.structure)
     return Move(turn.text, actions, turn.thought, True, turn.finish, tokens)

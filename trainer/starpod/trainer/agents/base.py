@@ -137,7 +137,7 @@ class Sampling:
 @dataclass(frozen=True, slots=True)
 class Tokens:
     """The tokens of a move that an engine sampled. The fields `prompt`, `fresh`, `reply`, `logprobs`, `versions`,
-    `spans` and `hinted` are those of `Turn`."""
+    `spans`, `hinted` and `structure` are those of `Turn`."""
 
     prompt: list[int]
     fresh: bool
@@ -146,6 +146,7 @@ class Tokens:
     versions: list[int]
     spans: list[tuple[str, int]] = field(default_factory=list)
     hinted: list[int] = field(default_factory=list)
+    structure: str = ""
 
 
 @dataclass(frozen=True, slots=True)

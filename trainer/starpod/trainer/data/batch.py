@@ -168,13 +168,16 @@ class Batch:
             sampled[index, : len(sample.tokens)] = torch.tensor(sample.sampled)
         lengths = torch.tensor([len(sample.tokens) for sample in samples])
         images = {key: image for sample in samples for key, image in sample.images.items()}
+        structures = [sample.structures for sample in samples]
         rows = sorted({row for row, _, _ in places})
         inside_RT = torch.zeros(len(rows), self.mask_BT.shape[1], dtype=torch.bool)
         row_index = {row: index for index, row in enumerate(rows)}
         for row, columns, _ in places:
             inside_RT[row_index[row], columns] = True
         device = self.device
-        return Block(tokens.to(device), lengths.to(device), sampled.to(device), images, rows, inside_RT.to(device))
+        return Block(
+            tokens.to(device), lengths.to(device), sampled.to(device), images, structures, rows, inside_RT.to(device)
+        )
 
     def samples_in(self, mask_BT: Tensor) -> list[int]:
         """Return the number of samples of each row that have a token in this mask."""

@@ -58,6 +58,8 @@ class Turn:
     """The policy version that sampled each id of `reply`."""
     finish: Finish = "stop"
     """Reason why the reply ended."""
+    structure: str = ""
+    """Structure under whose masks the reply was sampled and is scored (models/masks.py); "" without one."""
     hinted: list[int] = field(default_factory=list)
     """The whole context as a teacher reads it that is told the expert's move; empty unless there is such a teacher."""
     spans: list[tuple[str, int]] = field(default_factory=list)

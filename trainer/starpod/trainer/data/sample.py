@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +14,14 @@ from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.images import Images, by_key
 
 _Item = TypeVar("_Item")
+
+
+class StructuredSpan(NamedTuple):
+    """Tokens of a sample, from `begin` to before `end`, that are a reply with a structure (models/masks.py)."""
+
+    begin: int
+    end: int
+    structure: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +34,8 @@ class Sample:
     """Whether each token was sampled."""
     images: Images = field(default_factory=dict)
     """Images by key, at least those that the tokens refer to."""
+    structures: list[StructuredSpan] = field(default_factory=list)
+    """Replies that were sampled under a structure."""
 
     @classmethod
     def of(cls, prompt: Sequence[int], reply: Sequence[int], images: Images | None = None) -> Sample:
@@ -51,15 +61,17 @@ class Block:
     """Whether each token was sampled (bool)."""
     images: Images
     """Images that the tokens refer to, by key."""
+    structures: list[list[StructuredSpan]]
+    """For each sample, the replies that were sampled under a structure."""
     rows: list[int]
     """The R rows of the batch that have a token in the block, ascending."""
     inside_RT: Tensor
     """Mask of these rows' tokens that are in the block (bool)."""
 
     @property
-    def inputs(self) -> tuple[Tensor, Tensor, Tensor, Images]:
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor, Images, list[list[StructuredSpan]]]:
         """Arguments of `Policy.score`, which returns one result per True entry of `sampled_SL`, in row-major order."""
-        return self.tokens_SL, self.lengths_S, self.sampled_SL, self.images
+        return self.tokens_SL, self.lengths_S, self.sampled_SL, self.images, self.structures
 
     def in_rows(self, flat: Tensor, fill: Tensor | float = 0.0) -> Tensor:
         """Arrange a model's flat results in rows: [R, T].
@@ -86,6 +98,9 @@ def samples_of(episode: Episode) -> list[Sample]:
         sample = samples[-1]
         sample.tokens.extend(turn.prompt)
         sample.sampled.extend([False] * len(turn.prompt))
+        if turn.structure and turn.reply:
+            begin = len(sample.tokens)
+            sample.structures.append(StructuredSpan(begin, begin + len(turn.reply), turn.structure))
         sample.tokens.extend(turn.reply)
         sample.sampled.extend([index >= episode.shared] * len(turn.reply))
     return samples

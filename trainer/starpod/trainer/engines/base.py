@@ -37,6 +37,8 @@ class Request:
     """Agent of the episode that sends the request. It selects the policy if each agent has its own."""
     images: Images = field(default_factory=dict)
     """Images that the negative ids of the prompt refer to; only for vision models."""
+    structure: str = ""
+    """Structure that the reply must have (models/masks.py); "" for any. Log-probabilities are those under its masks."""
 
 
 def check_prompt(request: Request, *, max_context: int, vocabulary: int) -> None:

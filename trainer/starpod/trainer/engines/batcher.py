@@ -16,6 +16,7 @@ from starpod.trainer.engines.own_caches import OwnCaches
 from starpod.trainer.engines.sampling import Uniforms, draw
 from starpod.trainer.engines.slot_cache import SlotCache, Slots, Span, pad
 from starpod.trainer.models.folding import common_prefix
+from starpod.trainer.models.masks import TokenMasks, accept, masked
 from starpod.trainer.models.vision import showing
 
 
@@ -28,6 +29,8 @@ class PendingReply:
     """Arbitrary value for the caller's use."""
     limit: int
     """Maximum number of tokens of the reply."""
+    matcher: Any = None
+    """State of the request's `structure`; None without one."""
     context: list[int] = field(init=False)
     """The prompt and the tokens sampled so far."""
     uniforms: Uniforms = field(init=False)
@@ -61,6 +64,7 @@ class Batcher:
     """
 
     def __init__(self, cache: SlotCache | OwnCaches, stats: EngineStats, *, prefill_rows: int) -> None:
+        self.masks: TokenMasks | None = None
         self.cache = cache
         self.stats = stats
         self.prefill_rows = prefill_rows
@@ -192,6 +196,8 @@ class Batcher:
         # Pad the rows to whole vectors here too; see slot_cache.py.
         padded_rows = rows + [rows[0]] * (pad(len(rows)) - len(rows))
         logits = head(states[torch.tensor(padded_rows, device=states.device)]).float()[: len(rows)]
+        if self.masks is not None and any(job.matcher for job in jobs):
+            logits = masked(logits, self.masks.fill([job.matcher for job in jobs]))
         samples = draw(
             logits,
             [job.request.temperature for job in jobs],
@@ -203,6 +209,8 @@ class Batcher:
             job.context.append(token)
             job.logprobs.append(logprob)
             job.versions.append(version)
+            if job.matcher is not None:
+                accept(job.matcher, token)
             has_stopped = token in job.request.stop
             if has_stopped or len(job.logprobs) == job.limit:
                 replies.append((job, job.reply("stop" if has_stopped else "length")))

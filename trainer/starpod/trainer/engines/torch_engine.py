@@ -19,6 +19,7 @@ from starpod.trainer.engines.batcher import Batcher, PendingReply
 from starpod.trainer.engines.lean import LeanDecoder
 from starpod.trainer.engines.own_caches import make_cache
 from starpod.trainer.engines.slot_cache import SlotCache
+from starpod.trainer.models.masks import TokenMasks
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.models.precision import compute_dtype, kept_in_float32, output_layer
 from starpod.trainer.models.trunk import trunk_of, unwrapped
@@ -53,6 +54,7 @@ class TorchEngine:
             raise ValueError("an engine needs at least 1 slot, a context of 2 tokens and 1 prefill row")
         self.max_context = max_context
         self._model = _sharing_copy(_causal_lm(model))
+        self._tokenizer = model.tokenizer if isinstance(model, Policy) else None
         self._vocabulary = int(self._model.config.get_text_config().vocab_size)
         self._sees = view_of(self._model) is not None
         self._cache = make_cache(self._model, slots, max_context)
@@ -74,9 +76,10 @@ class TorchEngine:
         """Sample one reply. Raises ValueError if the request cannot be served, RuntimeError if the engine is closed."""
         self._check(request)
         limit = min(request.max_tokens, self.max_context - len(request.prompt))
+        matcher = await asyncio.to_thread(self._match, request.structure) if request.structure else None
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Reply] = loop.create_future()
-        job = PendingReply(request, (loop, future), limit)
+        job = PendingReply(request, (loop, future), limit, matcher)
         self._inbox.append(job)
         self._wake()
         try:
@@ -139,6 +142,13 @@ class TorchEngine:
             raise ValueError("the prompt has an image, but the model has no image input")
         if request.max_tokens < 1 or request.temperature < 0 or not 0 < request.top_p <= 1:
             raise ValueError("a request needs max_tokens >= 1, temperature >= 0 and 0 < top_p <= 1")
+
+    def _match(self, structure: str) -> Any:
+        if self._batcher.masks is None:
+            if self._tokenizer is None:
+                raise ValueError("a structure of replies needs a tokenizer, and this engine has a model without one")
+            self._batcher.masks = TokenMasks(self._tokenizer, self._vocabulary)
+        return self._batcher.masks.matcher(structure)
 
     def _wake(self) -> None:
         """Start the worker if there are jobs. Runs on the event loop, like all methods except `_work`."""

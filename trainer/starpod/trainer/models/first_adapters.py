@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from starpod.trainer.data.images import Images
+from starpod.trainer.data.sample import StructuredSpan
 from starpod.trainer.models.policy import Policy, Scores
 from starpod.trainer.parallel import sharding
 from starpod.trainer.parallel.ranks import Parallel
@@ -34,6 +35,7 @@ class FirstAdapters:
         lengths_B: Tensor,
         sampled_BL: Tensor,
         images: Images | None = None,
+        structures: Sequence[Sequence[StructuredSpan]] = (),
         *,
         temperature: float,
     ) -> Scores:
@@ -46,10 +48,11 @@ class FirstAdapters:
             lengths_B: Number of tokens of each sequence.
             sampled_BL: True for the tokens to score.
             images: Images that negative ids refer to.
+            structures: As in `Policy.score`.
             temperature: Divisor of the logits.
         """
         with self._with_first_values():
-            return self._policy.score(tokens_BL, lengths_B, sampled_BL, images, temperature=temperature)
+            return self._policy.score(tokens_BL, lengths_B, sampled_BL, images, structures, temperature=temperature)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the adapters by name. They may be sharded."""

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from starpod.trainer.models.masks import masked
+
 
 class LinearHead(NamedTuple):
     """An output layer that is one matrix product."""
@@ -159,6 +161,7 @@ def token_logprobs(
     entropy: bool,
     logits_at_once: int,
     vocabulary: int,
+    bits_NW: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return log-probabilities of tokens under softmax(head(hidden) / temperature), and entropies, in float32 nats.
 
@@ -175,19 +178,22 @@ def token_logprobs(
         entropy: Whether to compute entropies; otherwise they are None.
         logits_at_once: Maximum number of logits in memory.
         vocabulary: Number V of logits per row.
+        bits_NW: Masks of the tokens that could follow, as in models/masks.py; None: all.
 
     Returns:
         Log-probabilities [N] and entropies [N].
     """
 
-    def part(hidden: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor | None]:
+    def part(hidden: Tensor, tokens: Tensor, bits: Tensor | None) -> tuple[Tensor, Tensor | None]:
         logits = head(hidden).float()
         if temperature != 1.0:
             logits = logits / temperature
+        if bits is not None:
+            logits = masked(logits, bits)
         result: tuple[Tensor, Tensor | None] = _TokenLogprobs.apply(logits, tokens, entropy)  # type: ignore[no-untyped-call]
         return result
 
-    if linear is not None:
+    if linear is not None and bits_NW is None:
         is_rounded = linear.dtype != linear.weight_VH.dtype
         per_entry = max(len(tokens_N), hidden_NH.shape[1] if is_rounded else 0)
         if per_entry * vocabulary > logits_at_once:
@@ -199,10 +205,11 @@ def token_logprobs(
             return sliced
     rows = max(1, logits_at_once // vocabulary)
     if len(tokens_N) <= rows:
-        return part(hidden_NH, tokens_N)
+        return part(hidden_NH, tokens_N, bits_NW)
     parts = []
-    for hidden, tokens in zip(torch.split(hidden_NH, rows), torch.split(tokens_N, rows), strict=True):
-        keep = torch.is_grad_enabled()
-        parts.append(checkpoint(part, hidden, tokens, use_reentrant=False) if keep else part(hidden, tokens))
+    for start in range(0, len(tokens_N), rows):
+        here = slice(start, start + rows)
+        inputs = hidden_NH[here], tokens_N[here], None if bits_NW is None else bits_NW[here]
+        parts.append(checkpoint(part, *inputs, use_reentrant=False) if torch.is_grad_enabled() else part(*inputs))
     logprobs, entropies = zip(*parts, strict=True)
     return torch.cat(logprobs), torch.cat(entropies) if entropy else None

@@ -19,12 +19,14 @@ from transformers import PreTrainedTokenizerBase
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from starpod.trainer.data.images import ImageConfig, Images
+from starpod.trainer.data.sample import StructuredSpan
 from starpod.trainer.models import hf
 from starpod.trainer.models.attention import attend_in_blocks
 from starpod.trainer.models.config import RUN_TIME, TINY, ModelConfig, ModelError
 from starpod.trainer.models.critic import SeparateCritic, SharedCritic
 from starpod.trainer.models.folding import Layout, folds_cleanly, lay_out, lay_out_plainly, tokens_read
 from starpod.trainer.models.logprobs import token_logprobs
+from starpod.trainer.models.masks import TokenMasks
 from starpod.trainer.models.precision import (
     compute_dtype,
     compute_in,
@@ -76,6 +78,7 @@ class Policy(nn.Module):
         self.tokenizer = tokenizer
         self.critic_kind = critic
         self.heads = heads
+        self._masks: TokenMasks | None = None
         self.critic = _build_critic(config, model, critic, heads)
         modules = (model, self.critic.trunk) if isinstance(self.critic, SeparateCritic) else (model,)
         for module in modules:
@@ -137,6 +140,7 @@ class Policy(nn.Module):
         lengths_B: Tensor,
         sampled_BL: Tensor,
         images: Images | None = None,
+        structures: Sequence[Sequence[StructuredSpan]] = (),
         *,
         temperature: float = 1.0,
         entropy: bool = False,
@@ -149,6 +153,7 @@ class Policy(nn.Module):
             lengths_B: Number of tokens of each sequence. Tokens after it are never read.
             sampled_BL: True for the tokens to score.
             images: Images that negative ids refer to.
+            structures: For each sequence, the replies that were sampled under a structure; empty: none.
             temperature: Divisor of the logits.
             entropy: Whether to compute entropies.
             values: Whether to compute the critic's values.
@@ -161,6 +166,7 @@ class Policy(nn.Module):
         max_length = int(lengths_B.max())
         sampled_BL = sampled_BL[:, 1:max_length]
         targets_N = tokens_BL[:, 1:max_length][sampled_BL]
+        bits_NW = self._masks_of(tokens_BL[:, :max_length], sampled_BL, structures) if any(structures) else None
         # The last token of a sequence is only a target, not an input.
         inputs_BL = tokens_BL[:, : max_length - 1]
         layout = (
@@ -182,6 +188,7 @@ class Policy(nn.Module):
                 entropy=entropy,
                 logits_at_once=self.config.logits_at_once,
                 vocabulary=self.vocabulary,
+                bits_NW=bits_NW,
             )
         return Scores(logprobs_N, entropy_N, values_N)
 
@@ -203,6 +210,19 @@ class Policy(nn.Module):
             save_file(self.critic.state_dict(), folder / _CRITIC)
         values = {"config": self.config.to_dict(), "critic": self.critic_kind, "heads": self.heads}
         (folder / VALUES).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+    def _masks_of(
+        self, tokens_BL: Tensor, sampled_BL: Tensor, structures: Sequence[Sequence[StructuredSpan]]
+    ) -> Tensor:
+        """Return the masks of the sampled tokens, in row-major order. `sampled_BL` begins with the second token."""
+        self._masks = self._masks or TokenMasks(self.tokenizer, self.vocabulary)
+        rows = []
+        for tokens, sampled, spans in zip(tokens_BL.tolist(), sampled_BL.cpu(), structures, strict=True):
+            bits_LW = self._masks.fill([None] * len(tokens))
+            for begin, end, structure in spans:
+                bits_LW[begin:end] = self._masks.replay(structure, tokens[begin:end])
+            rows.append(bits_LW[1:][sampled])
+        return torch.cat(rows)
 
     def _values(self, hidden_NH: Tensor, layout: Layout, places_N: Tensor) -> Tensor:
         if self.critic is None:

@@ -208,5 +208,5 @@ def _record(observation: Observation, move: Move, attempt: int, *, first: bool, 
     if (tokens := move.tokens) is not None:
         turn.prompt, turn.fresh, turn.reply = tokens.prompt, tokens.fresh, tokens.reply
         turn.logprobs, turn.versions, turn.spans = tokens.logprobs, tokens.versions, tokens.spans
-        turn.hinted = tokens.hinted
+        turn.hinted, turn.structure = tokens.hinted, tokens.structure
     return turn
