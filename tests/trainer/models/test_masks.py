@@ -1,7 +1,6 @@
 """Replies with a structure: sampler and trainer score them under the same masked distribution."""
 
 import json
-import random
 from typing import Any
 
 import pytest

@@ -21,6 +21,7 @@ from starpod.trainer.data.episode import Turn
 from starpod.trainer.prompts.continuity import ACTION, THOUGHT, Rewrite, compare_past
 from starpod.trainer.prompts.formats.base import ReplyCall
 from starpod.trainer.prompts.layout import QUESTION, SYSTEM
+from starpod.trainer.prompts.structure import structure_of
 from starpod.trainer.prompts.template import Template
 
 _PROBE, _DESCRIPTION, _ARGUMENT, _RESULT = "starpod-probe", "starpod-tool", "starpod-argument", "starpod-result"
@@ -160,13 +161,6 @@ class Node:
     """Text of the reply."""
     text: str = ""
     """Text of prompt and reply. Needed for templates that rewrite earlier messages, to compare later prompts."""
-    prefilled: int = 0
-    """Number of ids at the end of the prompt that are part of the reply's text."""
-
-    @property
-    def text_ids(self) -> list[int]:
-        """Return the ids of the reply's text: the prefilled ones and the sampled ones."""
-        return [*self.appended[len(self.appended) - self.prefilled :], *self.reply]
 
     def stream(self) -> list[int]:
         """Return all ids from the root of the branch to the end of the reply."""
@@ -191,13 +185,12 @@ class Draft:
     text: str
     opened: str
     """Text that every reply begins with although it is not sampled."""
-    forced: str
-    """Text that this reply must continue: the last `prefilled` ids of the prompt."""
-    prefilled: int
+    structure: str
+    """Structure that the reply must have; "" for any."""
 
     def complete_text(self, text: str) -> str:
         """Return the text of a reply with the beginning that was not sampled."""
-        return self.opened + self.forced + text.removeprefix(self.opened)
+        return self.opened + text.removeprefix(self.opened)
 
 
 class Lineage:
@@ -226,22 +219,21 @@ class Lineage:
             text = self._render(ask)
             if parent is not None:
                 appended = self._template.following_text(parent.text, text, parent.reply)
-        beginning = self._forced_beginning(ask)
-        beginning_ids = self._template.encode_beginning(beginning)
         if parent is None or appended is None:
             parent, appended = None, self._encode_anew(ask, text)
-        appended = [*appended, *beginning_ids]
         context = [*parent.stream(), *appended] if parent is not None else appended
-        return Draft(ask, parent, context, appended, text, self._template.opening, beginning, len(beginning_ids))
+        return Draft(ask, parent, context, appended, text, self._template.opening, self._structure_of(ask))
 
-    def _forced_beginning(self, ask: Ask) -> str:
-        """Return the text with which a reply must begin if it must call a tool; empty if it need not."""
-        if ask.choice.kind != "required":
+    def _structure_of(self, ask: Ask) -> str:
+        """Return the structure of a reply that must call a tool or have a schema. Raise Rejected if there is none."""
+        required, tools = ask.choice.kind == "required", () if ask.choice.kind == "none" else ask.tools
+        if not required and ask.schema is None:
             return ""
-        begin_thought, end_thought = self._calls.thought
-        thought = f"{end_thought}\n\n" if self._template.opening.startswith(begin_thought) else ""
-        only_name = ask.tools[0]["function"]["name"] if len(ask.tools) == 1 else ""
-        return thought + self._calls.begin_call(ask.choice.name or only_name)
+        schema = None if required else ask.schema
+        try:
+            return structure_of(self._template, schema=schema, tools=tools, name=ask.choice.name, one_call=ask.one_call)
+        except ValueError as error:
+            raise bad_request(str(error)) from error
 
     def node(self, draft: Draft, reply: Sequence[int], raw: str, message: Message) -> tuple[Node, bool]:
         """Return the node of a sampled reply, for `add`, and whether its turn begins a new sample.
@@ -256,10 +248,10 @@ class Lineage:
         """
         text = draft.text and draft.text + raw.removeprefix(self._template.opening)
         key = extended(draft.ask.history[-1], message)
-        node = Node(len(self._in_order) + 1, key, draft.parent, draft.appended, list(reply), raw, text, draft.prefilled)
+        node = Node(len(self._in_order) + 1, key, draft.parent, draft.appended, list(reply), raw, text)
         return node, draft.parent is None or draft.parent is not self._last
 
-    def restore(self, key: bytes, parent: int, turn: Turn, message: Message, *, text: str, prefilled: int) -> None:
+    def restore(self, key: bytes, parent: int, turn: Turn, message: Message, *, text: str) -> None:
         """Add a reply from before a restart. Replies must come in order.
 
         Args:
@@ -268,13 +260,10 @@ class Lineage:
             turn: recorded turn, with the ids of prompt and reply.
             message: the reply as the client gets it.
             text: text of prompt and reply, as in `Node.text`.
-            prefilled: number of ids at the end of the prompt that are part of the reply's text.
         """
         parent_node = self._in_order[parent - 1] if parent else None
         appended = turn.prompt if parent_node is None or not turn.fresh else turn.prompt[len(parent_node.stream()) :]
-        self.add(
-            Node(len(self._in_order) + 1, key, parent_node, appended, turn.reply, turn.text, text, prefilled), message
-        )
+        self.add(Node(len(self._in_order) + 1, key, parent_node, appended, turn.reply, turn.text, text), message)
 
     def add(self, node: Node, message: Message) -> None:
         """Add a reply, so that prompts may extend it."""
@@ -313,7 +302,7 @@ class Lineage:
                 written = self._calls.write(None, reply.text, reply.calls)
                 text_ids = self._template.encode_reply(opening + written.removeprefix(opening))
             else:
-                text_ids = node.text_ids
+                text_ids = node.reply
             ids += text_ids
             ids += self._layout.next_ids(next_messages, text_ids)
         return ids

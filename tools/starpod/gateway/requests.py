@@ -81,6 +81,8 @@ class Ask:
     """Maximum number of tokens of the reply; None: the gateway's limit."""
     stop: tuple[str, ...] = ()
     """Texts that end the reply."""
+    schema: Mapping[str, Any] | None = None
+    """JSON schema of the reply's text; None: any text."""
     seed: str = ""
     """Distinguishes requests that are otherwise equal, so that they get different replies."""
     stream: bool = False
@@ -114,7 +116,8 @@ class Ask:
     def key(self) -> bytes:
         """Key that is equal for repeated requests."""
         fields = [self.history[-1].hex(), asdict(self.choice), self.max_tokens, self.stop, self.seed]
-        return _digest([*fields, "one call"] if self.one_call else fields)
+        more = [*(["one call"] if self.one_call else []), *([] if self.schema is None else [self.schema])]
+        return _digest([*fields, *more])
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +235,33 @@ def choice_of(value: object, tools: Collection[Mapping[str, Any]], kinds: Mappin
     if choice.kind == "required" and (not names or (name and name not in names)):
         raise bad_request(f"`tool_choice` wants {name or 'a call'}, but `tools` has {', '.join(names) or 'none'}")
     return choice
+
+
+def schema_of(form: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    """Return the JSON schema that a request's format of the reply stands for; None: any text.
+
+    Args:
+        form: the format, with its `type`, and `schema` if that is json_schema.
+        name: name of the format in errors.
+
+    Raises:
+        Rejected: The type is unknown, or the schema is missing.
+    """
+    match form.get("type", "text"), form.get("schema"):
+        case "text", _:
+            return None
+        case "json_object", _:
+            return {"type": "object"}
+        case "json_schema", dict(schema):
+            return schema
+        case kind, _:
+            raise bad_request(f"`{name}` is {str(kind)[:40]}; use text, json_object, or json_schema with a `schema`")
+
+
+def stops_of(body: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the texts in the field `stop`, a text or a list of texts."""
+    stop = field(body, "stop", (str, list), [])
+    return tuple([stop] if isinstance(stop, str) else map(str, stop))
 
 
 def text_of(content: object, kinds: Sequence[str], where: str) -> str:

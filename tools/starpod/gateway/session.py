@@ -69,8 +69,6 @@ class Replied:
     """Text of prompt and reply, as in `Node.text`."""
     turn: Turn
     answer: Answer
-    prefilled: int = 0
-    """Number of ids at the end of the prompt that are part of the reply's text."""
 
     def to_json(self) -> dict[str, Any]:
         """Return JSON values, from which `from_json` makes an equal object."""
@@ -81,7 +79,6 @@ class Replied:
             "text": self.text,
             "turn": self.turn.to_json(),
             "answer": asdict(self.answer),
-            "given": self.prefilled,
         }
 
     @classmethod
@@ -89,7 +86,7 @@ class Replied:
         answer = {**values["answer"], "calls": tuple(ReplyCall(**call) for call in values["answer"]["calls"])}
         request, history = (bytes.fromhex(values[name]) for name in ("request", "history"))
         turn = Turn.from_json(values["turn"])
-        return cls(request, history, values["parent"], values["text"], turn, Answer(**answer), values["given"])
+        return cls(request, history, values["parent"], values["text"], turn, Answer(**answer))
 
 
 @dataclass
@@ -160,8 +157,7 @@ class RolloutSession:
 
     def restore(self, replied: Replied) -> None:
         """Add a reply from before a restart."""
-        message, text, prefilled = replied.answer.message, replied.text, replied.prefilled
-        self._lineage.restore(replied.history, replied.parent, replied.turn, message, text=text, prefilled=prefilled)
+        self._lineage.restore(replied.history, replied.parent, replied.turn, replied.answer.message, text=replied.text)
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         future.set_result(replied.answer)
         self._answers[replied.request] = future
@@ -234,6 +230,7 @@ class RolloutSession:
                     seed=derive(sampler.seed, "gateway", self.stream, key.hex()),
                     order=self.order,
                     conversation=self.stream,
+                    structure=draft.structure,
                 )
             )
         except (EngineError, RuntimeError) as error:
@@ -281,13 +278,14 @@ class RolloutSession:
             logprobs=reply.logprobs[:length],
             versions=reply.versions[:length],
             finish=answer.finish,
+            structure=draft.structure,
             text=raw,
             thought=parts.thought,
             generating=seconds,
         )
         parent_number = draft.parent.number if draft.parent else 0
         # Before anything else changes: a reply that cannot be recorded must have no effect.
-        self.on_reply(Replied(key, node.key, parent_number, node.text, turn, answer, draft.prefilled))
+        self.on_reply(Replied(key, node.key, parent_number, node.text, turn, answer))
         self._lineage.add(node, answer.message)
         self.replies = number
         self.tokens += length

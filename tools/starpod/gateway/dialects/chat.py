@@ -19,6 +19,8 @@ from starpod.gateway.requests import (
     field,
     objects,
     refuse_given,
+    schema_of,
+    stops_of,
     text_of,
 )
 from starpod.trainer.prompts.formats.base import ReplyCall
@@ -35,7 +37,6 @@ _UNSUPPORTED: dict[str, Any] = {
     "n": 1,
     "functions": [],
     "function_call": "none",
-    "response_format": {"type": "text"},
     "logprobs": False,
     "top_logprobs": 0,
     "logit_bias": {},
@@ -58,7 +59,7 @@ class ChatCompletions:
 
     def read(self, body: Mapping[str, Any]) -> Ask:
         refuse_given(body, **_UNSUPPORTED)
-        stop = field(body, "stop", (str, list), [])
+        form = field(body, "response_format", dict, {})
         options = field(body, "stream_options", dict, {})
         tools = tuple(_parse_tool(tool) for tool in objects(body, "tools"))
         choice = field(body, "tool_choice", (str, dict), "auto")
@@ -69,7 +70,8 @@ class ChatCompletions:
             choice=choice_of(choice, tools, CHOICES, field(function, "name", str, "")),
             one_call=not field(body, "parallel_tool_calls", bool, True),
             max_tokens=count(body, "max_completion_tokens", "max_tokens"),
-            stop=tuple([stop] if isinstance(stop, str) else map(str, stop)),
+            stop=stops_of(body),
+            schema=schema_of({**field(form, "json_schema", dict, {}), **form}, "response_format"),
             seed=str(field(body, "seed", int, "")),
             stream=field(body, "stream", bool, False),
             with_usage=bool(options.get("include_usage")),

@@ -20,6 +20,7 @@ from starpod.gateway.requests import (
     objects,
     part_text,
     refuse_given,
+    schema_of,
     text_of,
 )
 from starpod.trainer.prompts.formats.base import ReplyCall
@@ -32,7 +33,6 @@ _ERRORS = {
     429: "rate_limit_error",
 }
 
-_NO_FORMAT = {"output_config.format": None}
 _CLEARS_THOUGHTS = "clear_thinking_"
 """Type of a context edit that may be ignored: the chat template alone decides whether past thoughts are shown."""
 
@@ -45,8 +45,9 @@ class Messages:
     path = "/v1/messages"
 
     def read(self, body: Mapping[str, Any]) -> Ask:
-        refuse_given(body, output_format=None, container=None, mcp_servers=[])
-        refuse_given({"output_config.format": field(body, "output_config", dict, {}).get("format")}, **_NO_FORMAT)
+        refuse_given(body, container=None, mcp_servers=[])
+        config = field(body, "output_config", dict, {})
+        form = field(config, "format", dict) or field(body, "output_format", dict, {})  # the older name
         for edit in objects(field(body, "context_management", dict, {}), "edits"):
             if not str(edit.get("type")).startswith(_CLEARS_THOUGHTS):
                 refuse_given(body, context_management=None)
@@ -66,6 +67,7 @@ class Messages:
             one_call=field(choice, "disable_parallel_tool_use", bool, False),
             max_tokens=count(body, "max_tokens"),
             stop=tuple(map(str, field(body, "stop_sequences", list, []))),
+            schema=schema_of(form, "output_config.format"),
             stream=field(body, "stream", bool, False),
             model=field(body, "model", str, ""),
         )

@@ -19,6 +19,8 @@ from starpod.gateway.requests import (
     field,
     objects,
     refuse_given,
+    schema_of,
+    stops_of,
     text_of,
 )
 from starpod.trainer.prompts.formats.base import ReplyCall
@@ -56,8 +58,7 @@ class Responses:
         refuse_given(body, **_UNSUPPORTED)
         if "message.output_text.logprobs" in field(body, "include", list, []):
             refuse_given({"include": "message.output_text.logprobs"}, include=None)
-        form = field(field(body, "text", dict, {}), "format", dict, {"type": "text"})
-        refuse_given({"text.format.type": form.get("type")}, **{"text.format.type": "text"})
+        form = field(field(body, "text", dict, {}), "format", dict, {})
         value = field(body, "input", (str, list), [])
         messages = [Message("user", value)] if isinstance(value, str) else _parse_items(objects(body, "input"))
         if instructions := field(body, "instructions", str, ""):
@@ -71,6 +72,8 @@ class Responses:
             choice=choice_of(choice, tools, CHOICES, name),
             one_call=not field(body, "parallel_tool_calls", bool, True),
             max_tokens=count(body, "max_output_tokens"),
+            stop=stops_of(body),
+            schema=schema_of(form, "text.format"),
             stream=field(body, "stream", bool, False),
             model=field(body, "model", str, ""),
         )

@@ -35,7 +35,8 @@ class Template:
 
     Attributes:
         end: Id with which the template closes a reply.
-        stop: Ids that end a reply: `end` and the tokenizer's end of text.
+        stop: Ids that end a reply: `end` unless it also closes other messages in this format, the tokenizer's end of
+            text, and the format's `stops`.
         opening: Beginning of every reply's text that is not sampled: `prefill`, preceded by a tag that the template's
             generation prompt opens.
         rewrite: What the template changes in the past of a growing conversation, with system text, thoughts and images;
@@ -61,7 +62,10 @@ class Template:
         self.opening = self.layout.think_start + self.prefill
         self.end = self.layout.end
         eos = tokenizer.eos_token_id
-        self.stop = frozenset({self.end, *([eos] if isinstance(eos, int) else [])})
+        form, added = self.layout.calls, {str(text): id_ for id_, text in tokenizer.added_tokens_decoder.items()}
+        self._closing = frozenset({self.end, *(added[text] for text in form.stops if text in added)})
+        only_ends = self._closing - {self.end} if self.layout.end_text in form.all_marks else self._closing
+        self.stop = only_ends | ({eos} if isinstance(eos, int) else set())
         self._next = lru_cache(_CACHED)(lambda user: tuple(self._encode_messages([user_message(user)])))
         self._first_prompt = lru_cache(_CACHED)(lambda system, user: tuple(self.encode_conversation(system, (), user)))
         self._head = lru_cache(8)(self.encode)
@@ -214,7 +218,7 @@ class Template:
         return self.encode(self.layout.end_text + text)[1:]
 
     def _close_reply(self, reply: Sequence[int], next_ids: Sequence[int]) -> list[int]:
-        return list(next_ids) if reply and reply[-1] == self.end else [self.end, *next_ids]
+        return list(next_ids) if reply and reply[-1] in self._closing else [self.end, *next_ids]
 
     def _find_rewrite(self) -> Rewrite | None:
         """Compare a conversation built turn by turn with the same conversation rendered as a whole."""

@@ -100,6 +100,10 @@ class CallFormat(ABC):
     """Whether a call shows which of its arguments are texts, without a schema."""
     thought: tuple[str, str] = (THINK, THINK_END)
     """Marks around a thought, at the beginning of a reply or after a call."""
+    stops: tuple[str, ...] = ()
+    """Tokens with which a reply ends, besides those of the tokenizer and the chat template."""
+    xgrammar: str = ""
+    """Name of the format in the package xgrammar; "" if it has no grammar in which a call can be required."""
 
     @property
     def all_marks(self) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ class Harmony(CallFormat):
     bare = "to="
     frames = opens
     marks = ("<|start|>", _MESSAGE, "<|constrain|>")
+    stops = ("<|call|>", "<|return|>")
     thought = (f"{_CHANNEL}analysis{_MESSAGE}", "<|end|>")
 
     def read_calls(self, source: Source, mark: str, schemas: Schemas) -> Calls:

@@ -26,6 +26,7 @@ class HeadedCalls(CallFormat):
     """Marks around all calls."""
     between: str = ""
     """Text between two calls."""
+    xgrammar: str = ""
 
     @property
     def opens(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -90,6 +91,7 @@ KIMI_K2 = HeadedCalls(
     numbered=True,
     middle="<|tool_call_argument_begin|>",
     close="<|tool_call_end|>",
+    xgrammar="kimi",
 )
 
 
@@ -108,6 +110,7 @@ DEEPSEEK_V3 = HeadedCalls(
     after="\n```",
     close=_deepseek("tool call end"),
     between="\n",
+    xgrammar="deepseek_r1",
 )
 DEEPSEEK_V31 = HeadedCalls(
     name="deepseek_v31",
@@ -116,5 +119,6 @@ DEEPSEEK_V31 = HeadedCalls(
     begin=_deepseek("tool call begin"),
     middle=_deepseek("tool sep"),
     close=_deepseek("tool call end"),
+    xgrammar="deepseek_v3_1",
 )
 MISTRAL = Mistral(name="mistral", signs=("[TOOL_CALLS]",), begin="[TOOL_CALLS]", middle="[ARGS]")

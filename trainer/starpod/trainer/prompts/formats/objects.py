@@ -21,6 +21,7 @@ class Hermes(CallFormat):
     opens: tuple[str, ...] = ("<tool_call>",)
     close = "</tool_call>"
     key = "arguments"
+    xgrammar = "qwen_3"
 
     def read_calls(self, source: Source, mark: str, schemas: Schemas) -> Calls:
         if not (yield from source.accept("{")):
@@ -54,6 +55,8 @@ class LlamaJson(Hermes):
     bare, bare_sign = "{", '"name"'
     close = ""
     key = "parameters"
+    stops = ("<|eom_id|>",)
+    xgrammar = "llama"
 
     def read_calls(self, source: Source, mark: str, schemas: Schemas) -> Calls:
         if not (yield from source.accept("{")):

@@ -23,6 +23,7 @@ class Qwen3Coder(CallFormat):
     marks: tuple[str, ...] = ("</function>", "<parameter=", "</parameter>")
     typed = False
     argument = "<parameter={}>\n{}\n</parameter>\n"
+    xgrammar = "qwen_3_coder"
     end = "</function>\n</tool_call>"
     """Text after the last argument."""
 
@@ -70,10 +71,13 @@ class Glm(Qwen3Coder):
     marks = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
     argument = "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n"
     end = "</tool_call>"
+    stops = ("<|observation|>",)
+    xgrammar = "glm_4_7"
 
     def read_calls(self, source: Source, mark: str, schemas: Schemas) -> Calls:
         yield from source.blanks()
         name, tag = yield from source.before("<arg_key>", self.close, "\n", " ")
+        name = name.strip()
         arguments: dict[str, Any] = {}
         while (tag := tag.strip() or (yield from source.accept("<arg_key>", self.close))) == "<arg_key>":
             key, _ = yield from source.before("</arg_key>")
