@@ -33,7 +33,6 @@ from benchmarks.machine import origin
 from benchmarks.results import RESULTS, print_table
 from benchmarks.training.comparison import EVALUATION, SPENT, STEPS, compare_runs, spent_by
 from benchmarks.training.pictures import draw_charts
-from starpod.client.spelling import near, nearest
 from starpod.trainer.configuration.config import Config
 from starpod.trainer.configuration.loading import load_config
 from starpod.trainer.configuration.section import ConfigError, Section
@@ -42,6 +41,7 @@ from starpod.trainer.diagnostics.echo_trap import SIGNALS, Signal
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.words import is_graded, return_with_interval
 from starpod.trainer.rollout.environment import local_services
+from starpod.v1.spelling import near, nearest
 
 FOLDER = Path(__file__).parent
 EXPERIMENTS = {path.stem: path for path in sorted((FOLDER / "experiments").glob("*.yaml"))}
@@ -220,7 +220,7 @@ def transfer(folder: Path, options: Mapping[str, Any]) -> dict[str, object]:
     words = [word for name, value in values.items() for word in ("--option", f"{name}={value}")]
     words += ["--episodes", str(config.evaluation.episodes), "--temperature", str(config.evaluation.temperature)]
     with local_services([environment]) as address:
-        starpod("eval", str(folder), address, "-e", environment, *words, "--json", str(report))
+        starpod("eval", str(folder), "-e", f"{address}/{environment}", *words, "--json", str(report))
     result = json.loads(report.read_text())["models"][str(folder)]["environments"][environment]
     return {key: result[key] for key in KEYS[1:]}
 

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from starpod.trainer.commands.eval import evaluate
 from starpod.trainer.commands.watch import watch
 from starpod.trainer.data.files import read_episodes
+from starpod.trainer.evaluation.compare import compare_evaluations, read_evaluation
 from tests.e2e.test_train import learnt, lines, rewound, train
 from tests.support import ServerProcess
 
@@ -121,11 +122,11 @@ def test_an_evaluation_plays_every_environment_as_the_run_did(
 
     def played(*words: str) -> dict[str, dict[str, object]]:
         file = tmp_path / "report.json"
-        result = CliRunner().invoke(evaluate, [str(mixed), server.address, *words, "--json", str(file)])
+        result = CliRunner().invoke(evaluate, [str(mixed), *words, "--json", str(file)])
         assert result.exit_code == 0, result.output
         return dict(json.loads(file.read_text())["models"][str(mixed)]["environments"])
 
-    found = played("--episodes", "4", "--to", str(tmp_path / "again"))
+    found = played("-e", server.address, "--episodes", "4", "--to", str(tmp_path / "again"))
     (episodes,) = (tmp_path / "again" / "episodes").iterdir()
     again, trained = said(episodes), said(mixed / f"episodes/final-{final['step']:06}.jsonl")
     assert len(again) == 8 and all(turns == trained[key] for key, turns in again.items())
@@ -136,18 +137,16 @@ def test_an_evaluation_plays_every_environment_as_the_run_did(
     }
     assert found["lake"]["options"] == final["environments"]["lake"]["options"]
     # By the name in the run, or by that of the environment; options for one of them.
-    assert list(played("--episodes", "1", "-e", "lake")) == ["lake"]
-    by_id = played("--episodes", "1", "-e", "frozen_lake", "-e", "bandit", "--option", "frozen_lake:size=2")
+    assert list(played("--episodes", "1", "-e", f"{server.address}/lake")) == ["lake"]
+    both = ("-e", f"{server.address}/frozen_lake", "-e", f"{server.address}/bandit")
+    by_id = played("--episodes", "1", *both, "--option", "frozen_lake:size=2")
     assert {name: figures["environment"] for name, figures in by_id.items()} == {
         "lake": "frozen_lake-v1",
         "arms": "bandit-v1",
     }
     assert by_id["lake"]["options"] == {**final["environments"]["lake"]["options"], "size": 2}
     # Two final evaluations of the same run pair episode by episode, environment by environment.
-    compared = tmp_path / "compared.json"
-    result = CliRunner().invoke(evaluate, ["--compare", str(mixed), str(mixed), "--json", str(compared)])
-    assert result.exit_code == 0, result.output
-    each = json.loads(compared.read_text())["environments"]
+    each = compare_evaluations(read_evaluation(mixed), read_evaluation(mixed))
     assert {name: figures["pairs"] for name, figures in each.items()} == {"arms": 6, "lake": 4}
 
 

@@ -92,7 +92,7 @@ def test_a_team_is_evaluated_watched_and_exported_agent_by_agent(
 ) -> None:
     runner = CliRunner()
     report = tmp_path / "report.json"
-    words = [str(team), corridor.address, "-e", "corridor-v1", "--episodes", "4", "--json", str(report)]
+    words = [str(team), "-e", f"{corridor.address}/corridor-v1", "--episodes", "4", "--json", str(report)]
     told = runner.invoke(starpod, ["eval", *words])
     assert told.exit_code == 0, told.output
     (final,) = lines(team / "final.json")

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from starpod.client.errors import BadArgument, UnknownEnvironment, UnknownVersion
-from starpod.client.spelling import near
 from starpod.v1 import environment_pb2 as pb
+from starpod.v1.spelling import near
 
 
 def unknown_environment(environment_id: str, hosted: Iterable[str]) -> UnknownEnvironment:

@@ -117,7 +117,7 @@ def test_a_function_of_a_file_gives_the_score(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("reward", "right", "problem"),
     [
-        ("exat", "a", "there is no reward 'exat'; did you mean exact?"),
+        ("exat", "a", "there is no reward 'exat'; did you mean exact or math?"),
         ("judge", "a", "a judge is a reward of the trainer"),
         ("number", "one", "reward number does not accept the answer 'one'. It is not a number."),
         ({"kind": "number", "tolernce": 1}, "1", "reward number: tolernce: Extra inputs are not permitted"),

@@ -2,7 +2,6 @@
 
 import json
 import os
-import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -88,15 +87,14 @@ def test_a_dataset_with_folders_has_their_names_as_splits(tmp_path: Path) -> Non
     ("rows", "problem"),
     [
         ([], "tasks.jsonl: it has no rows"),
-        (["text"], "tasks.jsonl:3: no JSON in UTF-8 on one line: it is not an object"),
-        ([{"prompt": "?", "anser": "x"}], "tasks.jsonl:3: it has no 'answer'; did you mean 'anser'?"),
-        ([{"question": "?", "answer": "x"}], "tasks.jsonl:3: it has no 'prompt'; it has 'question', 'answer'; Rename"),
+        (["text"], "tasks.jsonl:3: it is not an object"),
+        ([{"prompt": "?", "anser": "x"}], "tasks.jsonl:3: it has no 'answer'; did you mean anser. Rename"),
+        ([{"question": "?", "answer": "x"}], "tasks.jsonl:3: it has no 'prompt'; there are question, answer. Rename"),
         ([{"prompt": [{"role": "user"}], "answer": "x"}], "the prompt is neither text nor a list"),
         ([{"prompt": "?", "answer": " "}], "tasks.jsonl:3: the answer is empty"),
         ([{"prompt": "?", "answer": "x", "reward": "numbr"}], "there is no reward 'numbr'; did you mean number?"),
         ([{"prompt": "?", "answer": "x", "image": "../x.png"}], "there is no image '../x.png' in the folder"),
         ([{"prompt": "?", "answer": "x", "image": "tasks.jsonl"}], "the image is not PNG, JPEG, GIF or WebP"),
-        ([{"prompt": "?" * 2**20, "answer": "x"}], "tasks.jsonl:3: .*the line has more than 1 MiB"),
         ([SUMS[0], SUMS[1], SUMS[0]], "tasks.jsonl:5: it has the id or prompt of tasks.jsonl:3: remove one"),
     ],
 )
@@ -196,29 +194,6 @@ def test_a_row_by_its_id_and_its_image(tmp_path: Path) -> None:
     assert start(kind, 5, id="q7").environment.observe() == "7 + 7?"
     with pytest.raises(OptionsError, match=r"tasks.jsonl has no row with the id 'q70'"):
         start(kind, 5, id="q70")
-
-
-def test_a_file_that_changed_is_not_played(tmp_path: Path) -> None:
-    path = write(tmp_path / "tasks.jsonl", SUMS)
-    kind = host(str(path))
-    with path.open("r+") as file:
-        file.write(json.dumps({"prompt": "other", "answer": 2, "id": "z"}))
-    with pytest.raises(RuntimeError, match=r"tasks.jsonl has changed since the server started"):
-        prompts(kind, "all")
-
-
-def test_rows_of_a_large_file_take_few_bytes_each(tmp_path: Path) -> None:
-    path = write(tmp_path / "tasks.jsonl", [{"prompt": f"{n}?", "answer": n, "text": "x" * 500} for n in range(5_000)])
-    host(str(path))  # imports are not counted
-    tracemalloc.start()
-    try:
-        before, _ = tracemalloc.get_traced_memory()
-        kind = host(str(path))
-        after, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert len(kind.file.splits["all"]) == 5_000
-    assert (after - before) / 5_000 < 60
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from starpod.cli.main import starpod
-from starpod.trainer.agents.pretrained import load_model
+from starpod.trainer.agents.pretrained import find_pretrained
 from starpod.trainer.checkpoints.checkpoint import CheckpointError, Checkpoints
 from starpod.trainer.checkpoints.config import CheckpointConfig
 from starpod.trainer.checkpoints.export import ExportError, export, model_card
@@ -170,7 +170,7 @@ def test_an_export_is_prompted_as_in_training_and_hosts_its_environment(run, tmp
     trained = load_trained(run)
     export(dataclasses.replace(trained, config={**trained.config, **words}), tmp_path / "model")
     grammar.unlink()
-    loaded = load_model(str((tmp_path / "model").rename(tmp_path / "moved")))
+    loaded = find_pretrained(str((tmp_path / "model").rename(tmp_path / "moved")))
     assert loaded.config is not None
     assert loaded.config.prompt.make_grammar().describe() == "SHOUT"
     assert loaded.config.prompt.model_dump(include=set(prompt)) == prompt
@@ -182,7 +182,7 @@ def test_an_export_is_prompted_as_in_training_and_hosts_its_environment(run, tmp
     assert json.loads(settings)["serve"] == ["vault-v1", str(file)]
     (tmp_path / "moved/starpod.json").write_text("{")
     with pytest.raises(ConfigError, match=r"starpod\.json cannot be read: JSONDecodeError"):
-        load_model(str(tmp_path / "moved"))
+        find_pretrained(str(tmp_path / "moved"))
 
 
 def test_generation_ends_at_the_stops_of_the_template(tmp_path):

@@ -22,7 +22,7 @@ from starpod.trainer.configuration.loading import parse_config
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import read_episodes
 from starpod.trainer.evaluation.figures import evaluate_reference, summarise
-from starpod.trainer.evaluation.folder import MOST_STARTS
+from starpod.trainer.evaluation.plan import MOST_STARTS
 from starpod.trainer.evaluation.statistics import wilson_interval
 from starpod.trainer.models.policy import build_policy
 from starpod.trainer.rollout.collect import Collector, starts_from
@@ -33,7 +33,16 @@ EASY = ("--option", "frozen_lake:success_rate=1", "--turns", "20", "--actions", 
 
 
 def run(server: ServerProcess, model: str, *arguments: str) -> Result:
-    return CliRunner().invoke(evaluate, [model, server.address, *arguments])
+    return CliRunner().invoke(evaluate, [model, *at(server, *arguments)])
+
+
+def at(server: ServerProcess, *arguments: str) -> list[str]:
+    """Arguments whose environments are at the server."""
+    previous = ("", *arguments)
+    return [
+        f"{server.address}/{word}" if option == "-e" else word
+        for option, word in zip(previous, arguments, strict=False)
+    ]
 
 
 def model_of(values: dict[str, Any]) -> dict[str, Any]:
@@ -109,13 +118,11 @@ def test_several_environments_each_with_its_options_and_its_row(server: ServerPr
         (["random", "-e", "bandits"], 2, "did you mean bandit-v1?"),
         (["random", "-e", "bandit", "--option", "splt=test"], 2, "did you mean split?"),
         (["random", "-e", "bandit", "--option", "split=nonsense"], 2, "split"),
-        (["random", "-e", "bandit", "--option", "frozen_lake:size=3"], 2, "is for frozen_lake-v1, which is not played"),
+        (["random", "-e", "bandit", "--option", "frozen_lake:size=3"], 2, "is for frozen_lake, which is not played"),
         (["random", "-e", "bandit", "--version", ">=2"], 2, "there are 1.0.0"),
         (["random", "-e", "bandit", "--episodes", "20000"], 2, "fewer than the 20000 episodes"),
-        (["random", "-e", "a bandit"], 2, "'a bandit' is no environment"),
-        (["random", "-e", "bandit", "--samples", "2"], 2, "--samples is now --attempts"),
-        (["random", "-e", "bandit", "--jsonl", "episodes.txt"], 2, "--jsonl is now --to FOLDER"),
-        (["random", "-e", "bandit", "--base-url", "http://x"], 2, "--base-url is now part of the model"),
+        (["random", "-e", "a bandit"], 2, "a bandit' is no environment"),
+        (["random", "bandit"], 2, "bandit is an environment: write --environment bandit"),
         (["random", "-e", "bandit", "--retry-failed"], 2, "needs the folder"),
         (["python agent.py", "-e", "bandit"], 2, "'runs/lake | python agent.py'"),
         (["random | python agent.py", "-e", "bandit"], 2, "a model that is sampled here"),
@@ -144,7 +151,7 @@ def test_a_dead_server_and_no_address() -> None:
         ("127.0.0.1:1", 1, "no server answers"),
         ("localhost", 2, "unknown environment 'localhost'"),
     ):
-        result = CliRunner().invoke(evaluate, ["random", address])
+        result = CliRunner().invoke(evaluate, ["random", "-e", address])
         assert (result.exit_code, words in result.output) == (status, True)
 
 
@@ -155,12 +162,10 @@ def test_a_dead_server_and_no_address() -> None:
             [],
             "name what to evaluate: the folder of a run, a checkpoint or an export, a Hugging Face model, openai:MODEL",
         ),
-        (["runs/NOPE"], "runs/NOPE is no folder here"),
-        (["NOPE"], "NOPE is no folder here, and not openai:MODEL, URL#MODEL or random, expert"),
-        (["NOPE"], "for example: starpod eval NOPE frozen_lake. A run is evaluated by its folder"),
+        (["NOPE"], "for example: starpod eval NOPE -e frozen_lake. A run is evaluated by its folder"),
         (["opnai:m"], "did you mean openai:?"),
         (["randm"], "no model 'randm'; did you mean random?"),
-        (["random"], "name an environment, for example: starpod eval random frozen_lake"),
+        (["random"], "name an environment, for example: starpod eval random -e frozen_lake"),
     ],
 )
 def test_a_call_that_lacks_something_is_answered_with_a_whole_one(arguments: list[str], words: str) -> None:
@@ -282,7 +287,7 @@ def test_a_folder_is_continued_and_only_failed_episodes_are_played_again(server:
             result = CliRunner().invoke(evaluate, [*arguments, "--to", folder, "--json", "-"])
             return len(endpoint.requests), figures_of(json.loads(result.stdout)) if result.stdout else {}, result.stderr
 
-        arguments = (f"{endpoint.base_url}#m", server.address, *OPEN_LAKE, *EASY, "--episodes", "12")
+        arguments = (f"{endpoint.base_url}#m", *at(server, *OPEN_LAKE), *EASY, "--episodes", "12")
         _, figures, error = play(*arguments)
         failed = figures["failed"]
         assert failed and f"play them again with: starpod eval --to {folder} --retry-failed" in error
@@ -295,9 +300,7 @@ def test_a_folder_is_continued_and_only_failed_episodes_are_played_again(server:
         assert requests >= 14 and figures["episodes"] == 26
         assert play()[:2] == (0, figures)
         # A further model plays the same: the folder's options and limits count for it.
-        result = CliRunner().invoke(
-            evaluate, ["expert", server.address, "-e", "frozen_lake", "--to", folder, "--csv", "-"]
-        )
+        result = run(server, "expert", "-e", "frozen_lake", "--to", folder, "--csv", "-")
         rows = list(csv.DictReader(result.stdout.splitlines()))
         assert [(row["model"], row["episodes"], row["pass^2"]) for row in rows] == [
             (arguments[0], "26", "1.0"), ("expert", "26", "1.0"),

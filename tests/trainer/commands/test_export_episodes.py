@@ -176,7 +176,6 @@ def test_conversations_for_fine_tuning_are_lines_of_one_file(run: Path) -> None:
     assert parse_chat(line).weights == [0, *[0, 1] * 3]
 
 
-def test_the_old_spelling_and_tokens_without_a_place_are_refused(run: Path) -> None:
-    assert "--format is now --as: give --as atif" in export(run, "--format", "atif").output
+def test_tokens_without_a_place_are_refused(run: Path) -> None:
     assert "--as sft has no place for token ids" in export(run, "--as", "sft", "--tokens").output
     assert not (run / "out").exists()

@@ -37,10 +37,10 @@ KILLS = int(os.environ.get("STARPOD_KILLS", "15"))
 
 def words(server: ServerProcess, models: list[str], folder: Path, starts: int) -> list[str]:
     """The arguments of the command."""
-    environments = [word for name in ENVIRONMENTS for word in ("-e", name)]
+    environments = [word for name in ENVIRONMENTS for word in ("-e", f"{server.address}/{name}")]
     counts = ("--episodes", str(starts), "--attempts", str(ATTEMPTS), "--max-tokens", "8", "--concurrency", "2")
     results = ("--to", str(folder), "--json", str(folder.with_suffix(".json")))
-    return [*models, server.address, *environments, "--turns", "4", *counts, *results]
+    return [*models, *environments, "--turns", "4", *counts, *results]
 
 
 def lines_in(folder: Path) -> int:

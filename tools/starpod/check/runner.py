@@ -21,10 +21,10 @@ from starpod.check.options import Required, session_options
 from starpod.check.probe import Probe, Target
 from starpod.check.refusal import from_error
 from starpod.check.requirement import Requirement
-from starpod.client.spelling import nearest
 from starpod.client.transport import Transport
 from starpod.remote.catalog import no_answer
 from starpod.v1 import environment_pb2 as pb
+from starpod.v1.spelling import nearest
 
 Status = Literal["passed", "failed", "skipped", "error"]
 MAX_PARALLEL = 8

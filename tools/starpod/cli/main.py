@@ -112,7 +112,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in SUBCOMMANDS and not name.startswith("-"):
-            from starpod.client.spelling import nearest  # not at the top: it loads gRPC, after `prefer_poller`
+            from starpod.v1.spelling import nearest  # not at the top: it loads gRPC, after `prefer_poller`
 
             raise click.UsageError(f"no command {name!r}{nearest(name, list(SUBCOMMANDS))}", ctx)
         return super().resolve_command(ctx, args)

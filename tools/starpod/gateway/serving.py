@@ -14,7 +14,7 @@ from starpod.gateway.lineage import ChatLayout
 from starpod.gateway.records import Records
 from starpod.gateway.session import Sampler
 from starpod.trainer.agents.config import SamplingConfig
-from starpod.trainer.agents.pretrained import load_model
+from starpod.trainer.agents.pretrained import find_pretrained
 from starpod.trainer.checkpoints.export import read_settings
 from starpod.trainer.configuration.config import Config
 from starpod.trainer.engines.config import EngineConfig
@@ -59,10 +59,10 @@ class Serving:
             vocabulary = AutoConfig.from_pretrained(folder).get_text_config().vocab_size
             engine: Any = RemoteVllm(config, max_context=sampling.max_episode_tokens, vocabulary=vocabulary)
         else:
-            loaded = load_model(self.model)
-            policy = policy_of(loaded.policies)
+            found = find_pretrained(self.model)
+            policy = policy_of(found.load())
             template = Template(policy.tokenizer, calls=self.calls)
-            sampling = self._sampling(loaded.config)
+            sampling = self._sampling(found.config)
             engine = build_engine(config, policy, max_context=sampling.max_episode_tokens)
         try:
             layout = ChatLayout(template)

@@ -14,7 +14,6 @@ from typing import Any
 import click
 from rich.console import Console
 
-from starpod.client.spelling import nearest
 from starpod.load.comparison import compare_loads
 from starpod.load.discovery import make_plan, make_stages
 from starpod.load.measurements import StageResult
@@ -27,6 +26,7 @@ from starpod.load.screen import LoadScreen
 from starpod.remote.catalog import ACCESS, JSON, OPTIONS, VERSION, WORD, access_options, write_report
 from starpod.report.console import safe_console
 from starpod.serving.options import Command, ParsedOption, duration
+from starpod.v1.spelling import nearest
 
 WRITTEN = click.Path(dir_okay=False, path_type=Path)
 INTERRUPTED = 130

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from starpod.client.spelling import nearest
 from starpod.load.plan import Stage
 from starpod.report.figures import show
 from starpod.serving.options import SECONDS, parse_duration
+from starpod.v1.spelling import nearest
 
 CALLS = ("step", "open", "reset", "render", "fork", "snapshot", "renew", "close")
 LATENCIES = ("mean", "p50", "p90", "p95", "p99", "p99.9", "p99.99", "max")

@@ -17,12 +17,12 @@ from starpod.client.arguments import expect_exact
 from starpod.client.errors import StarpodError
 from starpod.client.nearest import option_type
 from starpod.client.programs import ServiceFailed, ServiceRefused, start_server
-from starpod.client.spelling import nearest
 from starpod.client.sync import SyncFleet
 from starpod.client.transport import TLS, Transport
 from starpod.client.versions import latest_name, satisfies
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_word import EnvironmentWord, WordError
+from starpod.v1.spelling import nearest
 
 PATIENCE_SECONDS = 20.0
 """Seconds to wait for a reply to a call, unless a command says otherwise."""
@@ -133,14 +133,15 @@ OPTIONS = click.option(
     metavar="KEY=VALUE",
     help="Option of the environment, as JSON; a text needs no quotes. Repeatable.",
 )
-JSON = click.option(
-    "--json",
-    "json_file",
-    metavar="FILE",
-    default="",
-    show_default=False,
-    help="File for the report as JSON; -: standard output.",
-)
+
+
+def report_option(name: str, content: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return an option such as --json, whose value the command receives as `json_file`. content: for the help."""
+    help = f"File for {content}; -: standard output."
+    return click.option(name, f"{name.strip('-')}_file", metavar="FILE", default="", show_default=False, help=help)
+
+
+JSON = report_option("--json", "the report as JSON")
 ACCESS = ("token_file", "ca", "certificate", "key")
 """Names of the options of `access_options`, for a heading."""
 

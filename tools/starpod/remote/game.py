@@ -22,8 +22,8 @@ from starpod.client import (
     Transition,
     Want,
 )
-from starpod.client.spelling import nearest
 from starpod.v1 import environment_pb2 as pb
+from starpod.v1.spelling import nearest
 from starpod.v1.values import action_text
 
 SEPARATOR = "||"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
@@ -10,9 +12,10 @@ from starlette.responses import Response
 
 from starpod.report.pages import PageSection, PageTable
 from starpod.trainer.data.files import BadEpisodes
-from starpod.trainer.evaluation.folder import BadFolder, EvaluationFolder, group_number
+from starpod.trainer.evaluation.folder import BadFolder, EvaluationFolder
 from starpod.trainer.evaluation.plan import EvaluationPlan
 from starpod.trainer.evaluation.table import comparison_rows, evaluation_report, figure_rows
+from starpod.ui.episode_rows import episode_files
 from starpod.ui.page import LiveSite, query, render
 from starpod.ui.reading import BadFile
 
@@ -30,13 +33,20 @@ def read_plan(evaluation: EvaluationFolder) -> EvaluationPlan:
         raise BadFile(str(error)) from error
 
 
-def evaluation_page(site: LiveSite, run: Mapping[str, Any], evaluation: EvaluationFolder) -> Response:
-    """Show an evaluation. run: its summary in the index."""
-    plan = read_plan(evaluation)
+@lru_cache(maxsize=8)
+def _read(path: Path, stamps: tuple[object, ...]) -> tuple[EvaluationPlan, dict[str, Any]]:
+    """Return the plan and the report. They are read again if the stamps, sizes and times of the files, have changed."""
+    plan = read_plan(evaluation := EvaluationFolder(path))
     try:
-        report = evaluation_report(evaluation, plan)
+        return plan, evaluation_report(evaluation, plan)
     except BadEpisodes as error:
         raise BadFile(str(error)) from error
+
+
+def evaluation_page(site: LiveSite, run: Mapping[str, Any], evaluation: EvaluationFolder) -> Response:
+    """Show an evaluation. run: its summary in the index."""
+    stamps = evaluation.plan_file.stat().st_mtime_ns, *episode_files(evaluation.path / "episodes").items()
+    plan, report = _read(evaluation.path, stamps)
     heads, rows = figure_rows(report)
     linked = [[_link(evaluation, plan, run, *row[:2]), *row[1:]] for row in rows]
     pairs = comparison_rows(report)
@@ -71,7 +81,7 @@ def _episodes(
         results = report["models"][model]["environments"][environment]["results"]
         file = evaluation.file(plan, model).name
         for seed, member, success in zip(results["seed"], results["sample"], results["success"], strict=True):
-            group = group_number(plan, environment, seed)
+            group = plan.group(environment, seed)
             url = query("/episode", run=run["path"], file=file, group=group, member=member)
             style, text = WORDS[success]
             before = cells.get((seed, model), Markup())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import json
@@ -18,6 +17,7 @@ from pydantic.errors import PydanticSchemaGenerationError
 
 from starpod.env_server.authoring.environment import EnvironmentOptions
 from starpod.env_server.registry import RegistryError
+from starpod.v1.spelling import near
 
 Default = TypeVar("Default", bound=float | None)
 SHARED_SETTINGS = ("id", "concurrency", "options", "deterministic", "success_at")
@@ -95,9 +95,7 @@ def _value(text: str) -> Any:
 
 def nearest(name: str, known: Collection[str]) -> str:
     """Return the end of an error message about an unknown name: similar names, or all of them."""
-    by_lower_case = {candidate.lower(): candidate for candidate in known}
-    names = [by_lower_case[match] for match in difflib.get_close_matches(name.lower(), by_lower_case, n=3, cutoff=0.5)]
-    if names:
+    if names := near(name, known):
         return f"; did you mean {' or '.join(names)}?"
     return f"; there are {', '.join(sorted(known)[:12])}" + (", ..." if len(known) > 12 else "") if known else ""
 

@@ -80,8 +80,8 @@ class Coding(Environment):
         title="Coding: write a function that passes hidden tests",
         instructions=(
             "Write a Python function as described. Answer with the whole program, plain or in a block of ```python. It "
-            "is tested on hidden arguments; you are told how many tests passed, and may try again a few times. The "
-            "standard library's modules for computing can be imported; files, network and processes cannot be used."
+            "is tested on hidden arguments. The reply says how many tests passed, and you may try again a few times. "
+            "The standard library's modules for computing can be imported; files, network and processes cannot be used."
         ),
         grammar=f"a Python program of at most {MAX_LENGTH} characters, plain or in a block of ```python",
         render_modes=("text", "png"),

@@ -1,4 +1,4 @@
-"""A file of questions, which is checked once and of which each row is read when it is played."""
+"""A file of questions, whose rows are checked once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .rows import BadRow, open_rows
 
 
 class TaskFile:
-    """The questions of a file. It keeps about 20 bytes per row in memory, besides what `rows` keeps.
+    """The questions of a file.
 
     Rows are in an order that a digest of their keys determines, so seeds one after another choose different rows.
 
@@ -40,7 +40,7 @@ class TaskFile:
         self.is_answered = True
         self.checkers: dict[int, AnswerChecker] = {}
         try:
-            self._rows = open_rows(path)
+            self._rows = list(open_rows(path))
             self._load()
         except (BadRow, OSError) as error:
             raise WordError(str(error)) from error
@@ -49,8 +49,9 @@ class TaskFile:
         digests, codes, unique = array("Q"), array("h"), array("b")
         names: dict[str, int] = {}
         content = hashlib.blake2b(repr(self.settings).encode())
-        for place, row in self._rows.scan():
+        for place, read in self._rows:
             try:
+                row = read()
                 question = read_question(row, self.settings, self.path.parent)
                 codes.append(names.setdefault(str(row.get("split") or "train"), len(names)))
             except (ValueError, OverflowError) as error:
@@ -75,8 +76,7 @@ class TaskFile:
         keys, codes, unique = self._digests[order], codes[order], unique[order]
         clashes = (keys[1:] == keys[:-1]) & ((codes[1:] != codes[:-1]) | (unique[1:] > 0))
         if clashes.any():
-            pair = order[np.argmax(clashes) :][:2]
-            first, second = (place for number, (place, _) in enumerate(open_rows(self.path).scan()) if number in pair)
+            first, second = (self._rows[index][0] for index in sorted(order[np.argmax(clashes) :][:2]))
             raise BadRow(f"{second}: it has the id or prompt of {first}: remove one of them, or change its id")
         if names == ["train"] and self.settings.test and keys[0] != keys[-1]:
             bound = min(max(keys[0], np.uint64(self.settings.test * 2.0**64)), keys[-1] - np.uint64(1))
@@ -91,14 +91,8 @@ class TaskFile:
         return int(rows[seed % len(rows)])
 
     def read(self, index: int) -> Question:
-        """Read a row. Raises RuntimeError if the file has changed."""
-        try:
-            question = read_question(self._rows.read(index), self.settings, self.path.parent)
-        except (ValueError, OSError) as error:
-            raise RuntimeError(f"{self.path.name} has changed since the server started: {error}") from error
-        if _digest(question.key) != int(self._digests[index]):
-            raise RuntimeError(f"{self.path.name} has changed since the server started: start it again")
-        return question
+        """Return the question of a row. Raises ValueError and OSError if its image has changed."""
+        return read_question(self._rows[index][1](), self.settings, self.path.parent)
 
 
 def _digest(key: str) -> int:

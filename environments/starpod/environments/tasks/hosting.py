@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +11,7 @@ from pydantic import Field, ValidationError, create_model
 
 from starpod.env_server import Concurrency, EnvironmentSpec, Limits
 from starpod.v1.environment_word import WordError, installed_ids
+from starpod.v1.spelling import nearest
 
 from .environment import MAX_CALLS, AnsweredTasks, Tasks, TasksOptions
 from .file import TaskFile
@@ -50,10 +50,9 @@ def _read_settings(query: str) -> TasksSettings:
         pairs = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=True)) if query else {}
         return TasksSettings.model_validate(pairs)
     except ValidationError as error:
-        first, names = error.errors(include_url=False)[0], list(TasksSettings.model_fields)
+        first, names = error.errors(include_url=False)[0], TasksSettings.model_fields
         name = str(first["loc"][0])
-        near = difflib.get_close_matches(name, names, n=1) or names
-        hint = "" if name in names else f"; did you mean {' or '.join(near)}?"
+        hint = "" if name in names else nearest(name, names)
         raise WordError(f"?{query}: {name}: {first['msg']}{hint}") from None
     except ValueError as error:
         raise WordError(f"?{query}: {error}; write ?name=value&name=value, as in ?attempts=3&tools=python") from None

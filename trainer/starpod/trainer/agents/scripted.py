@@ -8,12 +8,12 @@ from functools import partial
 from importlib.metadata import entry_points
 
 from starpod.client import Action, Observation, Session, Want
-from starpod.client.spelling import nearest
 from starpod.trainer.agents.base import Agent, Agents, Move, Stop, Task
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.configuration.user_file import UserFunction
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.prompts.grammar import SEPARATOR
+from starpod.v1.spelling import nearest
 from starpod.v1.values import action_text
 
 Choose = Callable[[Observation, Sequence[str], random.Random], str | None]

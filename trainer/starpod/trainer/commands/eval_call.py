@@ -11,24 +11,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import click
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from starpod.client import BadArgument, Limits, StarpodError, UnknownVersion, Unreachable
 from starpod.client.programs import ServiceFailed
 from starpod.client.transport import Transport
-from starpod.report.console import safe_console
 from starpod.trainer.agents.base import AgentRefused, Sampling
 from starpod.trainer.commands.eval_environments import EnvironmentChoice, Servers
-from starpod.trainer.commands.eval_models import Engine, EvaluatedModel, find_model, incomplete_call, is_model
+from starpod.trainer.commands.eval_models import Engine, EvaluatedModel, find_model, incomplete_call
+from starpod.trainer.commands.eval_tables import progress_bars
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.configuration.user_file import UserCodeError
+from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import BadEpisodes
-from starpod.trainer.evaluation.folder import BadFolder, EvaluationFolder
+from starpod.trainer.evaluation.folder import BadFolder, EvaluationFolder, Missing
 from starpod.trainer.evaluation.plan import EvaluationPlan, PlanDiffers
-from starpod.trainer.evaluation.player import Missing, PlanPlayer, missing_in
 from starpod.trainer.evaluation.table import evaluation_report
 from starpod.trainer.output.files import FolderLocked
-from starpod.v1.environment_word import EnvironmentWord, WordError
+from starpod.trainer.rollout.collect import Collector
 
 EPISODES = 256
 """Default number of start states."""
@@ -51,21 +50,19 @@ class EvaluationCall:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> EvaluationCall:
-        """Return the call with these values of the command's parameters. Raises UsageError."""
-        models, environments, address = split_words(options["words"], options["environments"])
-        limits = Limits(options["turns"], options["actions_per_turn"], options["actions"])
+        """Return the call with these values of the command's parameters."""
+        choice = EnvironmentChoice(
+            words=options["environments"],
+            assignments=options["assignments"],
+            version=options["version"],
+            limits=Limits(options["turns"], options["actions_per_turn"], options["actions"]),
+        )
+        names = ("seed", "episodes", "attempts", "engine", "concurrency", "access", "retry_failed")
         return cls(
-            models=models,
-            environments=EnvironmentChoice(
-                words=environments,
-                address=address,
-                assignments=options["assignments"],
-                version=options["version"],
-                limits=limits,
-            ),
+            models=tuple(dict.fromkeys(options["models"])),
+            environments=choice,
             sampling=Sampling(options["temperature"], options["max_tokens"], options["thinking"]),
-            **{name: options[name] for name in ("seed", "episodes", "attempts", "engine", "concurrency", "access")},
-            retry_failed=options["retry_failed"],
+            **{name: options[name] for name in names},
         )
 
     def run(self, folder: EvaluationFolder) -> dict[str, Any]:
@@ -85,7 +82,7 @@ class EvaluationCall:
         async with AsyncExitStack() as stack:
             servers = Servers(stack, self.access)
             plan = await self._plan(list(models.values()), known, sampling, servers)
-            missing = missing_in(folder, plan, retry_failed=self.retry_failed)
+            missing = folder.missing(plan, retry_failed=self.retry_failed)
             for word in dict.fromkeys(model for model, _ in missing if model not in models):
                 models[word] = find_model(word, sampling, self.engine, self.concurrency)
                 plan = plan.extended(dataclasses.replace(plan, models={word: models[word].facts}))
@@ -119,28 +116,6 @@ class EvaluationCall:
         return known.extended(plan) if known else plan
 
 
-def split_words(words: Sequence[str], environments: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-    """Return the models, the environments and the server's address in the words of a call.
-
-    A word HOST:PORT is a server, at which --environment is looked up. Without --environment, the last of several words
-    is the environment unless it can only be a model.
-    """
-    addresses = [word for word in words if _address(word) and not EnvironmentWord.parse(word).name]
-    models = [word for word in words if word not in addresses]
-    if len(addresses) > 1:
-        raise click.UsageError(f"name one server, several with commas between them: {','.join(addresses)}")
-    if not environments and not addresses and len(models) > 1 and not is_model(models[-1]):
-        environments = [models.pop()]
-    return tuple(dict.fromkeys(models)), tuple(environments), "".join(addresses)
-
-
-def _address(word: str) -> str:
-    try:
-        return EnvironmentWord.parse(word).addresses
-    except WordError:
-        return ""
-
-
 async def _play(
     folder: EvaluationFolder,
     plan: EvaluationPlan,
@@ -149,21 +124,27 @@ async def _play(
     servers: Servers,
 ) -> None:
     """Play what is missing, and show the progress on a terminal."""
-    console = safe_console(stderr=True)
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     needed = dict.fromkeys(environment for _, environment in missing)
     fleets = {name: await servers.fleet(plan.environments[name].source) for name in needed}
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with progress_bars() as progress:
         bars = {
             (model, name): progress.add_task(
                 f"{model}, {name}", total=sum(len(start.members or ()) for start in starts)
             )
             for (model, name), starts in missing.items()
         }
-        player = PlanPlayer(folder, plan, missing, fleets, lambda model, name: progress.advance(bars[model, name]))
         for model in dict.fromkeys(model for model, _ in missing):
             async with models[model].opened() as agents:
-                await player.play(model, agents)
+                for name, environment in plan.environments.items():
+                    if (starts := missing.get((model, name))) is None:
+                        continue
+
+                    def keep(episode: Episode, model: str = model, name: str = name) -> None:
+                        folder.append(plan, model, episode)
+                        progress.advance(bars[model, name])
+
+                    collector = Collector(fleet=fleets[name], agents=agents, task=environment.task, watch=keep)
+                    await collector.collect(starts, plan.attempts, min_size=0)
 
 
 @contextlib.contextmanager
@@ -182,9 +163,16 @@ def _readable_errors(folder: EvaluationFolder) -> Iterator[None]:
         ) from error
     except FolderLocked as error:
         raise click.ClickException(f"{error} plays in {folder.path}: wait for it, or stop it") from error
-    except (ConfigError, ServiceFailed, StarpodError, AgentRefused, UserCodeError) as error:
-        raise click.ClickException(str(error)) from error
-    except (BadFolder, BadEpisodes, OSError) as error:
+    except (
+        ConfigError,
+        ServiceFailed,
+        StarpodError,
+        AgentRefused,
+        UserCodeError,
+        BadFolder,
+        BadEpisodes,
+        OSError,
+    ) as error:
         raise click.ClickException(str(error)) from error
 
 

@@ -12,6 +12,7 @@ import click
 from starpod.client import Fleet, Limits
 from starpod.client.programs import start_server
 from starpod.client.transport import Transport
+from starpod.client.versions import latest_name
 from starpod.remote.catalog import find_environment, parse_options, service_errors
 from starpod.trainer.agents.base import Task
 from starpod.trainer.commands.eval_models import EvaluatedModel, incomplete_call
@@ -50,10 +51,8 @@ class EnvironmentChoice:
     """The words and options that choose and set environments."""
 
     words: tuple[str, ...]
-    """Each names an environment: a word of the command line, or the name of one in a run or folder. Empty: all of the
-    runs, or else of the folder."""
-    address: str
-    """Server at which the words are looked up; "" without one."""
+    """Each is a word of the command line, the name of an environment in a run or folder, perhaps at an address, or an
+    address alone, which serves all of the runs. Empty: all of the runs, or else of the folder."""
     assignments: tuple[str, ...]
     """Options as [ENV:]KEY=VALUE."""
     version: str
@@ -62,7 +61,7 @@ class EnvironmentChoice:
     @property
     def given(self) -> bool:
         """Whether the call says anything about environments."""
-        return bool(self.words or self.address or self.assignments or self.version or self.limits != Limits())
+        return bool(self.words or self.assignments or self.version or self.limits != Limits())
 
     async def resolve(
         self, models: Sequence[EvaluatedModel], known: Mapping[str, PlannedEnvironment], servers: Servers
@@ -74,57 +73,39 @@ class EnvironmentChoice:
             known: Environments of the folder. They supply what is open otherwise.
             servers: Connections to the servers.
         """
-        all_tasks = [task for model in models for task in model.tasks]
-        run_tasks = {task.name or task.environment.id: task for task in reversed(all_tasks)}
-        specs: dict[str, tuple[pb.EnvironmentSpec, str, Sequence[pb.EnvironmentSpec]]] = {}
-        for word in self.words or [*reversed(run_tasks)] or [*known] or [""] * bool(self.address):
-            source = self._source(word, run_tasks.get(word), known.get(word))
-            hosted = await (await servers.fleet(source)).describe()
-            spec = find_environment(hosted, self._id(word, run_tasks, known), self.version)
-            specs[word if word in run_tasks or word in known else spec.id] = spec, source, hosted
+        run_tasks: dict[str, TaskConfig] = {}
+        for task in (task for model in models for task in model.tasks):
+            run_tasks.setdefault(task.name or task.environment.id, task)
+        specs: dict[str, tuple[pb.EnvironmentSpec, str]] = {}
+        for word in map(_parse, self.words or ("",)):
+            is_open = not (word.id or word.serve)
+            for name in [*run_tasks] or [*known] or [""] * bool(word.addresses) if is_open else [word.id]:
+                id, source = _default(run_tasks.get(name), known.get(name)) or (word.id, shlex.quote(word.serve))
+                source = word.addresses or source
+                spec = find_environment(await (await servers.fleet(source)).describe(), id, self.version)
+                specs[name if name in run_tasks or name in known else spec.id] = spec, source
         if not specs:
             raise incomplete_call(models[0].name if models else "")
-        all_specs = [spec for _, _, hosted in specs.values() for spec in hosted]
-        options = self._options({name: spec for name, (spec, _, _) in specs.items()}, all_specs)
+        options = self._options({name: spec.id for name, (spec, _) in specs.items()})
         environments = {}
-        for name, (spec, source, _) in specs.items():
+        for name, (spec, source) in specs.items():
             values, actions = parse_options(spec, options[name]), tuple(spec.action_space.names)
             task_name = name if name in run_tasks and run_tasks[name].name else ""
-            task = Task(spec.id, self.version, values, self.limits, actions, task_name)
-            task = _fitted(task, models, known.get(name))
-            environments[task.name or task.environment] = PlannedEnvironment(task, source)
+            fitted = _fitted(
+                Task(spec.id, self.version, values, self.limits, actions, task_name), models, known.get(name)
+            )
+            environments[fitted.name or fitted.environment] = PlannedEnvironment(fitted, source)
         return environments
 
-    def _source(self, word: str, run_task: TaskConfig | None, known: PlannedEnvironment | None) -> str:
-        if self.address:
-            return self.address
-        if run_task is not None:
-            config = run_task.environment
-            return ",".join(config.addresses) or shlex.join(serve_words([config.to_dict()]))
-        if known is not None:
-            return known.source
-        parsed = _parse(word)
-        return parsed.addresses or shlex.quote(parsed.serve)
-
-    def _id(self, word: str, run_tasks: Mapping[str, TaskConfig], known: Mapping[str, PlannedEnvironment]) -> str:
-        if word in run_tasks:
-            return run_tasks[word].environment.id
-        if word in known:
-            return known[word].task.environment
-        return _parse(word).id if word else ""
-
-    def _options(
-        self, specs: Mapping[str, pb.EnvironmentSpec], all_specs: Sequence[pb.EnvironmentSpec]
-    ) -> dict[str, list[str]]:
+    def _options(self, ids: Mapping[str, str]) -> dict[str, list[str]]:
         """Return the assignments of options for each environment. One with a prefix is for that environment alone."""
-        options: dict[str, list[str]] = {name: [] for name in specs}
+        options: dict[str, list[str]] = {name: [] for name in ids}
         for assignment in self.assignments:
             prefix, colon, option = assignment.partition(":")
             if not colon or "=" in prefix:
-                prefix, option, targets = "", assignment, list(specs)
-            elif not (targets := [prefix] if prefix in specs else []):
-                prefix = find_environment(all_specs, prefix).id
-                targets = [name for name, spec in specs.items() if spec.id == prefix]
+                prefix, option = "", assignment
+            id = latest_name(prefix, [*ids.values()])
+            targets = [name for name in ids if not prefix or prefix == name or id == ids[name]]
             if not targets:
                 raise click.BadParameter(f"{assignment!r} is for {prefix}, which is not played", param_hint="--option")
             for name in targets:
@@ -132,9 +113,17 @@ class EnvironmentChoice:
         return options
 
 
+def _default(run_task: TaskConfig | None, known: PlannedEnvironment | None) -> tuple[str, str] | None:
+    """Return the id and the source of an environment of a run or of the folder."""
+    if run_task is not None:
+        config = run_task.environment
+        return config.id, ",".join(config.addresses) or shlex.join(serve_words([config.to_dict()]))
+    return (known.task.environment, known.source) if known is not None else None
+
+
 def _parse(word: str) -> EnvironmentWord:
     try:
-        return EnvironmentWord.parse(word)
+        return EnvironmentWord.parse(word) if word else EnvironmentWord("")
     except WordError as error:
         raise click.BadParameter(str(error), param_hint="--environment") from error
 

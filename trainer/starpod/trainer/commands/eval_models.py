@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
 
-from starpod.client.spelling import near
+from starpod.client.versions import latest_name
 from starpod.trainer.agents.base import AgentRefused, Agents, Sampling
 from starpod.trainer.agents.config import ProgramConfig
 from starpod.trainer.agents.scripted import ReferenceAgents, reference_names
 from starpod.trainer.configuration.config import Config
 from starpod.trainer.configuration.seeds import SeedsConfig
 from starpod.trainer.configuration.tasks import TaskConfig
+from starpod.v1.environment_word import EnvironmentWord, WordError, installed_ids
+from starpod.v1.spelling import near
 
 if TYPE_CHECKING:
     from starpod.trainer.agents.pretrained import PretrainedAgents
@@ -35,7 +37,7 @@ class EvaluatedModel:
 
     name: str
     """The word that names it."""
-    facts: Mapping[str, Any]
+    facts: dict[str, Any]
     """Kind, and what else determines its episodes, as JSON values."""
     load: Callable[[], Agents]
     """Load it. Raises AgentRefused."""
@@ -93,15 +95,6 @@ def find_model(word: str, sampling: Sampling, engine: Engine, concurrency: int) 
     return _pretrained(word, sampling, engine)
 
 
-def is_model(word: str) -> bool:
-    """Return whether a word can only name a model, and not an environment."""
-    return PROGRAM in word or word.startswith((CHAT, *URLS)) or word in reference_names() or _is_folder(word)
-
-
-def _is_folder(word: str) -> bool:
-    return Path(word).is_dir() and not (Path(word) / "__init__.py").exists()  # which would be an environment's package
-
-
 def _with_program(word: str, model: EvaluatedModel, program: ProgramConfig) -> EvaluatedModel:
     if model.facts["kind"] != "model":
         raise click.UsageError(
@@ -114,18 +107,29 @@ def _with_program(word: str, model: EvaluatedModel, program: ProgramConfig) -> E
 
 
 def _refuse_misspelt(word: str) -> None:
-    """Raise BadParameter if the word looks like a misspelt reference policy or a command without a model."""
-    if Path(word).exists():
+    """Raise BadParameter if the word looks like an environment, a misspelt policy or a command without a model."""
+    if Path(word).is_dir():
         return
-    if " " in word:
-        raise click.BadParameter(
+    problem = ""
+    if _is_environment(word):
+        problem = f"{word} is an environment: write --environment {word}"
+    elif " " in word:
+        problem = (
             f"{word!r} is no model; to evaluate a program, write the model that it plays with before it: "
-            f"'runs/lake{PROGRAM}{word}'",
-            param_hint="MODEL",
+            f"'runs/lake{PROGRAM}{word}'"
         )
-    close = near(word, [CHAT] if ":" in word else reference_names()) if "/" not in word else []
-    if close:
-        raise click.BadParameter(f"no model {word!r}; did you mean {' or '.join(close)}?", param_hint="MODEL")
+    elif "/" not in word and (close := near(word, [CHAT] if ":" in word else reference_names())):
+        problem = f"no model {word!r}; did you mean {' or '.join(close)}?"
+    if problem:
+        raise click.BadParameter(problem, param_hint="MODEL")
+
+
+def _is_environment(word: str) -> bool:
+    try:
+        parsed = EnvironmentWord.parse(word)
+    except WordError:
+        return False
+    return parsed.id != word or latest_name(word, ids := installed_ids()) in ids
 
 
 def _pretrained(word: str, sampling: Sampling, engine: Engine) -> EvaluatedModel:
@@ -168,14 +172,12 @@ def _endpoint(word: str, sampling: Sampling, concurrency: int) -> EvaluatedModel
 
 def incomplete_call(model: str = "") -> click.UsageError:
     """Return the error for a call that lacks a model or an environment. The error shows a full command."""
-    other_models = f"{CHAT}MODEL, URL#MODEL or {', '.join(reference_names())}"
-    if not model:
-        choices = f"the folder of a run, a checkpoint or an export, a Hugging Face model, {other_models}"
-        return click.UsageError(f"name what to evaluate: {choices}; for example: starpod eval runs/lake")
-    subject, run = f"to play {model}", ""
-    if not (is_model(model) or Path(model).is_dir()):
-        subject = f"{model} is no folder here, and not {other_models}. If it is a Hugging Face model"
-        run = ". A run is evaluated by its folder: starpod eval runs/lake"
+    if model:
+        return click.UsageError(
+            f"to play {model}, name an environment, for example: starpod eval {shlex.quote(model)} -e frozen_lake. "
+            "A run is evaluated by its folder: starpod eval runs/lake"
+        )
     return click.UsageError(
-        f"{subject}, name an environment, for example: starpod eval {shlex.quote(model)} frozen_lake{run}"
+        "name what to evaluate: the folder of a run, a checkpoint or an export, a Hugging Face model, "
+        f"{CHAT}MODEL, URL#MODEL or {', '.join(reference_names())}; for example: starpod eval runs/lake"
     )

@@ -1,20 +1,23 @@
-"""Tables of `starpod eval` on the screen: figures, and comparisons of evaluations."""
+"""Tables of `starpod eval` and `starpod rescore` on the screen."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import click
 from rich import box
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from starpod.remote.catalog import write_report
 from starpod.report.console import safe_console
-from starpod.trainer.evaluation.compare import NotComparable, compare_evaluations, read_evaluation
 from starpod.trainer.evaluation.table import comparison_rows, figure_rows
+
+
+def progress_bars() -> Progress:
+    """Return bars for a terminal, which are hidden elsewhere and disappear at the end."""
+    console = safe_console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 def print_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], *, quiet: bool) -> None:
@@ -33,34 +36,6 @@ def print_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]],
 
 def show_report(report: Mapping[str, Any], *, quiet: bool) -> None:
     """Print the figures of an evaluation, and the comparisons if it has several models."""
-    heads, rows = figure_rows(report)
-    title = f"seeds {report['seeds'][0]} to {report['seeds'][1] - 1}"
-    if len(report["models"]) == 1:
-        ((name, facts),) = report["models"].items()
-        title = name + (f" ({facts['model']})" if facts.get("model", name) != name else "") + f" on {title}"
-        heads, rows = heads[1:], [row[1:] for row in rows]
-    print_table(title, heads, rows, quiet=quiet)
-    heads, rows = comparison_rows(report)
-    if rows:
-        print_table("Pairs of models on the same start states", heads, rows, quiet=quiet)
-
-
-def show_comparison(first: Path, second: Path, json_file: str) -> None:
-    """Print a comparison of two evaluations, and write it as JSON.
-
-    Args:
-        first: Evaluation A: a report of `starpod eval --json`, or a run folder.
-        second: Evaluation B, also a report or a run folder.
-        json_file: File for the comparison; "-": standard output; "": none.
-
-    Raises:
-        UsageError: The evaluations cannot be compared.
-    """
-    try:
-        figures = compare_evaluations(read_evaluation(first), read_evaluation(second))
-    except NotComparable as error:
-        raise click.UsageError(str(error)) from error
-    comparison = {"first": str(first), "second": str(second), "environments": figures}
-    heads, rows = comparison_rows({"comparisons": [comparison]})
-    print_table(f"A: {first}, B: {second}", heads[2:], [row[2:] for row in rows], quiet=json_file == "-")
-    write_report(json_file, json.dumps(comparison) + "\n")
+    print_table(f"seeds {report['seeds'][0]} to {report['seeds'][1] - 1}", *figure_rows(report), quiet=quiet)
+    if report["comparisons"]:
+        print_table("Pairs of models on the same start states", *comparison_rows(report), quiet=quiet)

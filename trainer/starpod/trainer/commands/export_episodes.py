@@ -9,12 +9,7 @@ import click
 
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.exports import FORMATS
-from starpod.trainer.data.files import EVALUATION, SUFFIXES, BadEpisodes, episode_files, read_episodes
-
-
-def _refuse_old_spelling(context: click.Context, option: click.Parameter, value: str | None) -> None:
-    if value is not None:
-        raise click.UsageError(f"--format is now --as: give --as {value}")
+from starpod.trainer.data.files import BadEpisodes, episode_files, named_episodes, training_files
 
 
 @click.command(epilog="Example: starpod export-episodes runs/lake trajectories --solved")
@@ -27,7 +22,6 @@ def _refuse_old_spelling(context: click.Context, option: click.Parameter, value:
     default="atif",
     help="Format. " + ". ".join(f"{name}: {each.title}" for name, each in FORMATS.items()) + ".",
 )
-@click.option("--format", hidden=True, expose_value=False, callback=_refuse_old_spelling)
 @click.option("--tokens", is_flag=True, help="Include token ids and log-probabilities of all prompts and replies.")
 @click.option(
     "--model", default="", show_default=False, metavar="NAME", help="Name of the model, to be written to the files."
@@ -43,20 +37,17 @@ def export_episodes(path: Path, out: Path, name: str, tokens: bool, model: str, 
 
     def chosen() -> Iterator[tuple[str, Episode]]:
         nonlocal skipped_count
-        for file in episode_files(path):
-            if FORMATS[name].for_training and path.is_dir() and file.name.startswith(EVALUATION):
-                continue
-            stem = file.name[: -max(len(suffix) for suffix in SUFFIXES if file.name.endswith(suffix))]
-            for number, episode in enumerate(read_episodes(file), 1):
+        for file in (training_files if FORMATS[name].for_training else episode_files)(path):
+            for key, episode in named_episodes(file):
                 if episode.turns and (episode.success or not solved):
-                    yield f"{stem}-{number:05d}", episode
+                    yield key, episode
                 else:
                     skipped_count += 1
 
     if tokens and not FORMATS[name].takes_tokens:
         raise click.UsageError(f"--as {name} has no place for token ids: leave out --tokens, or use --as atif")
     try:
-        written_count = FORMATS[name].write(chosen(), out, model=model, tokens=tokens)
+        written_count = FORMATS[name].write(chosen(), out, model, tokens)
     except BadEpisodes as error:
         raise click.UsageError(str(error)) from error
     except OSError as error:

@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import click
 
-from starpod.client.spelling import near, nearest
 from starpod.trainer.algorithms.config import DEFAULT_PRESET, AlgorithmConfig
 from starpod.trainer.configuration.config import Config
 from starpod.trainer.configuration.kinds import kinds_of
 from starpod.trainer.configuration.section import ConfigError, Section, packaged_configs
+from starpod.v1.spelling import near, nearest
 
 
 def explain(dotted_name: str = "") -> str:

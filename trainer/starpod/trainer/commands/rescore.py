@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import click
 
 from starpod.remote.catalog import JSON, expect_writable, write_report
-from starpod.trainer.commands.eval_tables import print_table
+from starpod.trainer.commands.eval_tables import print_table, progress_bars
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.configuration.user_file import UserCodeError
 from starpod.trainer.data.episode import Episode
-from starpod.trainer.data.files import BadEpisodes, episode_files, read_episodes
+from starpod.trainer.data.files import BadEpisodes, episode_files, named_episodes
 from starpod.trainer.evaluation.rescoring import compare_rewards, find_rewards, score_again
 from starpod.trainer.evaluation.table import format_figure, format_interval
 from starpod.trainer.output.files import to_json_line, write_atomic
@@ -52,17 +52,13 @@ def rescore(path: Path, reward: str, name: str, solved_from: float, json_file: s
     if Path(name).name != name or file.exists():
         raise click.BadParameter(f"{file} exists or is not the name of a file: give another", param_hint="--name")
     try:
-        # In an evaluation's folder, a later line for the same attempt replaces an earlier one.
-        scored = _score(path, Rewards(find_rewards(reward)), solved_from)
-        rows = list(
-            {tuple(row[name] for name in IDENTITY) if row["model"] else row["key"]: row for row in scored}.values()
-        )
+        scored = list(_score(episode_files(path), Rewards(find_rewards(reward)), solved_from))
     except (BadEpisodes, ConfigError) as error:
         raise click.UsageError(str(error)) from error
     except UserCodeError as error:
         raise click.ClickException(str(error)) from error
     # In an evaluation's folder, a later line for the same attempt replaces an earlier one.
-    latest = {tuple(row[name] for name in IDENTITY) if row["model"] else row["key"]: row for row in rows}
+    latest = {tuple(row[name] for name in IDENTITY) if row["model"] else row["key"]: row for row in scored}
     rows = list(latest.values())
     write_atomic(file, "".join(map(to_json_line, rows)))
     report = compare_rewards(rows)
@@ -72,10 +68,10 @@ def rescore(path: Path, reward: str, name: str, solved_from: float, json_file: s
         raise click.ClickException(f"{len(errors)} episodes have no new reward, the first one because: {errors[0]}")
 
 
-def _score(path: Path, rewards: Rewards, solved_from: float) -> Iterator[dict[str, Any]]:
+def _score(files: Sequence[Path], rewards: Rewards, solved_from: float) -> Iterator[dict[str, Any]]:
     """Yield a row for each episode. Judges are asked about several at a time."""
 
-    def ask(row: dict[str, Any], episode: Episode) -> dict[str, Any]:
+    def judge(row: dict[str, Any], episode: Episode) -> dict[str, Any]:
         if "error" in row:
             return row
         try:
@@ -85,11 +81,14 @@ def _score(path: Path, rewards: Rewards, solved_from: float) -> Iterator[dict[st
         reward = sum(row["parts"].values())
         return row | {"reward": reward, "success": reward >= solved_from}
 
-    episodes = _episodes(path)
-    with ThreadPoolExecutor(MAX_REQUESTS) as pool:
+    episodes = chain.from_iterable(map(named_episodes, files))
+    with ThreadPoolExecutor(MAX_REQUESTS) as pool, progress_bars() as progress:
+        bar = progress.add_task("episodes", total=None)
         while chunk := dict(islice(episodes, 4 * MAX_REQUESTS)):
             rows = [_row(rewards, key, episode) for key, episode in chunk.items()]
-            yield from pool.map(ask, rows, chunk.values())
+            for row in pool.map(judge, rows, chunk.values()):
+                progress.advance(bar)
+                yield row
 
 
 def _row(rewards: Rewards, key: str, episode: Episode) -> dict[str, Any]:
@@ -98,12 +97,6 @@ def _row(rewards: Rewards, key: str, episode: Episode) -> dict[str, Any]:
         return row | {"error": episode.error or "the episode has no turns"}
     old = {"old_reward": episode.own_return, "old_success": episode.success}
     return row | old | {"parts": score_again(rewards, episode)}
-
-
-def _episodes(path: Path) -> Iterator[tuple[str, Episode]]:
-    for file in episode_files(path):
-        for number, episode in enumerate(read_episodes(file), 1):
-            yield f"{file.name.partition('.jsonl')[0]}-{number:05d}", episode
 
 
 def _show(report: Sequence[Mapping[str, Any]], title: str, *, quiet: bool) -> None:

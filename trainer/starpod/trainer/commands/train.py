@@ -424,7 +424,7 @@ def commands(path: Path, config: Mapping[str, Any], limits: object = ()) -> dict
     return {
         "go on": f"starpod train --resume --run-dir {folder}{raised_limits(stop, limits)}",
         "look": f"starpod ui {folder} {f'--address {address_text}' if address_text else ' '.join(servers)}",
-        "evaluate": f"starpod eval {folder} {address_text}".rstrip(),
+        "evaluate": f"starpod eval {folder}",
         "watch": f"starpod watch {folder}",
         "export": f"starpod export {folder} {shlex.quote(f'{path}-model')}",
     }

@@ -13,13 +13,13 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from starpod.client.spelling import nearest
 from starpod.report.console import safe_console
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.data.files import EVALUATION, BadEpisodes, branching_groups, episode_files, read_episodes
 from starpod.trainer.data.group import Group as EpisodeGroup
 from starpod.trainer.data.group import siblings_of
 from starpod.trainer.output.words import remarks
+from starpod.v1.spelling import nearest
 
 ENDS = {
     "terminal": "the task ended",

@@ -13,7 +13,7 @@ from starpod.trainer.algorithms.sections import TopFraction
 from starpod.trainer.configuration.config import Config
 from starpod.trainer.configuration.rules import Case
 from starpod.trainer.configuration.section import Contradiction
-from starpod.trainer.evaluation.statistics import paired_share_interval
+from starpod.trainer.evaluation.statistics import paired_interval
 from starpod.trainer.models.config import TINY
 
 MAX_POINTS = 10
@@ -22,7 +22,8 @@ MAX_POINTS = 10
 
 def half_width(episodes: int) -> float:
     """Return half the 95 % interval of a gain if a quarter of the same start states change their outcome."""
-    low, high = paired_share_interval(round(episodes / 8), round(episodes / 8), episodes)
+    changed = round(episodes / 8)
+    low, high = paired_interval([-1.0] * changed + [1.0] * changed + [0.0] * (episodes - 2 * changed))
     return (high - low) / 2
 
 

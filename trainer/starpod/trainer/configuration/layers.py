@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from starpod.client.spelling import nearest
 from starpod.trainer.configuration.kinds import Kinds, kinds_of
 from starpod.trainer.configuration.section import ConfigError, Section, packaged_configs
 from starpod.trainer.configuration.yaml12 import YamlError, load_yaml
+from starpod.v1.spelling import nearest
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from starpod.client.spelling import nearest
 from starpod.trainer.algorithms.config import DEFAULT_PRESET
 from starpod.trainer.configuration.config import Config
 from starpod.trainer.configuration.layers import Layers, kind_below, read_values
@@ -19,6 +18,7 @@ from starpod.trainer.configuration.section import ConfigError, packaged_configs
 from starpod.trainer.configuration.stages import MAY_CHANGE, may_change
 from starpod.trainer.configuration.yaml12 import YamlError, load_yaml
 from starpod.v1.environment_word import TASK_FILES, EnvironmentWord, WordError, installed_ids
+from starpod.v1.spelling import nearest
 
 Complete = Callable[[Mapping[str, Any]], Config]
 """Function that merges the user's files and words over values, and parses the result. Raises ConfigError."""

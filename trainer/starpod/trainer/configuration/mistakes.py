@@ -8,10 +8,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from starpod.client.spelling import nearest
 from starpod.trainer.configuration.kinds import USERS, Kinds
 from starpod.trainer.configuration.layers import keys_of, kind_below
 from starpod.trainer.configuration.section import Section
+from starpod.v1.spelling import nearest
 
 _OF_ADVANTAGE = (
     "gamma lam baseline turn_gamma turn_lam segment_lam terms bootstrap_truncated value_coefficient value_clip"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from random import Random
+from typing import Any
 
 from starpod.client import Fleet, Observation, Want
 from starpod.trainer.agents.program import load_programs
@@ -227,5 +228,6 @@ def played_environments(config: Config, task: TaskConfig) -> Iterator[Environmen
     yield task.held_out
     for stage in config.in_stages:
         (environment,) = (each.environment for each in stage.tasks if each.name == task.name)
-        for options in environment.curriculum.option_sets:
-            yield environment.with_options(options)
+        levels: tuple[dict[str, Any], ...] = getattr(environment.curriculum, "levels", ()) or ({},)
+        for level in levels:
+            yield environment.with_options(level)

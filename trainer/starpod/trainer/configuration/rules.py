@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from operator import attrgetter
 
-from starpod.client.spelling import nearest
 from starpod.trainer.algorithms.distillation import is_same_teacher
 from starpod.trainer.algorithms.terms import PROCESS
 from starpod.trainer.configuration.config import Config
@@ -18,6 +17,7 @@ from starpod.trainer.configuration.seeds import PURPOSES
 from starpod.trainer.configuration.tasks import TaskConfig
 from starpod.trainer.models.config import TINY
 from starpod.trainer.rollout.config import ALL_SUPPORTED, EnvironmentConfig, Facts
+from starpod.v1.spelling import nearest
 
 
 @dataclass(frozen=True, slots=True)

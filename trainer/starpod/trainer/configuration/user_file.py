@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from starpod.client.spelling import nearest
 from starpod.serving.user_code import end_forked_copy, is_ctrl_c
 from starpod.trainer.configuration.section import ConfigError
+from starpod.v1.spelling import nearest
 
 
 class UserCodeError(Exception):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from starpod.trainer.data.episode import DONE, ActionOutcome, Episode, Turn, prompt_lengths
+from starpod.trainer.data.episode import Episode, Turn, prompt_lengths
 
 VERSION = "ATIF-v1.7"
 """ATIF version. No feature of a later version is used, and readers accept older ones."""
@@ -81,67 +81,47 @@ def _step(turn: Turn, name: str, observation: str, context: list[int] | None, pr
             }
         step["metrics"], step["llm_call_count"] = metrics, 1
     extras = {"well_formed": turn.well_formed, "criteria": turn.criteria, "agent_id": turn.agent_id, "info": turn.info}
-    extras["invalid"] = len(turn.outcomes) - turn.valid
     step["extra"] = {"reward": turn.reward, "reward_parts": turn.parts} | {k: extras[k] for k in extras if extras[k]}
     return step
 
 
-def from_atif(trajectory: Mapping[str, Any]) -> Episode | dict[str, Any]:
-    """Return the episode that `to_atif` wrote, or the values of a conversation (`parse_chat`) of another agent.
+def from_atif(trajectory: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a trajectory as the values of a conversation, for `parse_chat`.
 
     Raises:
         ValueError: It is no trajectory of ATIF.
     """
-    facts, metrics = trajectory.get("extra") or {}, (trajectory.get("final_metrics") or {}).get("extra") or {}
-    results = {"reward": metrics.get("reward"), "success": metrics.get("success")}
     try:
-        steps = trajectory["steps"]
-        if trajectory["agent"]["name"] != "starpod" or "environment" not in facts:
-            return {"messages": [message for step in steps for message in _messages(step)], **results}
-        replies = [step for step in steps if step["source"] == "agent"]
-        after = [reply["observation"]["results"][0]["content"] for reply in replies]
-        before = [next(step["message"] for step in steps if step["source"] == "user"), *after]
-        turns = [_turn(reply, text) for reply, text in zip(replies, before, strict=False)]
-        names = ("group", "member", "environment", "version", "seed", "dynamics_seed", "task")
-        instructions = "".join(step["message"] for step in steps if step["source"] == "system")
-        episode = Episode(**{name: facts[name] for name in names}, instructions=instructions, turns=turns)
-    except (LookupError, TypeError, AttributeError, StopIteration) as error:
+        is_ours = trajectory["agent"]["name"] == "starpod"
+        messages = [message for step in trajectory["steps"] for message in _messages(step, is_ours)]
+        metrics = (trajectory.get("final_metrics") or {}).get("extra") or {}
+        facts = {name: trajectory["extra"][name] for name in ("environment", "seed") if is_ours}
+    except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"not a trajectory of ATIF: {type(error).__name__}: {error}") from None
-    episode.end, episode.success, episode.final_observation = metrics.get("end", ""), results["success"], after[-1]
-    return episode
+    return {"messages": messages, "reward": metrics.get("reward"), "success": metrics.get("success"), **facts}
 
 
-def _turn(step: Mapping[str, Any], observation: str) -> Turn:
-    extra = step["extra"]
-    actions = [call["arguments"]["action"] for call in step.get("tool_calls", ())]
-    outcome = ActionOutcome(True, False, False) if extra.get("invalid") else DONE
-    return Turn(
-        fresh=True,
-        observation=observation,
-        text=step["message"],
-        thought=step.get("reasoning_content"),
-        actions=actions,
-        outcomes=[outcome] * len(actions),
-        well_formed=extra.get("well_formed", False),
-        parts=extra["reward_parts"],
-        agent_id=extra.get("agent_id", ""),
-    )
+def _messages(step: Mapping[str, Any], is_ours: bool) -> list[dict[str, Any]]:
+    """Return a step as messages in OpenAI's format, its observation included.
 
-
-def _messages(step: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return a step of another agent as messages in OpenAI's format, its observation included."""
+    The texts of our replies contain the thought and the actions, so these are left out.
+    """
     if step["source"] != "agent":
         return [{"role": step["source"], "content": step["message"]}]
-    reply: dict[str, Any] = {"role": "assistant", "content": step.get("message") or ""}
-    if thought := step.get("reasoning_content"):
-        reply["reasoning_content"] = thought
-    if calls := step.get("tool_calls"):
-        functions = [{"name": call["function_name"], "arguments": call["arguments"]} for call in calls]
-        ids = [call["tool_call_id"] for call in calls]
-        reply["tool_calls"] = [{"id": id, "function": each} for id, each in zip(ids, functions, strict=True)]
-    messages = [reply]
+    messages: list[dict[str, Any]] = [{"role": "assistant", "content": step.get("message") or ""}]
+    if (thought := step.get("reasoning_content")) and not is_ours:
+        messages[0]["reasoning_content"] = thought
+    if (calls := step.get("tool_calls")) and not is_ours:
+        messages[0]["tool_calls"] = [
+            {
+                "id": call["tool_call_id"],
+                "type": "function",
+                "function": {"name": call["function_name"], "arguments": call["arguments"]},
+            }
+            for call in calls
+        ]
     for result in (step.get("observation") or {}).get("results", ()):
-        source = result.get("source_call_id")
+        source = None if is_ours else result.get("source_call_id")
         origin = {"role": "tool", "tool_call_id": source} if source else {"role": "user"}
         messages.append({**origin, "content": result.get("content") or ""})
     return messages

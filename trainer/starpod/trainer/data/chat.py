@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
 from starpod.trainer.data.episode import Episode
-
-ROLES = ("system", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,75 +46,71 @@ def to_chat(episode: Episode) -> dict[str, Any]:
 
 def parse_chat(values: Mapping[str, Any]) -> Chat:
     """Return the conversation in a line. Raises ValueError if it is none, or has nothing to imitate."""
-    messages, tools = values["messages"], values.get("tools") or []
-    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise ValueError("`messages` must be a list of objects with `role` and `content`")
-    if not isinstance(tools, list) or not all(isinstance(_function_of(tool).get("name"), str) for tool in tools):
-        raise ValueError("`tools` must be a list of {type: function, function: {name, description, parameters}}")
-    reward, success, seed = values.get("reward"), values.get("success"), values.get("seed", 0)
-    if not (reward is None or type(reward) in (int, float)) or not (success is None or isinstance(success, bool)):
-        raise ValueError(f"`reward` must be a number and `success` true or false, not {reward!r} and {success!r}")
-    if type(seed) is not int or not isinstance(environment := values.get("environment", ""), str):
-        raise ValueError("`seed` must be a whole number, and `environment` a name")
-    parsed = [_message(message, number) for number, message in enumerate(messages, 1)]
-    weights = [_weight(message) for message in messages]
+    try:
+        line = _Line.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg'].removeprefix('Value error, ')}") from None
+    weights = [float(message.weight) if message.role == "assistant" else 0.0 for message in line.messages]
     if not any(weights):
         raise ValueError("no message of the role assistant is to be imitated")
-    return Chat(parsed, weights, tools, reward, success, environment, seed)
+    messages = [message.model_dump(exclude={"weight"}, exclude_defaults=True) for message in line.messages]
+    return Chat(
+        messages, weights, list(values.get("tools") or ()), line.reward, line.success, line.environment, line.seed
+    )
 
 
-def _message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
-    role = "system" if message.get("role") == "developer" else message.get("role")
-    if role not in ROLES:
-        raise ValueError(f"message {number} has the role {role!r}, but roles are {', '.join(ROLES)}")
-    if message.get("function_call"):
-        raise ValueError(f"message {number} has `function_call`, which OpenAI has replaced: write `tool_calls`")
-    calls = message.get("tool_calls") or []
-    content = message.get("content", "" if calls else None)
-    if content is None and role == "assistant" and calls:
-        content = ""
-    if isinstance(content, list):
-        content = "".join(str(part.get("text")) if _is_text(part) else _refuse_part(part, number) for part in content)
-    if not isinstance(content, str):
-        raise ValueError(f"message {number} has no text in `content`")
-    extra = {key: message[key] for key in ("name", "tool_call_id", "reasoning_content") if message.get(key)}
-    if calls:
-        extra["tool_calls"] = (
-            [_call(call, number) for call in calls] if isinstance(calls, list) else _call(calls, number)
-        )
-    return {"role": role, "content": content, **extra}
+class _Function(BaseModel):
+    name: str
 
 
-def _call(call: Any, number: int) -> dict[str, Any]:
-    """Return a tool call with its arguments as a mapping, because templates would write a text as a JSON string."""
-    function = _function_of(call)
-    arguments = function.get("arguments") or {}
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"the arguments of a tool call in message {number} are not JSON: {error}") from None
-    if not isinstance(function.get("name"), str) or not isinstance(arguments, dict):
-        raise ValueError(f"a tool call in message {number} needs {{function: {{name, arguments}}}}")
-    return {**call, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+class _Call(_Function):
+    # A mapping, because templates would write a text as a JSON string.
+    arguments: Annotated[
+        dict[str, Any], BeforeValidator(lambda value: json.loads(value) if type(value) is str else value)
+    ]
 
 
-def _weight(message: Mapping[str, Any]) -> float:
-    weight = message.get("weight", 1)
-    if weight not in (0, 1):
-        raise ValueError(f"the `weight` of a message must be 0 or 1, not {weight!r}")
-    return float(weight) if message.get("role") == "assistant" else 0.0
+class _ToolCall(BaseModel, extra="allow"):
+    function: _Call
 
 
-def _function_of(value: Any) -> Mapping[str, Any]:
-    function = value.get("function") if isinstance(value, dict) else None
-    return function if isinstance(function, dict) else {}
+class _Tool(BaseModel):
+    function: _Function
 
 
-def _is_text(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") in ("text", "input_text", "output_text")
+class _Part(BaseModel):
+    type: Literal["text", "input_text", "output_text"]
+    text: str
 
 
-def _refuse_part(part: Any, number: int) -> str:
-    kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-    raise ValueError(f"message {number} has a part of the type {kind!r}: only texts can be imitated from a file")
+class _Message(BaseModel):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str
+    name: str | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+    weight: Literal[0, 1] = 1
+
+    @model_validator(mode="before")
+    @classmethod
+    def _simplify(cls, message: Any) -> Any:
+        """Give instructions of newer models their old role, a message that only calls tools a text, and join parts."""
+        if not isinstance(message, dict):
+            return message
+        role, content = message.get("role"), message.get("content")
+        if isinstance(content, list):
+            content = "".join(_Part.model_validate(part).text for part in content)
+        elif content is None and message.get("tool_calls"):
+            content = ""
+        return {**message, "role": "system" if role == "developer" else role, "content": content}
+
+
+class _Line(BaseModel):
+    messages: list[_Message]
+    tools: list[_Tool] | None = None
+    reward: float | None = Field(default=None, strict=True)
+    success: bool | None = Field(default=None, strict=True)
+    environment: str = ""
+    seed: int = Field(default=0, strict=True)

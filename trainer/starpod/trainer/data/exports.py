@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from starpod.trainer.data.atif import to_atif
 from starpod.trainer.data.chat import to_chat
 from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.files import write_objects
 from starpod.trainer.data.inspect_log import to_inspect
 
+WriteEpisodes = Callable[[Iterable[tuple[str, Episode]], Path, str, bool], int]
+"""Function that writes named episodes to a file or a folder, and returns their number. Raises OSError.
 
-class WriteEpisodes(Protocol):
-    """Function that writes named episodes to `out`, a file or a folder, and returns their number. Raises OSError."""
-
-    def __call__(self, episodes: Iterable[tuple[str, Episode]], out: Path, *, model: str, tokens: bool) -> int: ...
+Its arguments are the episodes, the path, the model's name, and whether to write token ids.
+"""
 
 
 class ExportFormat(NamedTuple):
@@ -34,7 +34,7 @@ class ExportFormat(NamedTuple):
     """Whether it is read to train on, so that a run's evaluations are left out: their start states are held out."""
 
 
-def write_trajectories(episodes: Iterable[tuple[str, Episode]], out: Path, *, model: str, tokens: bool) -> int:
+def write_trajectories(episodes: Iterable[tuple[str, Episode]], out: Path, model: str, tokens: bool) -> int:
     """Write a file of ATIF per episode into the folder `out`."""
     count = 0
     for name, episode in episodes:
@@ -46,24 +46,13 @@ def write_trajectories(episodes: Iterable[tuple[str, Episode]], out: Path, *, mo
     return count
 
 
-def write_chats(episodes: Iterable[tuple[str, Episode]], out: Path, *, model: str, tokens: bool) -> int:
-    """Write a line of OpenAI's chat format per episode into the file `out`, which is replaced when all are written."""
-    count = 0
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.with_name(f".{os.getpid()}.{out.name}")
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            for name, episode in episodes:
-                file.write(json.dumps({"id": name, **to_chat(episode)}, ensure_ascii=False) + "\n")
-                count += 1
-        if count:
-            temporary.replace(out)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return count
+def write_chats(episodes: Iterable[tuple[str, Episode]], out: Path, model: str, tokens: bool) -> int:
+    """Write a line of OpenAI's chat format per episode into the file `out`, which is kept if there is no episode."""
+    chats = [{"id": name, **to_chat(episode)} for name, episode in episodes]
+    return write_objects(out, chats) if chats else 0
 
 
-def write_inspect_logs(episodes: Iterable[tuple[str, Episode]], out: Path, *, model: str, tokens: bool) -> int:
+def write_inspect_logs(episodes: Iterable[tuple[str, Episode]], out: Path, model: str, tokens: bool) -> int:
     """Write a log of Inspect into the folder `out` for each file of episodes, model and environment."""
     count, created = 0, datetime.now(UTC).replace(microsecond=0)
     for file, members in groupby(episodes, lambda named: named[0].rpartition("-")[0]):

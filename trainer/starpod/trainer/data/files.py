@@ -8,10 +8,10 @@ import math
 import os
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, TypeVar, cast
+from typing import IO, Any, TypeVar, cast
 
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.group import Group
@@ -37,14 +37,18 @@ def write_episodes(path: Path | str, episodes: Iterable[Episode]) -> int:
 
     The file only appears under its name once it is complete. Raises OSError.
     """
-    path = Path(path)
+    return write_objects(Path(path), (episode.to_json() for episode in episodes))
+
+
+def write_objects(path: Path, objects: Iterable[Mapping[str, Any]]) -> int:
+    """Write JSON objects as `write_episodes` does, and return their number."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{os.getpid()}.{path.name}")  # keep the suffix, which determines compression
     count = 0
     try:
         with _open(temporary, "wt") as file:
-            for episode in episodes:
-                file.write(json.dumps(episode.to_json(), ensure_ascii=False) + "\n")
+            for each in objects:
+                file.write(json.dumps(each, ensure_ascii=False) + "\n")
                 count += 1
         temporary.replace(path)
     finally:
@@ -65,6 +69,14 @@ def append_line(path: Path, line: str) -> None:
         raise
 
 
+def cut_incomplete_line(path: Path) -> None:
+    """Remove what a killed process left after the last line break of a file. Raises OSError."""
+    with path.open("r+b") as file:
+        whole_lines = sum(len(line) for line in file if line.endswith(b"\n"))
+        if whole_lines < file.tell():
+            file.truncate(whole_lines)
+
+
 def read_episodes(path: Path | str) -> Iterator[Episode]:
     """Yield the episodes of a file, or of every file of a folder (see `episode_files`).
 
@@ -75,19 +87,19 @@ def read_episodes(path: Path | str) -> Iterator[Episode]:
             yield episode
 
 
+def named_episodes(file: Path) -> Iterator[tuple[str, Episode]]:
+    """Yield the episodes of a file with names such as train-000001-00003, made of its name and their lines."""
+    for number, episode in enumerate(read_episodes(file), 1):
+        yield f"{file.name.partition('.jsonl')[0]}-{number:05d}", episode
+
+
 def read_groups(path: Path | str) -> list[Group]:
     """Return the episodes as groups to train on, numbered from 0. A group never spans files.
 
-    Failed episodes are in their group's `failed`. In a folder, the files of evaluations are skipped, because their
-    start states are held out. Raises BadEpisodes.
+    Failed episodes are in their group's `failed`. The files are those of `training_files`. Raises BadEpisodes.
     """
     groups: dict[tuple[Path, int], Group] = {}
-    files = episode_files(path)
-    if not Path(path).is_file():
-        files = [file for file in files if not file.name.startswith(EVALUATION)]
-        if not files:
-            raise BadEpisodes(f"{path} holds only episodes of evaluations; name a file to train on those")
-    for file in files:
+    for file in training_files(path):
         for number, episode in read_records(file, parse_episode):
             group = groups.setdefault((file, episode.group), Group(len(groups), []))
             if group.episodes and group.episodes[0].environment != episode.environment:
@@ -124,6 +136,17 @@ def episode_files(path: Path | str) -> list[Path]:
     files = sorted(file for file in folder.iterdir() if file.name.endswith(SUFFIXES) and not file.name.startswith("."))
     if not files:
         raise BadEpisodes(f"{folder} holds no episodes (*{' or *'.join(SUFFIXES)})")
+    return files
+
+
+def training_files(path: Path | str) -> list[Path]:
+    """Return the files of `episode_files` without those of a folder's evaluations, whose start states are held out.
+
+    Raises BadEpisodes if there are no others.
+    """
+    files = [file for file in episode_files(path) if Path(path).is_file() or not file.name.startswith(EVALUATION)]
+    if not files:
+        raise BadEpisodes(f"{path} holds only episodes of evaluations; name a file to train on those")
     return files
 
 

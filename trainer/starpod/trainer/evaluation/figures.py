@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from statistics import fmean
 from typing import Any
@@ -30,9 +30,8 @@ _OUTCOMES = ("success", "success_low", "success_high", "return_mean", "return_lo
 def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
     """Return metrics of episodes as JSON values. A metric without data is None.
 
-    If half of the episodes failed or more, success, return, pass_at_k and pass_hat_k are
-    empty as well: the others are a selection,
-    not a sample.
+    If half of the episodes failed or more, success, return, pass_at_k and pass_hat_k are empty as well: the others are
+    a selection, not a sample.
 
     episodes, starts: number of episodes, and of their start states.
     failed: number of episodes that the infrastructure or a bug of the environment failed. No other metric includes
@@ -53,38 +52,44 @@ def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
     ends: number of episodes for each reason to end; "" if the policy had no move left.
     """
     played_episodes = [episode for episode in episodes if not episode.failed]
-    starts: dict[int, list[Episode]] = {}
-    for episode in played_episodes:
-        starts.setdefault(episode.group, []).append(episode)
-    groups = list(starts.values())
-    wins = [[episode.success is True for episode in group] for group in groups]
-    returns = [fmean(episode.own_return for episode in group) for group in groups]
-    success_interval = clustered_interval(wins) if wins else (None, None)
-    return_interval = mean_interval(returns) if len(returns) > 1 else (None, None)
     turns = [turn for episode in played_episodes for turn in episode.turns]
     figures = {
-        "episodes": len(played_episodes),
-        "starts": len(groups),
+        **summarise_outcomes((episode.group, episode.success, episode.own_return) for episode in played_episodes),
         "failed": len(episodes) - len(played_episodes),
-        "success": _mean([fmean(group) for group in wins]),
-        "success_low": success_interval[0],
-        "success_high": success_interval[1],
-        "return_mean": _mean(returns),
-        "return_low": return_interval[0],
-        "return_high": return_interval[1],
         "turns_mean": _mean([len(episode.turns) for episode in played_episodes]),
         "actions_mean": _mean([sum(turn.executed for turn in episode.turns) for episode in played_episodes]),
         "format_rate": _mean([turn.well_formed for turn in turns]),
         "valid_rate": _mean([turn.valid > 0 for turn in turns]),
         "tokens_mean": _mean([_reply_tokens(episode) for episode in played_episodes]) or None,
         "seconds_mean": _mean([sum(t.generating + t.stepping for t in episode.turns) for episode in played_episodes]),
-        "pass_at_k": _over_attempts(wins, pass_at_k),
-        "pass_hat_k": _over_attempts(wins, pass_hat_k),
         "ends": dict(Counter(episode.end for episode in played_episodes).most_common()),
     }
     if 2 * len(played_episodes) <= len(episodes):
         figures |= dict.fromkeys(_OUTCOMES) | {"pass_at_k": {}, "pass_hat_k": {}}
     return figures
+
+
+def summarise_outcomes(results: Iterable[tuple[int, bool | None, float]]) -> dict[str, Any]:
+    """Return the metrics of `summarise` that depend on success and return. results: start state, success and return."""
+    starts: dict[int, list[tuple[bool, float]]] = {}
+    for start, success, value in results:
+        starts.setdefault(start, []).append((success is True, value))
+    wins = [[is_solved for is_solved, _ in start] for start in starts.values()]
+    returns = [fmean(value for _, value in start) for start in starts.values()]
+    success_low, success_high = clustered_interval(wins) if wins else (None, None)
+    return_low, return_high = mean_interval(returns) if len(returns) > 1 else (None, None)
+    return {
+        "episodes": sum(map(len, wins)),
+        "starts": len(starts),
+        "success": _mean([fmean(start) for start in wins]),
+        "success_low": success_low,
+        "success_high": success_high,
+        "return_mean": _mean(returns),
+        "return_low": return_low,
+        "return_high": return_high,
+        "pass_at_k": _over_attempts(wins, pass_at_k),
+        "pass_hat_k": _over_attempts(wins, pass_hat_k),
+    }
 
 
 def episode_results(episodes: Sequence[Episode]) -> dict[str, list[Any]]:

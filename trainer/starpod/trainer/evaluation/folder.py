@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -13,32 +12,22 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from starpod.trainer.data.episode import Episode
-from starpod.trainer.data.files import BadEpisodes, append_line, parse_episode
+from starpod.trainer.data.files import BadEpisodes, append_line, cut_incomplete_line, parse_episode
 from starpod.trainer.data.untrusted import MAX_LINE, open_text, read_bytes, read_lines
 from starpod.trainer.evaluation.plan import EvaluationPlan
 from starpod.trainer.output.files import hold_lock, to_json_line, write_atomic
+from starpod.trainer.rollout.collect import Start
 
 PLAN = "evaluation.json"
 _PLAN = TypeAdapter(EvaluationPlan)
-MOST_STARTS = 1_000_000
-"""Maximum number of start states. Groups of the second environment are numbered from here on, and so on."""
-
 Key = tuple[str, int, int]
 """Environment's name, seed and attempt of an episode. A model plays each once."""
+Missing = dict[tuple[str, str], list[Start]]
+"""Starts to play, with their members, by model and environment. Only pairs that lack an episode are in it."""
 
 
 class BadFolder(Exception):
     """The folder holds no evaluation, or its plan is damaged. The message says what is wrong."""
-
-
-def key_of(episode: Episode) -> Key:
-    """Return the key of an episode among those of its model."""
-    return episode.kind, episode.seed, episode.member
-
-
-def group_number(plan: EvaluationPlan, environment: str, seed: int) -> int:
-    """Return the number of a start state's group, which is unique among the environments of a plan."""
-    return seed - plan.seed + MOST_STARTS * list(plan.environments).index(environment)
 
 
 class EvaluationFolder:
@@ -64,8 +53,6 @@ class EvaluationFolder:
         """Return the plan. Raises BadFolder."""
         try:
             return _PLAN.validate_json(read_bytes(self.plan_file, MAX_LINE))
-        except FileNotFoundError:
-            raise BadFolder(f"{self.path} holds no evaluation: {PLAN} is missing") from None
         except ValidationError:
             raise BadFolder(f"{self.plan_file} cannot be read: it is no plan of this version") from None
         except (OSError, ValueError) as error:
@@ -91,7 +78,7 @@ class EvaluationFolder:
         (self.path / "episodes").mkdir(parents=True, exist_ok=True)
         with hold_lock(self.path):
             for file in (self.path / "episodes").glob("*.jsonl"):
-                _cut_incomplete_line(file)
+                cut_incomplete_line(file)
             try:
                 yield
             finally:
@@ -106,7 +93,7 @@ class EvaluationFolder:
 
     def append(self, plan: EvaluationPlan, model: str, episode: Episode) -> None:
         """Add an episode that is over to the model's file. Call this only while `writing`. Raises OSError."""
-        group = group_number(plan, episode.kind, episode.seed)
+        group = plan.group(episode.kind, episode.seed)
         line = to_json_line(replace(episode, model=model, group=group).to_json())
         append_line(self.file(plan, model), line)
 
@@ -124,22 +111,26 @@ class EvaluationFolder:
                     number += 1
                     if line.endswith(b"\n"):  # the last line is incomplete while it is being written
                         episode = parse_episode(line)
-                        episodes[key_of(episode)] = episode
+                        episodes[episode.kind, episode.seed, episode.member] = episode
         except FileNotFoundError:
             return {}
         except (OSError, ValueError) as error:
             raise BadEpisodes(f"{file}:{number}: {error}") from error
         return episodes
 
-
-def _cut_incomplete_line(file: Path) -> None:
-    with file.open("r+b") as lines:
-        end = lines.seek(0, os.SEEK_END)
-        while end:
-            start = max(0, end - 2**16)
-            lines.seek(start)
-            if (found := lines.read(end - start).rfind(b"\n")) >= 0:
-                lines.truncate(start + found + 1)
-                return
-            end = start
-        lines.truncate(0)
+    def missing(self, plan: EvaluationPlan, *, retry_failed: bool) -> Missing:
+        """Return what is still to be played, which includes failed episodes if `retry_failed`. Raises BadEpisodes."""
+        missing: Missing = {}
+        for model in plan.models:
+            episodes = self.read(plan, model)
+            done = {key for key, episode in episodes.items() if not (retry_failed and episode.failed)}
+            for name in plan.environments:
+                # A start has the same number in every call, because its number decides how replies are sampled.
+                starts = [
+                    Start(seed - plan.seed, seed, members=members)
+                    for seed in plan.seeds
+                    if (members := [each for each in range(plan.attempts) if (name, seed, each) not in done])
+                ]
+                if starts:
+                    missing[model, name] = starts
+        return missing

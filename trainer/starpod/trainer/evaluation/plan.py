@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from starpod.trainer.agents.base import Sampling, Task
+
+MOST_STARTS = 1_000_000
+"""Maximum number of start states. Groups of the second environment are numbered from here on, and so on."""
 
 
 class PlanDiffers(Exception):
@@ -38,9 +40,9 @@ class EvaluationPlan:
     attempts: int
     """Number of episodes per start state."""
     sampling: Sampling = field(default_factory=Sampling)
-    models: Mapping[str, Mapping[str, Any]]
+    models: dict[str, dict[str, Any]]
     """Facts about each model by its name, such as the checkpoint that is played."""
-    environments: Mapping[str, PlannedEnvironment]
+    environments: dict[str, PlannedEnvironment]
     """Environments by name: the task's name in a run, or the environment's id."""
     format: Literal[1] = 1
     """Version of the folder's files."""
@@ -50,29 +52,29 @@ class EvaluationPlan:
         """Seeds of the start states."""
         return range(self.seed, self.seed + self.episodes)
 
+    def group(self, environment: str, seed: int) -> int:
+        """Return the number of a start state's group, which is unique among the environments."""
+        return seed - self.seed + MOST_STARTS * list(self.environments).index(environment)
+
     def extended(self, call: EvaluationPlan) -> EvaluationPlan:
         """Return this plan with the models, environments, start states and attempts that a further call adds.
 
         Raises:
             PlanDiffers: The call contradicts this plan.
         """
-        pairs = {name: (getattr(self, name), getattr(call, name)) for name in ("seed", *_COUNTS)}
-        pairs |= {name: (value, getattr(call.sampling, name)) for name, value in asdict(self.sampling).items()}
-        for model, facts in call.models.items():
-            known = self.models.get(model, facts)
-            pairs |= {f"{key} of {model}": (known.get(key), value) for key, value in facts.items()}
-        for name, environment in call.environments.items():
-            settings = self.environments.get(name, environment).settings()
-            pairs |= {f"{key} of {name}": (settings[key], value) for key, value in environment.settings().items()}
+        planned, called = self._settings(), call._settings()
         differing = [
-            f"{name}: {json.dumps(planned)} in the folder, {json.dumps(called)} now"
-            for name, (planned, called) in pairs.items()
-            if (called < planned if name in _COUNTS else called != planned)
+            f"{name}: {json.dumps(planned[name])} in the folder, {json.dumps(called[name])} now"
+            for name in planned.keys() & called.keys()
+            if (planned[name] > called[name] if name in ("episodes", "attempts") else planned[name] != called[name])
         ]
         if differing:
-            raise PlanDiffers("; ".join(differing))
+            raise PlanDiffers("; ".join(sorted(differing)))
         models, environments = {**self.models, **call.models}, {**self.environments, **call.environments}
         return replace(call, models=models, environments=environments)
 
-
-_COUNTS = ("episodes", "attempts")
+    def _settings(self) -> dict[str, Any]:
+        """Return what determines the episodes, as JSON values."""
+        settings = {"seed": self.seed, "episodes": self.episodes, "attempts": self.attempts, **asdict(self.sampling)}
+        parts = [*self.models.items(), *((name, each.settings()) for name, each in self.environments.items())]
+        return settings | {f"{key} of {name}": value for name, part in parts for key, value in part.items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,10 +17,8 @@ from starpod.trainer.configuration.mistakes import explain
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.configuration.user_file import UserCodeError
 from starpod.trainer.data.episode import Episode, Turn, part_sums
-from starpod.trainer.evaluation.figures import summarise
+from starpod.trainer.evaluation.figures import summarise_outcomes
 from starpod.trainer.rewards.reward import JUDGES, RewardConfig, Rewards
-
-OUTCOMES = ("success", "success_low", "success_high", "return_mean", "return_low", "return_high")
 
 
 class NeedsEnvironment(Exception):
@@ -100,31 +99,21 @@ def _transition(turn: Turn, observation: str, episode: Episode) -> Transition:
 
 
 def compare_rewards(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return metrics of each model and environment: `before` and `after` are those of `summarise`.
+    """Return metrics of each model and environment: `before` and `after` are those of `summarise_outcomes`.
 
     `changed` is the number of episodes with another reward, `agreement` the share with the same success, where unknown
     success counts as none, and `unscored` the number of episodes without a new reward.
     """
     report = []
-    for player in dict.fromkeys((row["model"], row["environment"]) for row in rows):
-        members = [row for row in rows if (row["model"], row["environment"]) == player]
+    for model, environment in dict.fromkeys((row["model"], row["environment"]) for row in rows):
+        members = [row for row in rows if (row["model"], row["environment"]) == (model, environment)]
         scored = [row for row in members if "error" not in row]
+        figures: dict[str, Any] = {"model": model, "environment": environment, "unscored": len(members) - len(scored)}
+        for name, side in (("before", "old_"), ("after", "")):
+            figures[name] = summarise_outcomes(
+                (row["seed"], row[f"{side}success"], row[f"{side}reward"]) for row in scored
+            )
+        figures["changed"] = sum(row["reward"] != row["old_reward"] for row in scored)
         agreements = [row["success"] == bool(row["old_success"]) for row in scored]
-        report.append(
-            {"model": player[0], "environment": player[1], "unscored": len(members) - len(scored)}
-            | {"before": _summarise(scored, "old_"), "after": _summarise(scored, "")}
-            | {"changed": sum(row["reward"] != row["old_reward"] for row in scored)}
-            | {"agreement": sum(agreements) / len(scored) if scored else None}
-        )
+        report.append({**figures, "agreement": fmean(agreements) if scored else None})
     return report
-
-
-def _summarise(rows: Sequence[Mapping[str, Any]], side: str) -> dict[str, Any]:
-    """Return the metrics of episodes with the rewards and successes of one side."""
-    turns = [Turn(fresh=True, parts={"environment": row[f"{side}reward"]}) for row in rows]
-    episodes = [
-        Episode(row["seed"], 0, row["environment"], turns=[turn], success=row[f"{side}success"])
-        for row, turn in zip(rows, turns, strict=True)
-    ]
-    figures = summarise(episodes)
-    return {name: figures[name] for name in ("episodes", *OUTCOMES)}

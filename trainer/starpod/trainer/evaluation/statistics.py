@@ -73,22 +73,21 @@ def interval_of_mean(estimates: Sequence[tuple[float, float, float]]) -> tuple[f
     return middle - lower_half, middle + upper_half
 
 
-def paired_share_interval(
-    only_first: int, only_second: int, pairs: int, confidence: float = CONFIDENCE
-) -> tuple[float, float]:
-    """Return the interval of the second share minus the first in paired trials.
+def paired_interval(differences: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
+    """Return the interval of the difference of two shares from paired trials. It stays within -1 and 1.
 
-    This is Wald's interval with two pairs added (Agresti and Min 2005). It has a width even if no pair differs.
+    This is Wald's interval with two pairs added (Agresti and Min 2005): one with equal outcomes, and half a pair for
+    each sign. It has a width even if no pair differs.
 
     Args:
-        only_first, only_second: Number of pairs in which only one succeeded.
-        pairs: Number of all pairs, including those with equal outcomes.
+        differences: Second minus first outcome of each pair, from -1 to 1. With several pairs per start state, their
+            mean.
         confidence: Probability with which such intervals contain the difference, 0.95 by default.
     """
-    count = pairs + 2
+    count = len(differences) + 2
     z = NormalDist().inv_cdf((1 + confidence) / 2)
-    middle = (only_second - only_first) / count
-    half = z * math.sqrt(only_first + only_second + 1 - count * middle * middle) / count
+    middle = sum(differences) / count
+    half = z * math.sqrt(sum(each * each for each in differences) + 1 - count * middle * middle) / count
     return max(-1.0, middle - half), min(1.0, middle + half)
 
 

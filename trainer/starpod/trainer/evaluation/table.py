@@ -5,10 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from starpod.trainer.evaluation.compare import compare_evaluations
+from starpod.trainer.evaluation.compare import compare_outcomes
 from starpod.trainer.evaluation.figures import facts_of, summarise
 from starpod.trainer.evaluation.folder import EvaluationFolder
 from starpod.trainer.evaluation.plan import EvaluationPlan
@@ -26,7 +26,7 @@ def evaluation_report(folder: EvaluationFolder, plan: EvaluationPlan) -> dict[st
     seeds: first seed, and the one after the last. attempts: number of episodes per start state.
     models: by name the facts of the plan, and `environments`: by name the figures of `summarise` and `facts_of`, and
         `error`, the reason why the first failed episode failed.
-    comparisons: `first`, `second`, and the figures of `compare_evaluations` for each pair of models.
+    comparisons: `first`, `second`, and the figures of `compare_outcomes` by environment, for each pair of models.
     """
     report: dict[str, Any] = {"seeds": [plan.seeds.start, plan.seeds.stop], "attempts": plan.attempts}
     models = report["models"] = {}
@@ -42,22 +42,15 @@ def evaluation_report(folder: EvaluationFolder, plan: EvaluationPlan) -> dict[st
         models[model] = {**facts, "environments": environments}
     report["comparisons"] = []
     for first, second in itertools.combinations(models, 2):
-        # Pairs need the same version, which is unknown before the first episode.
-        common = [name for name in plan.environments if _version(report, first, name) == _version(report, second, name)]
-        figures = compare_evaluations(*(of_model(report, model, common) for model in (first, second)))
+        # A version is unknown before the first episode.
+        pairs = {name: [models[each]["environments"][name] for each in (first, second)] for name in plan.environments}
+        figures = {
+            name: compare_outcomes(one["results"], other["results"], plan.attempts)
+            for name, (one, other) in pairs.items()
+            if one["version"] == other["version"]
+        }
         report["comparisons"].append({"first": first, "second": second, "environments": figures})
     return report
-
-
-def _version(report: Mapping[str, Any], model: str, environment: str) -> str:
-    return str(report["models"][model]["environments"][environment]["version"])
-
-
-def of_model(report: Mapping[str, Any], model: str, environments: Iterable[str] | None = None) -> dict[str, Any]:
-    """Return a model's figures as an argument of `compare_evaluations`. environments: only these; None: all."""
-    figures = report["models"][model]["environments"]
-    chosen = {name: figures[name] for name in (figures if environments is None else environments)}
-    return {"seeds": report["seeds"], "samples": report["attempts"], "environments": chosen}
 
 
 def figure_rows(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -66,47 +59,24 @@ def figure_rows(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     Without episodes that say it, a cell is "-".
     """
     tries = max((int(k) for _, _, figures in _cells(report) for k in figures["pass_at_k"]), default=1)
-    heads = [
-        "Model",
-        "Environment",
-        "Episodes",
-        "Success (95 %)",
-        "Return (95 %)",
-        "Turns",
-        "Tokens",
-        "Seconds",
-        "Format",
-    ]
-    heads += [f"pass@{tries}", f"pass^{tries}"] if tries > 1 else []
+    heads = ["Model", "Environment", "Episodes", "Success (95 %)", "Return (95 %)"]
+    forms = {"Turns": ".1f", "Tokens": ".1f", "Seconds": ".2f"}
+    passes = {"pass_at_k": f"pass@{tries}", "pass_hat_k": f"pass^{tries}"} if tries > 1 else {}
     rows = []
     for model, environment, figures in _cells(report):
         failed = f" ({figures['failed']} failed)" if figures["failed"] else ""
-        row = [model, environment, f"{figures['episodes']}{failed}"]
-        row += [
-            format_interval(figures, "success", "success", ".1%"),
-            format_interval(figures, "return_mean", "return", ".3f"),
-        ]
-        forms = (("turns_mean", ".1f"), ("tokens_mean", ".1f"), ("seconds_mean", ".2f"), ("format_rate", ".1%"))
-        row += [format_figure(figures[name], form) for name, form in forms]
-        if tries > 1:
-            row += [format_figure(figures[name].get(str(tries)), ".1%") for name in ("pass_at_k", "pass_hat_k")]
-        rows.append(row)
-    return heads, rows
+        rows.append([model, environment, f"{figures['episodes']}{failed}"])
+        rows[-1] += [format_interval(figures, "success", "success", ".1%")]
+        rows[-1] += [format_interval(figures, "return_mean", "return", ".3f")]
+        rows[-1] += [format_figure(figures[f"{head.lower()}_mean"], form) for head, form in forms.items()]
+        rows[-1] += [format_figure(figures["format_rate"], ".1%")]
+        rows[-1] += [format_figure(figures[name].get(str(tries)), ".1%") for name in passes]
+    return [*heads, *forms, "Format", *passes.values()], rows
 
 
 def comparison_rows(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Return the headings and the rows of the comparisons, one row per pair of models and environment."""
-    heads = [
-        "A",
-        "B",
-        "Environment",
-        "Pairs",
-        "Success A",
-        "Success B",
-        "B - A (95 %)",
-        "p (McNemar)",
-        "Return B - A (95 %)",
-    ]
+    heads = ["A", "B", "Environment", "Pairs", "Success A", "Success B", "B - A (95 %)", "p (McNemar)"]
     rows = []
     for each in report["comparisons"]:
         for environment, figures in each["environments"].items():
@@ -114,19 +84,21 @@ def comparison_rows(report: Mapping[str, Any]) -> tuple[list[str], list[list[str
             row = [each["first"], each["second"], environment, str(figures["pairs"]), *success]
             row += [_difference(figures["success_difference"], "+.1%"), format_figure(figures["p_value"], ".2g")]
             rows.append([*row, _difference(figures["return_difference"], "+.3f")])
-    return heads, rows
+    return [*heads, "Return B - A (95 %)"], rows
 
 
 def to_csv(report: Mapping[str, Any]) -> str:
     """Return the table as CSV with exact numbers. A figure without data is empty."""
-    attempts = list(dict.fromkeys(k for _, _, figures in _cells(report) for k in figures["pass_at_k"]))
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    passes = [(name, sign, k) for k in attempts for name, sign in (("pass_at_k", "@"), ("pass_hat_k", "^"))]
-    writer.writerow(["model", "environment", *_FIGURES, *(f"pass{sign}{k}" for _, sign, k in passes)])
+    rows = []
     for model, environment, figures in _cells(report):
-        row = [figures[name] for name in _FIGURES] + [figures[name].get(k) for name, _, k in passes]
-        writer.writerow([model, environment, *row])
+        row = {"model": model, "environment": environment, **{name: figures[name] for name in _FIGURES}}
+        for name, sign in (("pass_at_k", "@"), ("pass_hat_k", "^")):
+            row |= {f"pass{sign}{k}": value for k, value in figures[name].items()}
+        rows.append(row)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, dict.fromkeys(name for row in rows for name in row), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
     return text.getvalue()
 
 

@@ -248,11 +248,7 @@ class RunFolder:
             limits: Keys of `stop` whose limits were reached.
         """
         ended = {"outcome": outcome, "seconds": seconds, "time": time.time(), "limits": list(limits)}
-        self.note({"ended": ended})
-
-    def note(self, facts: Mapping[str, Any]) -> None:
-        """Add facts to run.json. Raises CannotWrite."""
-        self._write_facts({**self.read_facts(), **facts})
+        self._write_facts({**self.read_facts(), "ended": ended})
 
     def _write_facts(self, facts: Mapping[str, Any]) -> None:
         write_atomic(self.facts, json.dumps(facts, indent=2, default=str) + "\n")

@@ -7,7 +7,6 @@ import json
 import os
 import threading
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from statistics import fmean, median_high, median_low
 from typing import Any
@@ -18,7 +17,8 @@ from starpod.trainer.configuration.layers import read_values
 from starpod.trainer.configuration.mistakes import explain
 from starpod.trainer.configuration.section import ConfigError, Section
 from starpod.trainer.data.episode import Episode
-from starpod.trainer.data.files import append_line
+from starpod.trainer.data.files import append_line, cut_incomplete_line
+from starpod.trainer.output.files import read_lines
 from starpod.v1.untrusted import read_completion, read_untrusted_json
 
 KEY = "OPENAI_API_KEY"
@@ -93,7 +93,9 @@ class Judge:
         self.path, self.replies_file = path, path.with_suffix(".replies.jsonl")
         try:
             self.config = JudgeConfig.model_validate(read_values(path))
-            self._replies = _read_replies(self.replies_file)
+            if self.replies_file.exists():
+                cut_incomplete_line(self.replies_file)
+            self._replies = {(each["request"], each["vote"]): each for each in read_lines(self.replies_file)}
             self._client = openai.OpenAI(
                 api_key=os.environ.get(KEY) or ("none" if self.config.base_url else None),
                 base_url=self.config.base_url or None,
@@ -102,7 +104,7 @@ class Judge:
             )
         except ValidationError as error:
             raise ConfigError(f"{path}: {explain(JudgeConfig, error)}") from None
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError, LookupError) as error:
             raise ConfigError(f"the judge {path} or its {self.replies_file.name} cannot be read: {error}") from error
         except openai.OpenAIError as error:
             raise ConfigError(f"set {KEY} to your key, or base_url in {path} to another address") from error
@@ -154,16 +156,3 @@ class Judge:
                 f"{self.path}, {KEY}, and that the server runs. Replies so far are kept"
             ) from error
         return {"text": completion.text, "finish": completion.finish, "usage": completion.usage}
-
-
-def _read_replies(file: Path) -> dict[tuple[str, int], dict[str, Any]]:
-    """Return the recorded replies by request and vote. A line that a killed process left incomplete is left out."""
-    text = file.read_text(encoding="utf-8") if file.exists() else ""
-    if text and not text.endswith("\n"):
-        append_line(file, "\n")
-    replies = {}
-    for line in text.splitlines():
-        with suppress(ValueError, KeyError, TypeError):
-            reply = json.loads(line)
-            replies[reply["request"], reply["vote"]] = reply
-    return replies

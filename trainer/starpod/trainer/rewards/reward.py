@@ -31,7 +31,6 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from starpod.client import Transition
-from starpod.client.spelling import nearest
 from starpod.trainer.configuration.section import ConfigError, FilePath, Section
 from starpod.trainer.configuration.user_file import UserCodeError, UserFunction, call, expect_callable, load, located
 from starpod.trainer.data.episode import Episode, Turn, lines_of
@@ -41,6 +40,7 @@ from starpod.trainer.rewards.subgoals import SubgoalsConfig, is_inconsistent, sc
 from starpod.trainer.rewards.tools import ToolsConfig, score_tools
 from starpod.trainer.rewards.truth import ReasoningConfig, RelationsConfig
 from starpod.trainer.rewards.view import TurnView
+from starpod.v1.spelling import nearest
 from starpod.v1.values import MAX_REWARD
 
 GROUP = "starpod.rewards"

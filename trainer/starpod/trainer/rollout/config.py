@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -14,18 +14,7 @@ from starpod.trainer.configuration.kinds import KindBy
 from starpod.trainer.configuration.section import CommandWords, FilePath, Section
 
 
-class CurriculumConfig(Section):
-    """Start states of training that follow the policy's success. Warm starts and evaluations do not use it."""
-
-    kind: str
-
-    @property
-    def option_sets(self) -> Sequence[Mapping[str, Any]]:
-        """Options that training merges over those of the environment, one after another."""
-        return ({},)
-
-
-class LevelsConfig(CurriculumConfig):
+class LevelsConfig(Section):
     """Levels of environment options; success advances training to the next level."""
 
     kind: Literal["levels"] = "levels"
@@ -36,12 +25,8 @@ class LevelsConfig(CurriculumConfig):
     success: float = Field(default=0.8, gt=0, le=1, description="Mean success at which the next level begins.")
     window: int = Field(default=5, ge=1, description="Iterations at a level over which success is averaged.")
 
-    @property
-    def option_sets(self) -> Sequence[Mapping[str, Any]]:
-        return self.levels or ({},)
 
-
-class TaskPoolConfig(CurriculumConfig):
+class TaskPoolConfig(Section):
     """A finite pool of tasks, which are played by their difficulty: most often if the policy solves them sometimes."""
 
     kind: Literal["tasks"] = "tasks"
@@ -58,7 +43,8 @@ class TaskPoolConfig(CurriculumConfig):
     )
 
 
-AnyCurriculum = Annotated[LevelsConfig | TaskPoolConfig, KindBy("kind")]
+CurriculumConfig = Annotated[LevelsConfig | TaskPoolConfig, KindBy("kind")]
+"""Start states of training that follow the policy's success. Warm starts and evaluations do not use it."""
 
 
 class EnvironmentConfig(Section):
@@ -102,7 +88,7 @@ class EnvironmentConfig(Section):
     ca: FilePath = Field(default="", description="PEM file of the servers' certificate authority; turns TLS on.")
     certificate: FilePath = Field(default="", description="PEM file of the client's certificate (mTLS).")
     key: FilePath = Field(default="", description="PEM file of the client's key (mTLS).")
-    curriculum: AnyCurriculum = Field(
+    curriculum: CurriculumConfig = Field(
         default=LevelsConfig(),
         description="Start states that follow success. levels: options become harder; tasks: of a finite pool, tasks "
         "that are solved sometimes are played most.",

@@ -162,6 +162,4 @@ class TaskPool(Curriculum):
 
 def make_curriculum(config: CurriculumConfig, seeds: SeedRange, stream: int) -> Curriculum:
     """Return the configured curriculum. seeds: seeds of training. stream: seed of its random numbers."""
-    if isinstance(config, TaskPoolConfig):
-        return TaskPool(config, seeds, stream)
-    return Levels(config) if isinstance(config, LevelsConfig) else Curriculum()
+    return TaskPool(config, seeds, stream) if isinstance(config, TaskPoolConfig) else Levels(config)

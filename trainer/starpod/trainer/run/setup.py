@@ -98,10 +98,8 @@ async def open_run(
             screen.warn(line)
         check_tokens(config.replay.offline, offline, templates)
         demonstrations = await episodes_to_imitate(config, served, templates)
-        if parallel.is_main and (contents := [each.contents for each in served if each.contents is not None]):
-            folder.note({"imitated": [each.shares() for each in contents]})
-            for each in contents:
-                screen.phase(each.sentence())
+        for contents in (each.contents for each in served if each.contents is not None):
+            screen.phase(contents.sentence())
         engine = _start_engine(config, models, parallel, screen, stack)
         run = Run(
             config,

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
 
-from starpod.client.spelling import nearest
 from starpod.trainer.checkpoints.checkpoint import Checkpoints
 from starpod.trainer.configuration.config import Config
 from starpod.trainer.diagnostics.echo_trap import SettingsInUse
@@ -15,6 +14,7 @@ from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.screen import Screen
 from starpod.trainer.output.sinks import Sinks
 from starpod.trainer.run.progress import Progress, Settings
+from starpod.v1.spelling import nearest
 
 _MEASURED = 5
 """Number of first iterations whose speed is extrapolated to the time limit."""

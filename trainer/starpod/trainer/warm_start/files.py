@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
-from starpod.trainer.configuration.section import ConfigError, absolute_path
+from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.data.atif import from_atif
 from starpod.trainer.data.chat import Chat, parse_chat
 from starpod.trainer.data.episode import Episode
-from starpod.trainer.data.files import EVALUATION, BadEpisodes, episode_files, parse_episode, read_records
+from starpod.trainer.data.files import BadEpisodes, parse_episode, read_records, training_files
 from starpod.trainer.warm_start.config import WarmStartConfig
 
 KEY = "warm_start.demonstrations"
@@ -27,25 +26,14 @@ class FileContents:
     path: str
     episodes: list[Episode] = field(default_factory=list)
     chats: list[Chat] = field(default_factory=list)
-    left_out: Counter[str] = field(default_factory=Counter)
-    """Number of rows that are left out, by reason."""
-    first: dict[str, str] = field(default_factory=dict)
-    """File and line of the first row that is left out for a reason, and details."""
-
-    def leave_out(self, reason: str, example: str) -> None:
-        self.left_out[reason] += 1
-        self.first.setdefault(reason, example)
-
-    def shares(self) -> dict[str, Any]:
-        """Return how many rows are used, and how many are left out for each reason, as JSON values."""
-        reasons = {reason: {"count": n, "first": self.first[reason]} for reason, n in self.left_out.items()}
-        return {"file": absolute_path(self.path), "used": len(self.episodes) + len(self.chats), "left_out": reasons}
+    left_out: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    """File, line and details of each row that is left out, by reason."""
 
     def sentence(self) -> str:
         """Return what is imitated and what is left out, for the screen."""
         used = len(self.episodes) + len(self.chats)
-        text = f"using {used} of {used + self.left_out.total()} in {self.path}"
-        reasons = [f"{count} {reason} (the first: {self.first[reason]})" for reason, count in self.left_out.items()]
+        text = f"using {used} of {used + sum(map(len, self.left_out.values()))} in {self.path}"
+        reasons = [f"{len(places)} {reason} (the first: {places[0]})" for reason, places in self.left_out.items()]
         return f"{text}; left out: {', '.join(reasons)}" if reasons else text
 
 
@@ -78,8 +66,8 @@ def read_contents(config: WarmStartConfig, environment: str) -> FileContents:
     kept = math.ceil((config.failures or 0.0) * len(failed))
     for place, record in failed[:kept]:
         _add(contents, record, place)
-    for place, _ in failed[kept:]:
-        contents.leave_out("without success", place)
+    if len(failed) > kept:
+        contents.left_out["without success"] = [place for place, _ in failed[kept:]]
     if not (contents.episodes or contents.chats):
         raise ConfigError(f"{KEY} {path} has nothing to imitate: {contents.sentence()}")
     return contents
@@ -91,15 +79,15 @@ def _choose(
     """Return whether a record may be imitated, and count it if not. Raises ConfigError if it needs a reward."""
     reward = record.reward if isinstance(record, Chat) else record.own_return
     if record.environment not in ("", environment):
-        contents.leave_out("of other environments", f"{place}, of {record.environment}")
+        contents.left_out["of other environments"].append(f"{place}, of {record.environment}")
     elif isinstance(record, Episode) and (record.failed or not any(turn.actions for turn in record.turns)):
-        contents.leave_out("without an action", place)
+        contents.left_out["without an action"].append(place)
     elif min_reward is None or (reward is not None and reward >= min_reward):
         return True
     elif reward is None:
         raise ConfigError(f"{place} has no reward: give each line `reward`, or leave out warm_start.min_reward")
     else:
-        contents.leave_out(f"with a reward below {min_reward:g}", f"{place}, {reward:g}")
+        contents.left_out[f"with a reward below {min_reward:g}"].append(f"{place}, {reward:g}")
     return False
 
 
@@ -111,15 +99,9 @@ def _add(contents: FileContents, record: Episode | Chat, place: str) -> None:
 
 
 def _files(path: Path) -> list[Path]:
-    """Return the files at a path. Those of evaluations in a folder are skipped: their start states are held out."""
+    """Return the files at a path: trajectories of ATIF, or those of `training_files`."""
     trajectories = sorted(path.glob("*.json")) if path.is_dir() and not (path / "episodes").is_dir() else []
-    if trajectories and not any(path.glob("*.jsonl*")):
-        return trajectories
-    files = episode_files(path)
-    kept = [file for file in files if path.is_file() or not file.name.startswith(EVALUATION)]
-    if not kept:
-        raise BadEpisodes(f"{path} holds only episodes of evaluations; name a file to imitate those")
-    return kept
+    return trajectories if trajectories and not any(path.glob("*.jsonl*")) else training_files(path)
 
 
 def _parse(line: str) -> Episode | Chat:
@@ -129,8 +111,7 @@ def _parse(line: str) -> Episode | Chat:
     except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from None
     if isinstance(values, Mapping) and "steps" in values and "messages" not in values:
-        trajectory = from_atif(values)
-        return trajectory if isinstance(trajectory, Episode) else parse_chat(trajectory)
+        return parse_chat(from_atif(values))
     if isinstance(values, Mapping) and "messages" in values:
         return parse_chat(values)
     if isinstance(values, Mapping) and "turns" in values:

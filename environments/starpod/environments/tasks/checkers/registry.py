@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib.util
 import json
@@ -12,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from starpod.env_server import read_untrusted_json
+from starpod.v1.spelling import nearest
 
 from .base import AnswerChecker
 from .numbers import MathChecker, NumberChecker
@@ -19,11 +19,14 @@ from .programs import FunctionChecker, TestsChecker
 from .text import ChoiceChecker, ExactChecker, RegexChecker, SchemaChecker
 
 _CHECKERS: dict[str, type[AnswerChecker]] = {
-    checker.model_fields["kind"].default: checker
-    for checker in (
-        *(ExactChecker, NumberChecker, MathChecker, ChoiceChecker, RegexChecker, SchemaChecker, TestsChecker),
-        FunctionChecker,
-    )
+    "exact": ExactChecker,
+    "number": NumberChecker,
+    "math": MathChecker,
+    "choice": ChoiceChecker,
+    "regex": RegexChecker,
+    "schema": SchemaChecker,
+    "tests": TestsChecker,
+    "function": FunctionChecker,
 }
 
 
@@ -53,9 +56,7 @@ def _checker(text: str) -> AnswerChecker:
     if kind == "judge":
         raise ValueError("a judge is a reward of the trainer: leave it out here, and see section rewards of the job")
     if kind not in _CHECKERS:
-        close = difflib.get_close_matches(kind, _CHECKERS, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"use {', '.join(_CHECKERS)}"
-        raise ValueError(f"there is no reward {kind!r}; {hint}")
+        raise ValueError(f"there is no reward {kind!r}{nearest(kind, _CHECKERS)}")
     for module, package in _CHECKERS[kind].packages.items():
         if importlib.util.find_spec(module) is None:
             raise ValueError(f"reward {kind} needs the package {package}: pip install {package}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 
 
 def near(name: str, known: Iterable[str]) -> list[str]:
@@ -13,7 +13,7 @@ def near(name: str, known: Iterable[str]) -> list[str]:
     return [by_lower_case[match] for match in matches]
 
 
-def nearest(name: str, known: Sequence[str]) -> str:
+def nearest(name: str, known: Collection[str]) -> str:
     """Return the end of an error message: `; did you mean X or Y?`, or `; there are X, Y` if no name is close."""
     if close := near(name, known):
         return f"; did you mean {' or '.join(close)}?"
