@@ -73,6 +73,8 @@ class _ConcurrencyClassEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Conc
     """On a thread: it waits or releases the interpreter."""
     CONCURRENCY_CLASS_PROCESS: _ConcurrencyClass.ValueType  # 3
     """In a process of the session's own: unsafe, leaky or untrusted. A crash costs that session alone."""
+    CONCURRENCY_CLASS_CONTAINER: _ConcurrencyClass.ValueType  # 4
+    """In a container of the session's own: a whole machine. One that dies costs that session alone."""
 
 class ConcurrencyClass(_ConcurrencyClass, metaclass=_ConcurrencyClassEnumTypeWrapper):
     """Where a step runs."""
@@ -84,6 +86,8 @@ CONCURRENCY_CLASS_THREAD: ConcurrencyClass.ValueType  # 2
 """On a thread: it waits or releases the interpreter."""
 CONCURRENCY_CLASS_PROCESS: ConcurrencyClass.ValueType  # 3
 """In a process of the session's own: unsafe, leaky or untrusted. A crash costs that session alone."""
+CONCURRENCY_CLASS_CONTAINER: ConcurrencyClass.ValueType  # 4
+"""In a container of the session's own: a whole machine. One that dies costs that session alone."""
 Global___ConcurrencyClass: _TypeAlias = ConcurrencyClass  # noqa: Y015
 
 class _ForkRandomness:

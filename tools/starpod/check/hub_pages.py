@@ -21,6 +21,7 @@ _CONCURRENCY = {
     pb.CONCURRENCY_CLASS_INLINE: "in the server's event loop",
     pb.CONCURRENCY_CLASS_THREAD: "on a thread",
     pb.CONCURRENCY_CLASS_PROCESS: "in its own process",
+    pb.CONCURRENCY_CLASS_CONTAINER: "in its own container",
 }
 
 

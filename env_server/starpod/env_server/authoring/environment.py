@@ -42,6 +42,9 @@ class Concurrency(enum.Enum):
     """Steps run on a thread of the server's pool. Use this if steps wait or release the interpreter lock."""
     PROCESS = "process"
     """Each session has its own process. Use this for code that may crash, leak memory or hang, or is not trusted."""
+    CONTAINER = "container"
+    """Each session has its own container. The methods run on threads without a time limit, and the environment sets its
+    own limits. `close` removes the container."""
 
 
 class OptionsError(ValueError):
@@ -73,6 +76,13 @@ class Busy(Exception):
         super().__init__(message)
         self.message = message
         self.retry_after = retry_after
+
+
+class MachineLost(Exception):
+    """A resource outside of this process that held the episode, such as its container, is gone.
+
+    Any method may raise it. The session is lost, and the caller gets the message as the cause.
+    """
 
 
 class EnvironmentOptions(BaseModel):
@@ -353,6 +363,19 @@ class Environment(ABC):
         clone.options, clone.seed = self.options, self.seed
         clone.set_state(copy.deepcopy(self.get_state()))
         return clone
+
+    def cut_short(self) -> Outcome | None:
+        """Return the last outcome of an episode that a limit on turns or actions ends, or None if there is none.
+
+        It is called after the last turn's actions. Its reward and `success` count for that turn.
+        """
+        return None
+
+    def close(self) -> None:  # noqa: B027 - most have no such resources
+        """Free resources outside of this process, because the session or its episode ends.
+
+        It is called for class `container`, on a thread and possibly during another call. It may be called repeatedly.
+        """
 
     # --- what the server provides --------------------------------------------------------------------------------
 

@@ -194,6 +194,11 @@ class LiveEpisode:
                     end = EndReason.MAX_ACTIONS
                 elif turns + 1 == limits.max_turns:
                     end = EndReason.MAX_TURNS
+                if end and (last := environment.cut_short()) is not None:
+                    reward, success = reward + last.reward, last.success
+                    details = merge(details, last)
+                    if outcomes and (played := outcomes[-1]):
+                        outcomes[-1] = played._replace(reward=played.reward + last.reward)
             if end:
                 self.end_reason = end
                 if success is None and end is not EndReason.TERMINAL:

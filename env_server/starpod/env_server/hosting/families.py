@@ -24,7 +24,8 @@ LONG_START = 5.0
 class Family(Protocol):
     """A module that hosts environments of another package, registered by an entry point.
 
-    If the family supports patterns, it also has a function `installed(pattern)`, which returns the matching names.
+    If the family supports patterns, it also has a function `installed(pattern)`, which returns the matching names. If a
+    name without `*` can be a pattern, such as a folder of tasks, it has a function `is_plural(name)` that says so.
     """
 
     def host(self, text: str) -> type[Environment]:
@@ -54,7 +55,8 @@ def add_hosted(registry: Registry, wanted: str) -> list[str]:
         hint = f"pip install {package.replace('_', '-')}"
         raise RegistryError(f"{wanted} needs the package {package}: {hint}") from error
     pattern, *suffixes = re.split(r"(?=[?#])", text, maxsplit=1)
-    if "*" not in pattern:
+    is_plural = "*" in pattern or (hasattr(family, "is_plural") and family.is_plural(pattern))
+    if not is_plural:
         return [_add_one(registry, wanted, family, text)]
     if not hasattr(family, "installed"):
         raise RegistryError(f"{wanted}: this family does not take *; name the environments to host")

@@ -77,6 +77,7 @@ class ServerLimits:
         "forks are snapshots, too.",
     )
     max_processes: int = setting(256, _COUNT, "Maximum sessions of class process, each in its own process.")
+    max_containers: int = setting(64, _COUNT, "Maximum sessions of class container, each in its own container.")
     max_group: int = setting(4_096, _COUNT, "Maximum sessions that one Open, Fork or Restore may make.")
     max_step_actions: int = setting(1_024, _COUNT, "Maximum actions of a turn.")
     max_step_bytes: int = setting(4 * MEBIBYTE, size(1024), "Maximum size of a turn's actions.")

@@ -17,6 +17,10 @@ STEP_SECONDS = (5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 5e-4, 1e-3, 5e-3, 1e-2, 5e-2, 0.
 """Upper bounds of the step latency buckets, from inline environments to slow ones."""
 
 
+RESOURCES: list[Collector] = []
+"""Collectors of resources that all sessions of this process share, such as containers. Their modules add them."""
+
+
 class Tenants(Protocol):
     """An object that lists the tenants."""
 
@@ -124,6 +128,8 @@ class Metrics(Collector):
         yield GaugeMetricFamily("starpod_calls_in_flight", "Calls in progress.", value=self.calls_in_flight)
         yield GaugeMetricFamily("starpod_streams", "Streams connected.", value=self.streams)
         yield from self._of_tenants()
+        for collector in RESOURCES:
+            yield from collector.collect()
 
     def _of_tenants(self) -> Iterator[Metric]:
         """Yield metrics by tenant name. Tenants without a name are added up, and nothing of a token is shown."""

@@ -8,6 +8,7 @@ from starpod.env_server.episodes.errors import overloaded
 from starpod.env_server.episodes.live_episode import Want
 from starpod.env_server.operation.config import ServerLimits
 from starpod.env_server.processes.child_process import ChildProcess
+from starpod.env_server.processes.container_host import ContainerHost
 from starpod.env_server.processes.hosts import EpisodeHost, LocalHost, Pools
 from starpod.env_server.processes.process_host import ProcessHost
 from starpod.env_server.sandbox.sandbox import UNTRUSTING, Sandbox
@@ -26,20 +27,24 @@ class HostFactory:
         sandbox: Sandbox = UNTRUSTING,
         journal: Journal | None = None,
     ) -> None:
-        self.pools = Pools.of(threads, thread_seconds)
+        self.pools = Pools.of(threads, thread_seconds, limits.max_containers)
         self.sandbox = sandbox
         self.journal = journal or Journal()
-        self._max_processes = limits.max_processes
+        self._max_processes, self._max_containers = limits.max_processes, limits.max_containers
 
     def new(self, environment: type[Environment], want: Want) -> EpisodeHost:
-        """Return a host without an episode. Raises OVERLOADED if it would be a process too many."""
+        """Return a host without an episode. Raises OVERLOADED if it would be a process or container too many."""
         self.make_room(environment)
         if environment.spec.concurrency is Concurrency.PROCESS:
             return ProcessHost(environment, self.sandbox)
-        return LocalHost(environment, self.pools, self.journal, want)
+        kind = ContainerHost if environment.spec.concurrency is Concurrency.CONTAINER else LocalHost
+        return kind(environment, self.pools, self.journal, want)
 
     def make_room(self, environment: type[Environment]) -> None:
-        """Raise OVERLOADED if the environment needs a process and all of them are in use."""
+        """Raise OVERLOADED if the environment needs a process or container and all of them are in use."""
+        if environment.spec.concurrency is Concurrency.CONTAINER and ContainerHost.alive >= self._max_containers:
+            problem = f"all {self._max_containers} containers are in use"
+            raise overloaded("max_containers", problem, _RETRY_SECONDS)
         if environment.spec.concurrency is Concurrency.PROCESS and ChildProcess.alive >= self._max_processes:
             problem = f"all {self._max_processes} environment processes are in use"
             raise overloaded("max_processes", problem, _RETRY_SECONDS)

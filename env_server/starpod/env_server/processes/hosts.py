@@ -13,6 +13,7 @@ from starpod.env_server.authoring.environment import (
     Environment,
     EnvironmentOptions,
     Limits,
+    MachineLost,
     OptionsError,
     Unavailable,
 )
@@ -38,6 +39,7 @@ from starpod.v1.values import Action
 R = TypeVar("R")
 
 _COMPUTING_THREADS = 2
+_LONGEST_COMMAND = 86_400.0
 _PICTURE = Want(image=True)
 _REHEARSED = 16
 """Maximum number of actions tried on a restored state."""
@@ -80,13 +82,16 @@ class Pools(NamedTuple):
     """Threads for work that waits or releases the interpreter lock."""
     computing: ThreadPool
     """Two threads for work that holds the interpreter lock, and thereby delays the event loop."""
+    commanding: ThreadPool
+    """Threads that wait for containers, one per container. Environments of class `container` set their own limits."""
 
     @classmethod
-    def of(cls, threads: int, seconds: float) -> Pools:
-        """Create the pools. A call that takes longer than `seconds` counts as hung."""
+    def of(cls, threads: int, seconds: float, containers: int = 1) -> Pools:
+        """Create the pools. A call that takes longer than `seconds` counts as hung, except for those on containers."""
         return cls(
             ThreadPool(threads, seconds, "environment"),
             ThreadPool(_COMPUTING_THREADS, seconds, "computing"),
+            ThreadPool(containers, _LONGEST_COMMAND, "commanding"),
         )
 
     def shut_down(self) -> None:
@@ -123,12 +128,16 @@ def start_episode(
     instance = environment()
     instance.options = plan.options
     episode = LiveEpisode(instance, plan.limits)
-    if journal and environment.spec.effects:
-        with journal.recording(instance, None):
+    try:
+        if journal and environment.spec.effects:
+            with journal.recording(instance, None):
+                episode.reset(plan.seed, plan.dynamics_seed)
+        else:
             episode.reset(plan.seed, plan.dynamics_seed)
-    else:
-        episode.reset(plan.seed, plan.dynamics_seed)
-    observation = episode.observe(plan.want, plan.pictures)
+        observation = episode.observe(plan.want, plan.pictures)
+    except BaseException:
+        instance.close()
+        raise
     if type(observation.parts) is not str or type(observation.state_key) is not bytes or observation.extras:
         return episode, Started(convert.observation_to(observation), instructions_of(episode))
     expect_text("observe", observation.parts)
@@ -175,12 +184,12 @@ def _rehearse(episode: LiveEpisode) -> None:
 
 
 class LocalHost:
-    """Host for classes `inline` and `thread`: the episode is in this process.
+    """Host for classes `inline`, `thread` and `container`: the episode's object is in this process.
 
-    Turns of class `thread` run on threads, and so do slow resets and drawing.
+    Turns of the classes `thread` and `container` run on threads, and so do slow resets and drawing.
     """
 
-    __slots__ = ("_environment", "_episode", "_journal", "_pools", "_threaded", "_want", "episode")
+    __slots__ = ("_environment", "_episode", "_journal", "_pools", "_threads", "_want", "episode")
 
     def __init__(
         self,
@@ -193,9 +202,12 @@ class LocalHost:
         self._environment = environment
         self._pools = pools
         self._journal = journal
-        self._threaded = environment.spec.concurrency is not Concurrency.INLINE
+        self._threads = {
+            Concurrency.THREAD: pools.waiting,
+            Concurrency.CONTAINER: pools.commanding,
+        }.get(environment.spec.concurrency)
         self.episode: LiveEpisode | None
-        self._episode: LiveEpisode | None
+        self._episode: LiveEpisode | None = None
         self._take(episode, want)
 
     async def reset(self, plan: ResetPlan) -> Started:
@@ -252,7 +264,7 @@ class LocalHost:
 
         def work() -> tuple[LiveEpisode, str]:
             episode = LiveEpisode.load(self._environment, data)
-            if rehearse and not self._threaded and self._environment.copy is Environment.copy:
+            if rehearse and not self._threads and self._environment.copy is Environment.copy:
                 expect_playable(episode)
             return episode, instructions_of(episode)
 
@@ -264,7 +276,7 @@ class LocalHost:
     async def fork(self, dynamics_seed: int | None) -> LocalHost:
         episode = self._live()
         copy = await self._run(lambda: episode.fork(dynamics_seed), intact=True)
-        return LocalHost(self._environment, self._pools, self._journal, self._want, copy)
+        return type(self)(self._environment, self._pools, self._journal, self._want, copy)
 
     def close(self) -> None:
         self._episode = self.episode = None
@@ -277,7 +289,7 @@ class LocalHost:
         """Continue with another episode. Its steps may run in the event loop only if no part of a step is slow."""
         self._want = want
         self._episode = episode
-        self.episode = None if self._threaded or want.image else episode
+        self.episode = None if self._threads or want.image else episode
 
     def _drawing_pool(self, want: Want) -> ThreadPool | None:
         """Return the pool that draws the wanted picture, or None if none is wanted."""
@@ -291,6 +303,8 @@ class LocalHost:
             return function()
         except (Busy, EpisodeEnded, OptionsError, StateError, Unavailable):
             raise
+        except MachineLost as error:
+            raise HostDied(str(error)) from error
         except BaseException as error:
             if is_ctrl_c(error):
                 raise
@@ -308,8 +322,7 @@ class LocalHost:
                 end_forked_copy(process_id, self._environment.spec.id)
 
         measured_work = measured(work)
-        if self._threaded:
-            pool = self._pools.waiting
+        pool = self._threads or pool
         if pool is None:
             return measured_work()
         try:

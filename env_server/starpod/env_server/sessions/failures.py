@@ -63,7 +63,8 @@ class SessionFailures:
             case StateTooLarge():
                 return CallError("TOO_LARGE", f"the state has {error}", {"limit": "max_snapshot_bytes"})
             case HostDied():
-                host_kind = "process" if session.environment.spec.concurrency is Concurrency.PROCESS else "thread"
+                concurrency = session.environment.spec.concurrency
+                host_kind = "thread" if concurrency is Concurrency.INLINE else concurrency.value
                 session.lose(f"its environment {host_kind} {error}")
                 self._metrics.count_lost(session.environment.spec.id)
                 logger.warning("session lost", extra={"session": session.id, "verb": verb, "cause": session.lost})

@@ -1,0 +1,352 @@
+"""Tasks in Harbor's format, each an environment whose sessions are containers: `harbor:FOLDER`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import random
+import re
+import shlex
+import time
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from starpod.env_server.authoring.environment import (
+    INVALID,
+    Concurrency,
+    Environment,
+    EnvironmentSpec,
+    Limits,
+    Outcome,
+    Tool,
+    Unavailable,
+    digest,
+)
+from starpod.env_server.hosting.harbor_task import LOGS, SOLUTION, TESTS, TaskError, TaskFolder
+from starpod.env_server.hosting.hosted import read_call, starpod_id
+from starpod.env_server.hosting.request import HostingError, HostingRequest, fitting
+from starpod.env_server.machines.machine import ROOT, Machine, MachinePlan
+from starpod.env_server.machines.pool import machine_pool
+from starpod.v1.untrusted import read_untrusted_json
+from starpod.v1.values import MAX_REWARD, Action
+
+SETTINGS = "user warm max_turns command_seconds output boot_seconds lifetime copies build_network".split()
+NOBODY = "1000:1000"
+"""User of the agent's commands where neither the task nor its image names one."""
+MAX_LENGTH = 100_000
+"""Maximum number of characters of a command."""
+_READ_BYTES = 65_536
+"""Maximum size of a reward file."""
+_SNAPSHOT_SECONDS, _FORK_SECONDS = 86_400.0, 120.0
+"""Seconds for which the image of a snapshot and of a fork is kept."""
+_FENCE = re.compile(r"```(?:bash|sh|shell|console)?[^\S\n]*\n(.*?)```", re.DOTALL)
+_DONE = "done"
+
+
+def _tool(name: str, description: str, **properties: str) -> Tool:
+    schema = {key: {"type": "string", "description": text} for key, text in properties.items()}
+    return Tool(name, description, {"type": "object", "properties": schema, "required": list(schema)})
+
+
+TOOLS = (
+    _tool("bash", "Runs a command in the shell.", command="The command; it may have several lines."),
+    _tool("write_file", "Writes a file, in place of one of that name.", path="Its path.", text="Its whole content."),
+    _tool(_DONE, "Says that the task is done, which ends the episode."),
+)
+_INSTRUCTIONS = (
+    "You work in a Linux shell. Each of your replies is one command, plain or in a block of ```bash, or a call of a "
+    "tool; you are shown its output. Working folder and variables stay. Commands cannot ask you anything. When the "
+    "task is done, reply done. Your work is then checked."
+)
+
+
+class HarborTask(Environment):
+    """A task in a container. Turns are commands, and the task's own verifier gives the reward at the end."""
+
+    task: ClassVar[TaskFolder]
+    plan: ClassVar[MachinePlan]
+    verifier_user: ClassVar[str]
+    command_seconds: ClassVar[float]
+    output: ClassVar[int]
+    solution: ClassVar[str | None]
+    """The reference solution as a command."""
+    success_at: ClassVar[float]
+    user: ClassVar[str]
+    """The operator's choice of the agent's user; may be empty."""
+    build_network: ClassVar[str]
+
+    told: str
+    """The observation."""
+    spent: float
+    """Seconds that the agent's commands have run."""
+    is_solving: bool
+    """Whether the reference solution was run."""
+    _cached_machine: Machine | None = None
+
+    # --- before the first session ------------------------------------------------------------------------------------
+
+    @classmethod
+    def prepare(cls) -> None:
+        """Build or pull the image, and read its user and working folder."""
+        engine, environment = machine_pool().engine, cls.task.configuration.environment
+        if engine.find_image(cls.task.image) is None:
+            if environment.docker_image:
+                engine.pull_image(cls.task.image, environment.build_timeout_sec)
+            else:
+                folder, seconds = cls.task.path / "environment", environment.build_timeout_sec
+                engine.build_image(folder, cls.task.image, seconds, cls.build_network)
+        image = engine.find_image(cls.task.image)
+        if image is None:
+            raise Unavailable(f"the image {cls.task.image} is missing")
+        cls._plan_machine(image["Config"])
+
+    @classmethod
+    def _plan_machine(cls, image: dict[str, Any]) -> None:
+        configuration = cls.task.configuration
+        named = cls.user or str(configuration.agent.user or "") or image["User"]
+        user, folder = named or NOBODY, configuration.environment.workdir or image["WorkingDir"] or "/"
+        cls.verifier_user = str(configuration.verifier.user or "") or image["User"] or ROOT
+        quoted, shared = shlex.quote(folder), f"{LOGS}/agent {LOGS}/artifacts {SOLUTION}"
+        setup = [
+            f"mkdir -p {quoted} {shared} {LOGS}/verifier",
+            f"chown {shlex.quote(user)} {shared}",
+            f"chown {shlex.quote(cls.verifier_user)} {LOGS}/verifier\nchmod 700 {LOGS}/verifier",
+        ]
+        variables = cls.task.variables("environment")
+        if not named:
+            # An image that names no user expects root, whose folder this user could not write to.
+            setup += [f"chown -R {NOBODY} {quoted}"] * (folder != "/")
+            variables = {"HOME": "/tmp", **variables}
+        cls.plan = dataclasses.replace(
+            cls.plan, user=user, folder=folder, setup="\n".join(setup), variables=tuple(variables.items())
+        )
+
+    # --- the episode -------------------------------------------------------------------------------------------------
+
+    def reset(self, rng: random.Random) -> None:
+        self._cached_machine = machine_pool().take(self.plan)
+        self.told = self.task.instruction
+        self.spent = 0.0
+        self.is_solving = False
+
+    @property
+    def machine(self) -> Machine:
+        assert self._cached_machine is not None, "the episode is over"
+        return self._cached_machine
+
+    def step(self, action: Action) -> Outcome:
+        is_solution = isinstance(action, str) and action == self.solution
+        command = str(action) if is_solution else _read_command(action)
+        if command is None or len(command) > MAX_LENGTH or "\0" in command:
+            self.told = f"[not executed: write a command of at most {MAX_LENGTH:,} characters]"
+            return INVALID
+        if command == _DONE:
+            self.told = ""
+            return self._verify()
+        agent_seconds = self.task.configuration.agent.timeout_sec or math.inf
+        self.is_solving |= is_solution
+        start = time.monotonic()
+        seconds = min(self.command_seconds, agent_seconds - self.spent)
+        result = self.machine.run(command, seconds, limit=self.output)
+        self.spent += time.monotonic() - start
+        end = f"[exit status {result.status}]"
+        if result.problem:
+            end = f"[the command {result.problem}; a new shell starts in {result.folder}, without the variables]"
+        self.told = f"{result.text.rstrip()}\n{end}".lstrip("\n")
+        if self.spent >= agent_seconds:
+            return self._verify()._replace(terminated=False, truncated=True)
+        return Outcome(info={"exit_status": result.status, "container": self.machine.name})
+
+    def cut_short(self) -> Outcome | None:
+        """Run the verifier if a limit on turns or actions ends the episode."""
+        return self._verify()
+
+    def _verify(self) -> Outcome:
+        """Run the task's verifier and return the last outcome. Raises RuntimeError if it gives no reward."""
+        machine, verifier = self.machine, self.task.configuration.verifier
+        files = {name: f"{LOGS}/verifier/reward.{name}" for name in ("json", "txt")}
+        # An agent that is root may have written a reward, or code that the tests would import.
+        machine.clear(TESTS, *files.values())
+        machine.put(self.task.path / "tests", TESTS)
+        variables = self.task.variables("verifier")
+        result = machine.run_apart(f"{TESTS}/test.sh", verifier.timeout_sec, self.verifier_user, variables)
+        if result.problem:
+            raise RuntimeError(f"the verifier {result.problem}; the end of its output: {result.text[-500:]}")
+        for name, file in files.items():
+            data = machine.read(file, _READ_BYTES)
+            if data is not None:
+                rewards = _read_rewards(data.decode(errors="replace"), name)
+                break
+        else:
+            raise RuntimeError(f"the verifier wrote no reward; the end of its output: {result.text[-500:]}")
+        reward = rewards.get("reward", sum(rewards.values()) / len(rewards))
+        self.told = f"{self.told}\n[the task is over: reward {reward:g}]".lstrip()
+        self.close()
+        return Outcome(reward, terminated=True, success=reward >= self.success_at, reward_parts=rewards)
+
+    def observe(self) -> str:
+        return self.told
+
+    def state_key(self) -> bytes:
+        return digest(self.told)
+
+    def render(self, mode: str = "text") -> str:
+        return self.told
+
+    def close(self) -> None:
+        machine, self._cached_machine = self._cached_machine, None
+        if machine is not None:
+            machine.close()
+
+    # --- copies ------------------------------------------------------------------------------------------------------
+
+    def copy(self) -> Self:
+        """Return a copy with a container of the same files. Processes, memory and variables are not copied."""
+        clone = type(self)()
+        clone.options, clone.seed = self.options, self.seed
+        clone.set_state(self._state(_FORK_SECONDS))
+        return clone
+
+    def get_state(self) -> dict[str, Any]:
+        return self._state(_SNAPSHOT_SECONDS)
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        image, folder = str(state["image"]), str(state["folder"])
+        self.dynamics_seed = state["dynamics_seed"]
+        self.told, self.spent, self.is_solving = str(state["told"]), float(state["spent"]), bool(state["is_solving"])
+        if image:
+            pool = machine_pool()
+            if not pool.engine.find_snapshot(image, self.spec.id):
+                raise ValueError("its engine does not have the snapshot, which is kept for a day")
+            self._cached_machine = Machine.boot(pool.engine, self.plan, image, folder)
+
+    def _state(self, seconds: float) -> dict[str, Any]:
+        machine = self._cached_machine
+        return {
+            "image": machine.commit(seconds) if machine else "",
+            "folder": machine.folder if machine else "",
+            "told": self.told,
+            "spent": self.spent,
+            "is_solving": self.is_solving,
+            "dynamics_seed": self.dynamics_seed,
+        }
+
+
+class SolvedHarborTask(HarborTask):
+    """A task with a reference solution, so that there is an expert."""
+
+    def expert_action(self) -> str | None:
+        """Return the reference solution as one command, and then `done`."""
+        return _DONE if self.is_solving else self.solution
+
+
+def _read_command(action: Action) -> str | None:
+    """Return an action as a command, or None if it makes no sense."""
+    call = read_call(action)
+    if call is None:
+        if not isinstance(action, str) or not action.strip():
+            return None
+        blocks = _FENCE.findall(action)
+        text = (blocks[-1] if blocks else action).strip()
+        return _DONE if text.lower().rstrip(".!") == _DONE else text
+    tool = next((tool for tool in TOOLS if tool.name == call.name), None)
+    names = tool.parameters["properties"] if tool else ()
+    if tool is None or call.arguments.keys() != dict.fromkeys(names).keys():
+        return None
+    values = [call.arguments[name] for name in names]
+    if not all(isinstance(value, str) for value in values):
+        return None
+    match call.name:
+        case "bash":
+            return str(values[0]).strip() or None
+        case "write_file":
+            path, text = map(shlex.quote, values)
+            return f'mkdir -p -- "$(dirname -- {path})" && printf %s {text} > {path}'
+    return _DONE
+
+
+def _read_rewards(text: str, form: str) -> dict[str, float]:
+    """Return the rewards in a reward file by name. Raises RuntimeError if it holds none."""
+    try:
+        value = read_untrusted_json(text) if form == "json" else float(text)
+    except ValueError as error:
+        raise RuntimeError(f"the verifier wrote no number but {text[:80]!r}: {error}") from error
+    rewards = value if isinstance(value, dict) else {"reward": value}
+    if not rewards or not all(
+        type(number) in (int, float, bool) and abs(number) <= MAX_REWARD for number in rewards.values()
+    ):
+        raise RuntimeError(f"the verifier wrote {json.dumps(value)[:200]}, which holds values that are no rewards")
+    return {str(name): float(number) for name, number in rewards.items()}
+
+
+# --- the family ------------------------------------------------------------------------------------------------------
+
+
+def host(text: str) -> type[HarborTask]:
+    """Return the environment of one task folder, `FOLDER#setting=value&...`. Raises HostingError."""
+    request = HostingRequest.parse(text, SETTINGS)
+    try:
+        task = TaskFolder.read(Path(request.name).resolve())
+        for section in ("environment", "verifier", "solution"):
+            task.variables(section)
+    except TaskError as error:
+        raise HostingError(str(error)) from error
+    if request.arguments:
+        raise request.fail("a task takes no arguments; settings follow a #, as in harbor:tasks#max_turns=20")
+    copies = request.choice("copies", "no", "fork", "yes")
+    turns = int(request.number("max_turns", 50))
+    spec = EnvironmentSpec(
+        id=starpod_id(request, "harbor", task.path.name, 1),
+        version=task.version,
+        title=f"Harbor's task {task.path.name}",
+        instructions=_INSTRUCTIONS,
+        grammar="a shell command, plain or in a block of ```bash; done at the end",
+        tools=TOOLS,
+        limits=Limits(max_turns=turns, max_actions_per_turn=1, max_actions=turns),
+        concurrency=Concurrency.CONTAINER,
+        deterministic=request.choice("deterministic", "no", "yes") == "yes",
+        fork=copies != "no",
+        snapshot=copies == "yes",
+    )
+    needs = task.configuration.environment
+    sizes: dict[str, Any] = {"cpus": needs.cpus, "memory_mb": needs.memory_mb, "storage_mb": needs.storage_mb}
+    plan = MachinePlan(
+        environment=spec.id,
+        image=task.image,
+        user="",
+        folder="/",
+        network=task.configuration.network_mode == "public",
+        boot_seconds=request.number("boot_seconds", 60.0),
+        lifetime_seconds=request.number("lifetime", 21_600.0),
+        warm=int(request.number("warm", 1)),
+        **{name: size for name, size in sizes.items() if size},
+    )
+    solution = task.solution()
+    base = HarborTask if solution is None else SolvedHarborTask
+    members = {
+        "spec": spec,
+        "task": task,
+        "plan": plan,
+        "solution": solution,
+        "user": request.settings.get("user", ""),
+        "command_seconds": request.number("command_seconds", 120.0),
+        "output": int(request.number("output", 16_384)),
+        "success_at": request.number("success_at", 1.0),
+        "build_network": request.settings.get("build_network", "default"),
+        "reference": (__name__, "host", text),
+        "__module__": base.__module__,
+    }
+    return type(base.__name__, (base,), members)
+
+
+def installed(pattern: str) -> list[str]:
+    """Return the task folders that match a pattern, or all of those in a folder."""
+    parent, name = (pattern, "*") if "*" not in pattern else (str(Path(pattern).parent), Path(pattern).name)
+    folders = [folder for folder in Path(parent).iterdir() if (folder / "task.toml").is_file()]
+    return [str(Path(parent) / name) for name in fitting(name, [folder.name for folder in folders])]
+
+
+def is_plural(name: str) -> bool:
+    """Return whether a name without `*` stands for several environments: it is a folder of tasks."""
+    return Path(name).is_dir() and not (Path(name) / "task.toml").exists()

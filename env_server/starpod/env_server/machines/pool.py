@@ -1,0 +1,96 @@
+"""Machines that are booted ahead, so that a session need not wait for a boot."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import logging
+import threading
+from collections import Counter, defaultdict, deque
+
+from starpod.env_server.authoring.environment import Busy
+from starpod.env_server.machines.engine import ENGINE_ERRORS, Engine, connect
+from starpod.env_server.machines.machine import Machine, MachinePlan
+from starpod.env_server.machines.metrics import DEAD_WARM
+
+logger = logging.getLogger(__name__)
+
+_SWEEP_SECONDS = 30.0
+
+
+class MachinePool:
+    """The machines of a process. The first use of a plan boots one; later uses find one that was booted ahead."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._lock = threading.Lock()
+        self._warm: defaultdict[MachinePlan, deque[Machine]] = defaultdict(deque)
+        self._booting: Counter[MachinePlan] = Counter()
+        self._closed = threading.Event()
+
+    def take(self, plan: MachinePlan) -> Machine:
+        """Return a machine that was just seen alive. Raises Busy."""
+        machine = self._take_warm(plan)
+        while machine is not None and not machine.answers():
+            DEAD_WARM.labels(plan.environment).inc()
+            _close(machine)
+            machine = self._take_warm(plan)
+        machine = machine or Machine.boot(self.engine, plan)
+        self._refill(plan)
+        return machine
+
+    def _take_warm(self, plan: MachinePlan) -> Machine | None:
+        with self._lock:
+            return self._warm[plan].popleft() if self._warm[plan] else None
+
+    def _refill(self, plan: MachinePlan) -> None:
+        with self._lock:
+            missing = plan.warm - len(self._warm[plan]) - self._booting[plan]
+            if missing <= 0 or self._closed.is_set():
+                return
+            self._booting[plan] += 1
+        threading.Thread(target=self._boot, args=(plan,), name="starpod boots a machine", daemon=True).start()
+
+    def _boot(self, plan: MachinePlan) -> None:
+        machine = None
+        with contextlib.suppress(Busy):
+            machine = Machine.boot(self.engine, plan)
+        with self._lock:
+            self._booting[plan] -= 1
+            is_late = self._closed.is_set()
+            if machine and not is_late:
+                self._warm[plan].append(machine)
+        if machine and is_late:
+            _close(machine)
+        elif machine:
+            self._refill(plan)
+
+    def keep_up(self) -> None:
+        """Remove containers that were left behind or whose lease is over, until the pool closes."""
+        while not self._closed.wait(_SWEEP_SECONDS):
+            with contextlib.suppress(*ENGINE_ERRORS):
+                self.engine.sweep()
+
+    def close(self) -> None:
+        """Remove the warm machines. Those in use end with the process."""
+        self._closed.set()
+        with self._lock:
+            machines = [machine for machines in self._warm.values() for machine in machines]
+            self._warm.clear()
+        for machine in machines:
+            _close(machine)
+
+
+def _close(machine: Machine) -> None:
+    with contextlib.suppress(*ENGINE_ERRORS):
+        machine.close()
+
+
+@functools.cache
+def machine_pool() -> MachinePool:
+    """Return the pool of this process. Raises Unavailable if no engine answers."""
+    pool = MachinePool(connect())
+    atexit.register(pool.close)
+    threading.Thread(target=pool.keep_up, name="starpod sweeps machines", daemon=True).start()
+    return pool

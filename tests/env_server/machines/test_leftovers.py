@@ -1,0 +1,148 @@
+"""Containers that are left behind, dead ones of the pool, snapshots, and verifiers that fail."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.env_server.machines.tasks import BASE, TEXT_REWARD, remove_image, write_task
+
+pytestmark = [pytest.mark.containers, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+def made(engine: Any) -> Iterator[list[Any]]:
+    """Environments that are closed after the test, and their images removed."""
+    environments: list[Any] = []
+    yield environments
+    for environment in environments:
+        environment.close()
+    for environment in environments:
+        remove_image(engine, environment.task.path)
+
+
+def start(made: list[Any], folder: Path, hosting: str = "", **task: str) -> Any:
+    """Return an environment of a task at its start, without a server."""
+    from starpod.env_server.hosting import harbor
+
+    write_task(folder, **{"tests": TEXT_REWARD, **task})
+    environment = harbor.host(f"{folder}#warm=0&{hosting}")
+    environment.prepare()
+    instance = environment()
+    instance.options = environment.Options()
+    instance.reset(None)  # type: ignore[arg-type]
+    made.append(instance)
+    return instance
+
+
+@pytest.mark.parametrize(
+    ("place", "seconds", "stays"),
+    [("here, ended", 1000, False), ("elsewhere", -1, False), ("elsewhere", 1000, True), ("here", 1000, True)],
+)
+def test_a_sweep_removes_what_ended_servers_left(engine: Any, place: str, seconds: int, stays: bool) -> None:
+    """Such a container lost its server without noticing. One of another machine is removed when its lease is over."""
+    from starpod.env_server.machines.engine import LEASE, SERVER
+
+    boot, namespace, process_id, begin = engine.server.split("/")
+    servers = {"here": engine.server, "elsewhere": f"other/{namespace}/{process_id}/{begin}"}
+    servers["here, ended"] = f"{boot}/{namespace}/{process_id}/{int(begin) + 1}"
+    labels = {SERVER: servers[place], LEASE: str(int(time.time()) + seconds)}
+    container = engine.api.create_container(BASE, ["sleep", "1000"], labels=labels)["Id"]
+    engine.api.start(container)
+    try:
+        engine.sweep()
+        left = [each["Id"] for each in engine.api.containers(all=True)]
+        assert (container in left) == stays
+    finally:
+        engine.remove(container)
+
+
+def test_the_pool_hands_out_no_dead_machine(engine: Any, made: list[Any], tmp_path: Path) -> None:
+    from starpod.env_server.machines.metrics import BOOT_SECONDS, DEAD_WARM
+    from starpod.env_server.machines.pool import MachinePool
+
+    plan = start(made, tmp_path / "pooled").plan
+    pool = MachinePool(engine)
+    try:
+        alive, dead = (pool_boot(pool, plan) for _ in range(2))
+        engine.remove(dead.id)
+        pool._warm[plan].extend([dead, alive])
+        machine = pool.take(plan)
+        assert machine is alive
+        assert machine.run("echo ready", 10).text == "ready\n"
+        counts = {sample.name: sample.value for metric in DEAD_WARM.collect() for sample in metric.samples}
+        assert counts["starpod_machine_dead_warm_total"] == 1
+        boots = [sample for metric in BOOT_SECONDS.collect() for sample in metric.samples if "count" in sample.name]
+        assert sum(sample.value for sample in boots) >= 3
+        machine.close()
+    finally:
+        pool.close()
+
+
+def pool_boot(pool: Any, plan: Any) -> Any:
+    from starpod.env_server.machines.machine import Machine
+
+    return Machine.boot(pool.engine, plan)
+
+
+def test_a_copy_keeps_files_and_nothing_else(engine: Any, made: list[Any], tmp_path: Path) -> None:
+    original = start(made, tmp_path / "copied", "copies=yes")
+    original.step("echo hello > hello.txt; cd /tmp; X=1; sleep 1000 &")
+    copy = original.copy()
+    made.append(copy)
+    copy.step("pwd; cat /app/hello.txt; echo [$X]; grep -l sleep /proc/[0-9]*/comm; rm /app/hello.txt")
+    assert copy.told == "/tmp\nhello\n[]\n[exit status 0]"
+    state = original.get_state()
+    original.close()
+    restored = type(original)()
+    restored.options = original.options
+    restored.set_state(state)
+    made.append(restored)
+    assert restored.step("done").reward == 1.0
+    for image in (BASE, "starpod-snapshot:no", restored.task.image):
+        with pytest.raises(ValueError, match="its engine does not have the snapshot"):
+            restored.set_state({**state, "image": image})
+    engine.api.remove_image(state["image"], force=True)
+
+
+@pytest.mark.parametrize(
+    ("tests", "problem"),
+    [
+        ("echo why; exit 1", "the verifier wrote no reward; the end of its output: why"),
+        ("sleep 1000", "the verifier took longer than 2 s"),
+        ("echo good > /logs/verifier/reward.txt", "the verifier wrote no number but 'good"),
+        ("echo '{}' > /logs/verifier/reward.json", "which holds values that are no rewards"),
+        ("ln -s /etc/passwd /logs/verifier/reward.txt", "the verifier wrote no reward"),
+    ],
+)
+def test_a_verifier_that_fails_is_an_error(made: list[Any], tmp_path: Path, tests: str, problem: str) -> None:
+    environment = start(made, tmp_path / "bad", tests=tests, settings="[verifier]\ntimeout_sec = 2.0\n")
+    with pytest.raises(RuntimeError, match=problem):
+        environment.step("done")
+
+
+def test_time_of_the_agent_ends_the_episode_and_its_work_counts(made: list[Any], tmp_path: Path) -> None:
+    environment = start(made, tmp_path / "slow", settings="[agent]\ntimeout_sec = 1.0\n")
+    outcome = environment.step("echo hello > hello.txt; sleep 1000")
+    assert (outcome.reward, outcome.truncated, outcome.terminated) == (1.0, True, False)
+
+
+def test_a_verifier_runs_beside_a_fork_bomb(made: list[Any], tmp_path: Path) -> None:
+    environment = start(made, tmp_path / "bombed")
+    environment.step("echo hello > hello.txt; (setsid bash -c 'b() { b | b & }; b' >/dev/null 2>&1 &); sleep 0.5")
+    assert environment.step("done").reward == 1.0
+
+
+def test_user_and_variables_of_task_and_image_count(made: list[Any], tmp_path: Path) -> None:
+    dockerfile = "RUN useradd --create-home worker\nUSER worker\nENV A=image\n"
+    settings = "[environment.env]\nB = 'task'\n"
+    environment = start(made, tmp_path / "users", dockerfile=dockerfile, settings=settings)
+    environment.step("echo $(whoami) $HOME $A $B")
+    assert environment.told == "worker /home/worker image task\n[exit status 0]"
+    root = start(made, tmp_path / "rooted", settings="[agent]\nuser = 'root'\n")
+    root.step("id -u; mount -t tmpfs none /mnt")
+    assert root.told.startswith("0\nmount: ")
