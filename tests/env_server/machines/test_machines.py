@@ -75,7 +75,7 @@ def test_the_shell_lives_as_long_as_the_session(fleet: SyncFleet) -> None:
     session.step(ToolCall("write_file", {"path": "new/it's", "text": "1\n2"}))
     read = session.step(ToolCall("bash", {"command": "cat new/it*"}))
     assert read.observation.text == "1\n2\n[exit status 0]"
-    assert run(session, "exit 3").startswith("[the command ended the shell; a new shell starts in /tmp, without the variables]")
+    assert run(session, "exit 3") == "[the command ended the shell; a new shell starts in /tmp, without the variables]"
     text = run(session, "pwd; seq 100000")
     assert text.startswith("/tmp\n1\n2\n")
     assert "bytes left out]\n" in text
