@@ -15,7 +15,7 @@ TEXT_REWARD = '[ "$(cat /app/hello.txt)" = hello ]; echo $((1 - $?)) > /logs/ver
 JSON_REWARD = """python3 - <<'END'
 import json, os
 right = os.path.exists("answer.txt") and open("answer.txt").read().strip() == "3"
-rewards = {"reward": float(right), "written": float(os.path.exists("answer.txt"))}
+rewards = {"right": float(right), "written": float(os.path.exists("answer.txt"))}
 json.dump(rewards, open("/logs/verifier/reward.json", "w"))
 END"""
 

@@ -46,7 +46,7 @@ def finish(session: Any) -> Transition:
 
 @pytest.mark.parametrize(
     ("task", "parts"),
-    [("hello", {"reward": 1.0}), ("count", {"reward": 1.0, "written": 1.0}), ("files", {"reward": 1.0})],
+    [("hello", {"reward": 1.0}), ("count", {"right": 0.5, "written": 0.5}), ("files", {"reward": 1.0})],
 )
 def test_the_reference_solves_and_doing_nothing_does_not(fleet: SyncFleet, task: str, parts: dict[str, float]) -> None:
     solved, idle = fleet.open(f"harbor-{task}-v1", count=2, want=Want(expert_action=True))

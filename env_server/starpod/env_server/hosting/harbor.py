@@ -180,10 +180,14 @@ class HarborTask(Environment):
                 break
         else:
             raise RuntimeError(f"the verifier wrote no reward; the end of its output: {result.text[-500:]}")
-        reward = rewards.get("reward", sum(rewards.values()) / len(rewards))
+        # Parts add up to the reward. If the file names the reward, its other values are only reported.
+        parts = {name: value / len(rewards) for name, value in rewards.items()}
+        parts = {"reward": rewards["reward"]} if "reward" in rewards else parts
+        reward, info = sum(parts.values()), {"rewards": rewards}
         self.told = f"{self.told}\n[the task is over: reward {reward:g}]".lstrip()
         self.close()
-        return Outcome(reward, terminated=True, success=reward >= self.success_at, reward_parts=rewards)
+        success = reward >= self.success_at
+        return Outcome(reward, terminated=True, success=success, reward_parts=parts, info=info)
 
     def observe(self) -> str:
         return self.told
@@ -294,6 +298,7 @@ def host(text: str) -> type[HarborTask]:
         raise HostingError(str(error)) from error
     if request.arguments:
         raise request.fail("a task takes no arguments; settings follow a #, as in harbor:tasks#max_turns=20")
+    request.choice("concurrency", "container")
     copies = request.choice("copies", "no", "fork", "yes")
     turns = int(request.number("max_turns", 50))
     spec = EnvironmentSpec(
@@ -343,7 +348,7 @@ def host(text: str) -> type[HarborTask]:
 def installed(pattern: str) -> list[str]:
     """Return the task folders that match a pattern, or all of those in a folder."""
     parent, name = (pattern, "*") if "*" not in pattern else (str(Path(pattern).parent), Path(pattern).name)
-    folders = [folder for folder in Path(parent).iterdir() if (folder / "task.toml").is_file()]
+    folders = [file.parent for file in Path(parent).glob("*/task.toml")]
     return [str(Path(parent) / name) for name in fitting(name, [folder.name for folder in folders])]
 
 

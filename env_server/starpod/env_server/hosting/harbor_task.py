@@ -48,7 +48,7 @@ class _Verifier(_Section):
     network_mode: str | None = None
 
 
-class _Environment(_Section):
+class _EnvironmentSection(_Section):
     build_timeout_sec: float = Field(default=600.0, gt=0)
     docker_image: str | None = None
     os: str = "linux"
@@ -78,7 +78,7 @@ class _Environment(_Section):
 class _Configuration(BaseModel):
     verifier: _Verifier = Field(default_factory=_Verifier)
     agent: _Agent = Field(default_factory=_Agent)
-    environment: _Environment = Field(default_factory=_Environment)
+    environment: _EnvironmentSection = Field(default_factory=_EnvironmentSection)
     solution: _Section = Field(default_factory=_Section)
     steps: list[Any] | None = None
 

@@ -34,7 +34,7 @@ _SNAPSHOTS = "starpod-snapshot"
 _CONFLICT = 409
 
 
-class Engine:
+class ContainerEngine:
     """A connection to a container engine.
 
     Attributes:
@@ -120,12 +120,12 @@ class Engine:
 
 
 @functools.cache
-def connect() -> Engine:
+def connect() -> ContainerEngine:
     """Return the connection to the engine that DOCKER_HOST names, after a sweep. Raises Unavailable."""
     try:
         client = docker.from_env(timeout=_CALL_SECONDS, max_pool_size=64)
         client.ping()
-        engine = Engine(client.api)
+        engine = ContainerEngine(client.api)
         engine.sweep()
     except ENGINE_ERRORS as error:
         where = os.environ.get("DOCKER_HOST", "the default socket")

@@ -17,7 +17,7 @@ from docker.errors import APIError, ImageNotFound, NotFound
 from docker.types import LogConfig, Ulimit
 
 from starpod.env_server.authoring.environment import Busy, MachineLost
-from starpod.env_server.machines.engine import ENGINE_ERRORS, LEASE, SERVER, SESSION, Engine
+from starpod.env_server.machines.engine import ENGINE_ERRORS, LEASE, SERVER, SESSION, ContainerEngine
 from starpod.env_server.machines.metrics import BOOT_SECONDS, FAILED_BOOTS
 from starpod.env_server.machines.shell import CommandResult, Frames, Shell
 
@@ -74,7 +74,7 @@ class MachinePlan:
 class Machine:
     """A running container. All methods raise MachineLost if it is gone."""
 
-    engine: Engine
+    engine: ContainerEngine
     plan: MachinePlan
     name: str
     id: str
@@ -85,7 +85,7 @@ class Machine:
     _shells: dict[str, Shell] = field(default_factory=dict)
 
     @classmethod
-    def boot(cls, engine: Engine, plan: MachinePlan, image: str = "", folder: str = "") -> Machine:
+    def boot(cls, engine: ContainerEngine, plan: MachinePlan, image: str = "", folder: str = "") -> Machine:
         """Boot a machine, perhaps with another image and working folder than the plan's. Raises Busy."""
         start = time.monotonic()
         session = secrets.token_hex(8)
@@ -249,7 +249,7 @@ class Machine:
             raise MachineLost("was removed")
 
 
-def _create(engine: Engine, plan: MachinePlan, name: str, session: str, image: str) -> str:
+def _create(engine: ContainerEngine, plan: MachinePlan, name: str, session: str, image: str) -> str:
     """Create a container and return its id. Its disk is limited if the storage driver can do that."""
     api = engine.api
     limits = {
