@@ -21,6 +21,8 @@ class ScriptedEngine:
         self.requests: list[Request] = []
         self.forgotten: list[str] = []
         self.version = 0
+        self.burst = 1
+        """Number of tokens that are passed on at a time while a reply is sampled."""
 
     async def generate(self, request: Request) -> Reply:
         self.requests.append(request)
@@ -28,6 +30,10 @@ class ScriptedEngine:
         text = self.say(request, self.template.tokenizer.decode(request.prompt))
         ids = self.template.encode_reply(text)
         cut = ids[: request.max_tokens]
+        for start in range(0, len(cut), self.burst) if request.on_tokens else ():
+            assert request.on_tokens
+            request.on_tokens(start, cut[start : start + self.burst])
+            await asyncio.sleep(0)
         return Reply(cut, [-0.5] * len(cut), [self.version] * len(cut), "stop" if len(cut) == len(ids) else "length")
 
     def forget(self, conversation: str) -> None:

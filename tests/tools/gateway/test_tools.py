@@ -22,7 +22,7 @@ def call(arguments: str = '{"to": "Up"}', name: str = "move") -> str:
 
 def test_a_cut_reply_is_reported_as_cut_even_with_whole_calls() -> None:
     ask = Ask((USER,))
-    answer = Answer("x", 1, "", None, (ReplyCall("move", "{}", "c"),), "length", 1, 1, 0, 0)
+    answer = Answer("x", 1, 0, 0, calls=(ReplyCall("move", "{}", "c"),), finish="length")
     told = ChatCompletions().write(ask, answer)["choices"][0]["finish_reason"]
     assert (told, Messages().write(ask, answer)["stop_reason"]) == ("length", "max_tokens")
     assert Responses().write(ask, answer)["status"] == "incomplete"

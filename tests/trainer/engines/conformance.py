@@ -250,6 +250,27 @@ class EngineConformance(ModelConformance):
                     await engine.generate(ask(prompt))
         self.close_to(await engine.generate(ask([5, 9])), policy.model, [5, 9])
 
+    async def test_tokens_are_given_while_the_rest_is_sampled(self, engine: Engine) -> None:
+        """A pause in between changes nothing; the reply may have tokens that were not given."""
+        streamed: list[int] = []
+
+        def take(start: int, tokens: list[int]) -> None:
+            assert start == len(streamed)
+            streamed.extend(tokens)
+
+        request = replace(ask([5, 9, 2, 7], tokens=50), on_tokens=take)
+        call = asyncio.ensure_future(engine.generate(request))
+        with held(engine):
+            await eventually(lambda: streamed)
+            pausing = await begun(engine.pause())
+        await pausing
+        before = len(streamed)
+        assert not call.done()
+        await engine.resume()
+        reply = await call
+        assert reply.tokens[: len(streamed)] == streamed and before < len(streamed)
+        assert (await engine.generate(replace(request, on_tokens=None))).tokens[:before] == streamed[:before]
+
     # --- many --------------------------------------------------------------------------------------------------------
 
     async def test_company_does_not_change_a_reply(self, engine: Engine) -> None:

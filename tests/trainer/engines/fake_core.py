@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,6 +94,22 @@ class FakeCore:
         finally:
             del self.running[request_id]
         return sampled
+
+    async def parts(self, request_id: str, *arguments: Any) -> AsyncIterator[Sampled]:
+        """`sample` in parts, as tokens are sampled. The last part has the finish reason."""
+        sampling, sent = asyncio.ensure_future(self.sample(request_id, *arguments)), 0
+        try:
+            while True:
+                await asyncio.wait((sampling,), timeout=0.001)
+                ended = sampling.done()
+                whole = sampling.result() if ended else self.running.get(request_id, Sampled())
+                if ended or len(whole.tokens) > sent:
+                    yield Sampled(whole.tokens[sent:], whole.logprobs[sent:], whole.finish if ended else None)
+                    sent = len(whole.tokens)
+                if ended:
+                    return
+        finally:
+            sampling.cancel()
 
     def pause(self, mode: str) -> None:
         assert mode == "abort"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from tests.trainer.engines.fake_core import FakeCore, Paused, check_sampling
+from tests.trainer.engines.fake_core import FakeCore, Paused, Sampled, check_sampling
 from tests.trainer.engines.vllm_facts import (
     BODIES,
     GENERATE_REQUEST,
@@ -18,6 +18,9 @@ from tests.trainer.engines.vllm_facts import (
     NO_SCALE_OUT,
     QUERIES,
 )
+
+STREAMED = object()
+"""The content of a response that was sent as a stream."""
 
 
 class FakeServer:
@@ -96,7 +99,7 @@ class FakeServer:
         query = {key: values[0] for key, values in parse_qs(url.query).items()}
         body = json.loads(raw) if raw else None
         # Like the real one it stops working on what nobody waits for any more.
-        work = asyncio.ensure_future(self._answer(method, url.path, query, body, headers))
+        work = asyncio.ensure_future(self._answer(method, url.path, query, body, headers, writer))
         gone = asyncio.ensure_future(reader.read(1))
         await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
         if not work.done():
@@ -106,8 +109,8 @@ class FakeServer:
         gone.cancel()
         await asyncio.gather(gone, return_exceptions=True)
         status, content = work.result()
-        if not status:
-            return False
+        if not status or content is STREAMED:
+            return bool(status)
         # A healthy server says so with nothing.
         answer = content if isinstance(content, bytes) else b"" if content is None else json.dumps(content).encode()
         kind = "content-type: application/json\r\n" if answer else ""
@@ -119,7 +122,13 @@ class FakeServer:
         return True
 
     async def _answer(
-        self, method: str, path: str, query: dict[str, str], body: Any, headers: dict[str, str]
+        self,
+        method: str,
+        path: str,
+        query: dict[str, str],
+        body: Any,
+        headers: dict[str, str],
+        writer: asyncio.StreamWriter,
     ) -> tuple[int, Any]:
         if self.hung:
             await asyncio.Event().wait()
@@ -142,7 +151,7 @@ class FakeServer:
             return status, {"error": {"message": "on purpose", "type": "Fault", "code": status}}
         match method, path:
             case "POST", "/inference/v1/generate":
-                return await self._generate(body, headers)
+                return await self._generate(body, headers, writer)
             case "GET", "/server_info":
                 assert query == {"config_format": "json"}, "as text it cannot be read"
                 model = {"logprobs_mode": self.logprobs_mode, "max_model_len": self.max_model_len}
@@ -181,17 +190,40 @@ class FakeServer:
                 return 200, {"message": ""}
         return 404, {"detail": "Not Found"}
 
-    async def _generate(self, body: dict[str, Any], headers: dict[str, str]) -> tuple[int, Any]:
+    async def _generate(
+        self, body: dict[str, Any], headers: dict[str, str], writer: asyncio.StreamWriter
+    ) -> tuple[int, Any]:
         assert set(body) <= GENERATE_REQUEST, f"unknown keys: {set(body) - GENERATE_REQUEST}"
         values = body["sampling_params"]
         check_sampling(values)
-        assert not body.get("stream")
         assert all(isinstance(token, int) and token >= 0 for token in body["token_ids"]) and body["token_ids"]
         self.sessions.append(headers.get("x-session-id", ""))
+        arguments = (body["request_id"], body["token_ids"], body.get("cache_salt"), values)
         try:
-            sampled = await self.core.sample(body["request_id"], body["token_ids"], body.get("cache_salt"), values)
+            if body.get("stream"):
+                await self._stream(body, self.core.parts(*arguments), writer)
+                return 200, STREAMED
+            return 200, self.lie(self._reply(body, await self.core.sample(*arguments)))
         except Paused as error:
             return 503, {"error": {"message": str(error), "type": "ServiceUnavailable", "code": 503}}
+
+    async def _stream(self, body: dict[str, Any], parts: AsyncIterator[Sampled], writer: asyncio.StreamWriter) -> None:
+        """Send the parts as events, after the head of the response."""
+
+        async def send(data: str) -> None:
+            writer.write(f"{len(data):x}\r\n{data}\r\n".encode())
+            await writer.drain()
+
+        first = await anext(parts)  # what is refused has another head
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+        await send(f"data: {json.dumps(self.lie(self._reply(body, first)))}\n\n")
+        async for part in parts:
+            await send(f"data: {json.dumps(self.lie(self._reply(body, part)))}\n\n")
+        await send("data: [DONE]\n\n")
+        await send("")
+
+    @staticmethod
+    def _reply(body: dict[str, Any], sampled: Sampled) -> dict[str, Any]:
         places = [
             {"token": f"token_id:{token}", "logprob": max(value, -9999.0), "bytes": None, "top_logprobs": []}
             for token, value in zip(sampled.tokens, sampled.logprobs, strict=True)
@@ -204,5 +236,4 @@ class FakeServer:
             "routed_experts": None,
         }
         usage = {"prompt_tokens": len(body["token_ids"]), "completion_tokens": len(sampled.tokens)}
-        reply = {"request_id": body["request_id"], "model": "m", "created": 0, "choices": [choice], "usage": usage}
-        return 200, self.lie(reply)
+        return {"request_id": body["request_id"], "model": "m", "created": 0, "choices": [choice], "usage": usage}

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.engines.fake_core import FakeCore, check_sampling
+from tests.trainer.engines.fake_core import FakeCore, Sampled, check_sampling
 from tests.trainer.engines.vllm_facts import ENGINE_ARGUMENTS
 
 
@@ -24,7 +24,8 @@ class RequestOutputKind(Enum):
 class SamplingParams:
     def __init__(self, *, output_kind: RequestOutputKind, **values: Any) -> None:
         check_sampling(values)
-        assert output_kind is RequestOutputKind.FINAL_ONLY
+        assert output_kind is not RequestOutputKind.CUMULATIVE
+        self.in_parts = output_kind is RequestOutputKind.DELTA
         self.values = values
 
 
@@ -66,13 +67,12 @@ class AsyncLLM:
     async def generate(self, prompt: Any, sampling_params: SamplingParams, request_id: str) -> AsyncIterator[Any]:
         ids = prompt["prompt_token_ids"]
         assert len(ids) + sampling_params.values["max_tokens"] <= self.arguments.max_model_len
-        sampled = await self.core.sample(request_id, ids, prompt["cache_salt"], sampling_params.values)
-        logprobs = [
-            {token: SimpleNamespace(logprob=value)}
-            for token, value in zip(sampled.tokens, sampled.logprobs, strict=True)
-        ]
-        output = SimpleNamespace(token_ids=sampled.tokens, logprobs=logprobs, finish_reason=sampled.finish)
-        yield SimpleNamespace(outputs=[output], num_cached_tokens=0, finished=True)
+        arguments = (request_id, ids, prompt["cache_salt"], sampling_params.values)
+        if sampling_params.in_parts:
+            async for part in self.core.parts(*arguments):
+                yield _output(part)
+        else:
+            yield _output(await self.core.sample(*arguments))
 
     async def pause_generation(self, *, mode: str = "abort", clear_cache: bool = True) -> None:
         self.core.pause(mode)
@@ -104,6 +104,13 @@ class AsyncLLM:
 
     def shutdown(self, timeout: float | None = None) -> None:
         self.shut_down = True
+
+
+def _output(sampled: Sampled) -> SimpleNamespace:
+    pairs = zip(sampled.tokens, sampled.logprobs, strict=True)
+    logprobs = [{token: SimpleNamespace(logprob=value)} for token, value in pairs]
+    output = SimpleNamespace(token_ids=sampled.tokens, logprobs=logprobs, finish_reason=sampled.finish)
+    return SimpleNamespace(outputs=[output], num_cached_tokens=0, finished=sampled.finish is not None)
 
 
 def put_modules(patch: pytest.MonkeyPatch, contents: Mapping[str, Mapping[str, Any]]) -> None:

@@ -8,15 +8,15 @@ import hmac
 import json
 import math
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping
+from contextlib import ExitStack, nullcontext, suppress
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -25,8 +25,9 @@ from starpod.gateway.dialects.base import Dialect
 from starpod.gateway.dialects.chat import ChatCompletions
 from starpod.gateway.dialects.messages import Messages
 from starpod.gateway.dialects.responses import Responses
-from starpod.gateway.requests import Answer, Ask, Rejected, bad_request
+from starpod.gateway.requests import Ask, Rejected, bad_request
 from starpod.gateway.session import RolloutSession
+from starpod.gateway.streams import LiveReply
 from starpod.gateway.turns import Rotation
 from starpod.serving.http import KnownHosts, PlainBodies
 from starpod.serving.sockets import parse_whole
@@ -47,6 +48,7 @@ _CHAT, _MESSAGES = ChatCompletions(), Messages()
 _DIALECTS: tuple[Dialect, ...] = (_CHAT, Responses(), _MESSAGES)
 
 Endpoint = Callable[[Request], Awaitable[Response]]
+Result = TypeVar("Result")
 
 
 class SessionHost(Protocol):
@@ -113,13 +115,14 @@ def create_app(
             name = keys.name(key_of(request))  # first: the body of a caller without a key is not received
             ask = dialect.read(await read_json(request, most_body_bytes))
             session = host.find(name)
-            reply = asyncio.ensure_future(session.complete(ask))
             if not ask.stream:
-                return JSONResponse(dialect.write(ask, await reply))
-            await asyncio.wait((reply,), timeout=_HEARTBEAT_SECONDS)
-            if reply.done():
-                reply.result()  # raise its error now: once the stream has begun, the status cannot change
-            return StreamingResponse(_stream(dialect, ask, reply), media_type="text/event-stream")
+                return JSONResponse(dialect.write(ask, await _while_connected(request, session.complete(ask))))
+            with ExitStack() as stack:
+                live = stack.enter_context(session.follow(ask))
+                # Raise an early error now: once the stream has begun, the status cannot change.
+                with suppress(TimeoutError):
+                    await _while_connected(request, asyncio.wait_for(live.head(), _HEARTBEAT_SECONDS))
+                return _EventStream(_stream(dialect, ask, live), stack.pop_all())
 
         return endpoint
 
@@ -213,18 +216,54 @@ async def _health(request: Request) -> Response:
     return JSONResponse({"status": "ok"})
 
 
-async def _stream(dialect: Dialect, ask: Ask, reply: asyncio.Future[Answer]) -> AsyncIterator[bytes]:
-    """Send comments to keep the connection alive until the reply is sampled, then its events."""
-    while not reply.done():
-        yield b": sampling\n\n"
-        await asyncio.wait((reply,), timeout=_HEARTBEAT_SECONDS)
-    try:
-        answer = reply.result()
-    except Rejected as error:
-        yield dialect.failure_event(error)
-        return
-    for event in dialect.events(ask, answer):
+class _EventStream(StreamingResponse):
+    """The events of a reply. When they end, or the client disconnects, it leaves the reply."""
+
+    def __init__(self, events: AsyncIterator[bytes], reply: ExitStack) -> None:
+        super().__init__(events, media_type="text/event-stream")
+        self._reply = reply
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._reply:
+            await super().__call__(scope, receive, send)
+
+
+async def _stream(dialect: Dialect, ask: Ask, live: LiveReply) -> AsyncIterator[bytes]:
+    """Yield the events of a reply, and comments that keep the connection alive while it waits for one."""
+    events, sent = dialect.events(ask, live), 0
+    while True:
+        waiting = asyncio.ensure_future(anext(events, None))
+        try:
+            while not (await asyncio.wait((waiting,), timeout=_HEARTBEAT_SECONDS))[0]:
+                yield b": sampling\n\n"
+            event = waiting.result()
+        except (Rejected, OSError) as error:
+            yield dialect.failure_event(_rejection(error), sent)
+            return
+        finally:
+            waiting.cancel()
+        if event is None:
+            return
+        sent += event.count(b"\n\n")
         yield event
+
+
+async def _while_connected(request: Request, call: Coroutine[Any, Any, Result]) -> Result:
+    """Return the result of a call. If the client disconnects, cancel the call and raise ClientDisconnect."""
+    work, gone = asyncio.ensure_future(call), asyncio.ensure_future(_disconnection(request))
+    try:
+        await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            raise ClientDisconnect
+        return work.result()
+    finally:
+        work.cancel()
+        gone.cancel()
+
+
+async def _disconnection(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 # --- errors, in the form of the API that was called ------------------------------------------------------------------
@@ -236,15 +275,21 @@ def _guarded(endpoint: Endpoint) -> Endpoint:
     async def call(request: Request) -> Response:
         try:
             return await endpoint(request)
-        except Rejected as error:
-            return _error_response(request, error)
-        except OSError as error:
-            cause = f"the session cannot be written ({error.strerror or error}): make room, and send the call again"
-            return _error_response(request, Rejected(HTTPStatus.INSUFFICIENT_STORAGE, "cannot_write", cause))
+        except (Rejected, OSError) as error:
+            return _error_response(request, _rejection(error))
+        except ClientDisconnect:
+            return Response(status_code=499)  # as other servers log it; no client receives it
         except RecursionError:
             return _error_response(request, bad_request("the request is nested too deeply"))
 
     return call
+
+
+def _rejection(error: Rejected | OSError) -> Rejected:
+    if isinstance(error, Rejected):
+        return error
+    cause = f"the session cannot be written ({error.strerror or error}): make room, and send the call again"
+    return Rejected(HTTPStatus.INSUFFICIENT_STORAGE, "cannot_write", cause)
 
 
 async def _not_found(request: Request, error: Exception) -> Response:

@@ -125,18 +125,18 @@ class Answer:
     """A sampled reply as its client sees it."""
 
     id: str
-    number: int
-    """Index among the session's replies, from 1."""
-    text: str
-    """The reply without reasoning and tool calls."""
-    thought: str | None
-    calls: tuple[ReplyCall, ...]
-    finish: Finish
     prompt_tokens: int
-    reply_tokens: int
     cached_tokens: int
     """Number of prompt tokens that were already part of an earlier prompt or of its reply."""
     created: int
+    number: int = 0
+    """Index among the session's replies, from 1."""
+    text: str = ""
+    """The reply without reasoning and tool calls."""
+    thought: str | None = None
+    calls: tuple[ReplyCall, ...] = ()
+    finish: Finish = "stop"
+    reply_tokens: int = 0
     stop: str = ""
     """The stop text that ended the reply; empty if none did."""
 

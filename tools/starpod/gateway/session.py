@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from http import HTTPStatus
 from typing import Any
 
 from starpod.gateway.lineage import ChatLayout, Draft, Lineage
 from starpod.gateway.requests import Answer, Ask, Rejected, bad_request
+from starpod.gateway.streams import LiveReply, tools_of
 from starpod.trainer.agents.config import SamplingConfig
 from starpod.trainer.configuration.seeds import derive
 from starpod.trainer.data.episode import Turn
@@ -111,7 +113,7 @@ class RolloutSession:
     broken: Exception | None = None
     """The engine's error, if it failed."""
     _lineage: Lineage = field(init=False)
-    _answers: dict[bytes, asyncio.Future[Answer]] = field(default_factory=dict)
+    _answers: dict[bytes, LiveReply] = field(default_factory=dict)
     _reserved: int = 0
     """Number of replies that are being sampled or wait to be sampled."""
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
@@ -121,29 +123,38 @@ class RolloutSession:
         self._lineage = Lineage(self.sampler.layout)
 
     async def complete(self, ask: Ask) -> Answer:
-        """Return the reply to a request. A repeated request gets the same reply, and waits while it is being sampled.
+        """Return the complete reply to a request, as `follow`."""
+        with self.follow(ask) as live:
+            await asyncio.wait((live.sampling,))
+            return live.result()
 
-        If the caller disconnects, sampling continues, and the caller can ask again. Raise Rejected if the
-        request cannot be answered.
+    @contextmanager
+    def follow(self, ask: Ask) -> Iterator[LiveReply]:
+        """Yield the reply to a request. A repeated request gets the same reply, also while it is being sampled.
+
+        Sampling stops when the last caller has left this context. Nothing of the reply is recorded then, and the
+        request can be made again. Raise Rejected if the request cannot be answered.
         """
         if not ask.messages:
             raise bad_request("there is no message to reply to")
         # Before anything else, because even hashing a long request takes time.
         self._room_for_reply(self.sampler.layout.least_tokens(ask), "at least ")
         key = ask.key
-        reply = self._answers.get(key)
-        if reply is None:
+        live = self._answers.get(key)
+        if live is None:
             self._require_open()
             self._reserved += 1
-            reply = asyncio.ensure_future(self._reply(key, ask))
-            reply.add_done_callback(lambda future: self._forget_failure(key, future))
-            self._answers[key] = reply
+            live = self._answers[key] = LiveReply(self.sampler.template, self._require_open)
+            live.sampling = asyncio.ensure_future(self._sample(key, ask, live))
+            live.sampling.add_done_callback(lambda _: self._release(key, live))
+        live.callers += 1
         try:
-            return await asyncio.shield(reply)
-        except asyncio.CancelledError:
-            if reply.cancelled():
-                self._require_open()  # raises, because only `close` cancels a reply
-            raise
+            yield live
+        finally:
+            live.callers -= 1
+            if not live.callers and not live.sampling.done():
+                del self._answers[key]  # a request that is made again now must not wait for the cancelled reply
+                live.sampling.cancel()
 
     async def count(self, ask: Ask) -> int:
         """Return the number of tokens of a request's prompt. Raise Rejected if the prompt certainly cannot fit."""
@@ -153,22 +164,22 @@ class RolloutSession:
     @property
     def sampling(self) -> bool:
         """Whether a reply is being sampled."""
-        return any(not future.done() for future in self._answers.values())
+        return any(not live.sampling.done() for live in self._answers.values())
 
     def restore(self, replied: Replied) -> None:
         """Add a reply from before a restart."""
         self._lineage.restore(replied.history, replied.parent, replied.turn, replied.answer.message, text=replied.text)
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        future.set_result(replied.answer)
-        self._answers[replied.request] = future
+        live = self._answers[replied.request] = LiveReply(self.sampler.template, self._require_open)
+        live.sampling = asyncio.get_running_loop().create_future()
+        live.sampling.set_result(replied.answer)
         self.replies = replied.answer.number
         self.tokens += len(replied.turn.reply)
 
     def close(self, reason: str) -> None:
         """Cancel replies that are being sampled, and refuse all requests except repeated ones that have a reply."""
         self.over = self.over or reason
-        for future in self._answers.values():
-            future.cancel()
+        for live in self._answers.values():
+            live.sampling.cancel()
         self.sampler.engine.forget(self.stream)
 
     def _require_open(self) -> None:
@@ -177,9 +188,12 @@ class RolloutSession:
         if self.replies + self._reserved >= MOST_REPLIES:
             raise Rejected(HTTPStatus.BAD_REQUEST, "session_too_long", f"a session has at most {MOST_REPLIES} replies")
 
-    def _forget_failure(self, key: bytes, future: asyncio.Future[Answer]) -> None:
-        """Forget a failed request, so that it can be made again."""
-        if future.cancelled() or future.exception() is not None:
+    def _release(self, key: bytes, live: LiveReply) -> None:
+        """Release the reservation of a reply. Forget the request if it failed, so that it can be made again."""
+        self._reserved -= 1
+        live.notify()
+        failed = live.sampling.cancelled() or live.sampling.exception() is not None
+        if failed and self._answers.get(key) is live:
             del self._answers[key]
 
     async def _make_draft(self, ask: Ask) -> Draft:
@@ -207,43 +221,45 @@ class RolloutSession:
             )
         return room
 
-    async def _reply(self, key: bytes, ask: Ask) -> Answer:
-        """Sample a reply, and release its reservation."""
-        try:
-            async with self._slots:
-                return await self._sample(key, ask)
-        finally:
-            self._reserved -= 1
-
-    async def _sample(self, key: bytes, ask: Ask) -> Answer:
+    async def _sample(self, key: bytes, ask: Ask, live: LiveReply) -> Answer:
         sampler, limits = self.sampler, self.sampler.sampling
-        draft = await self._make_draft(ask)
-        room = self._room_for_reply(len(draft.context))
-        start = time.perf_counter()
-        try:
-            reply = await sampler.engine.generate(
-                Request(
-                    draft.context,
-                    max_tokens=min(room, limits.max_reply_tokens, ask.max_tokens or room),
-                    stop=sampler.template.stop,
-                    temperature=limits.temperature if sampler.temperature is None else sampler.temperature,
-                    seed=derive(sampler.seed, "gateway", self.stream, key.hex()),
-                    order=self.order,
-                    conversation=self.stream,
-                    structure=draft.structure,
-                )
+        async with self._slots:
+            draft = await self._make_draft(ask)
+            room = self._room_for_reply(len(draft.context))
+            head = Answer(
+                id=key.hex()[:24],
+                prompt_tokens=len(draft.context),
+                cached_tokens=len(draft.context) - len(draft.appended),
+                created=int(time.time()),
             )
-        except (EngineError, RuntimeError) as error:
-            self.broken = error
-            raise Rejected(HTTPStatus.SERVICE_UNAVAILABLE, "engine_failed", str(error)) from error
-        except ValueError as error:
-            raise Rejected(HTTPStatus.BAD_REQUEST, "invalid_value", str(error)) from error
-        return self._record_reply(key, draft, reply, time.perf_counter() - start)
+            live.start = draft, head
+            start = time.perf_counter()
+            try:
+                reply = await sampler.engine.generate(
+                    Request(
+                        draft.context,
+                        max_tokens=min(room, limits.max_reply_tokens, ask.max_tokens or room),
+                        stop=sampler.template.stop,
+                        temperature=limits.temperature if sampler.temperature is None else sampler.temperature,
+                        seed=derive(sampler.seed, "gateway", self.stream, key.hex()),
+                        order=self.order,
+                        conversation=self.stream,
+                        structure=draft.structure,
+                        on_tokens=live.feed if ask.stream else None,
+                    )
+                )
+            except (EngineError, RuntimeError) as error:
+                self.broken = error
+                raise Rejected(HTTPStatus.SERVICE_UNAVAILABLE, "engine_failed", str(error)) from error
+            except ValueError as error:
+                raise Rejected(HTTPStatus.BAD_REQUEST, "invalid_value", str(error)) from error
+            live.end(reply.tokens)
+            return self._record_reply(key, draft, head, reply, time.perf_counter() - start)
 
-    def _record_reply(self, key: bytes, draft: Draft, reply: Reply, seconds: float) -> Answer:
+    def _record_reply(self, key: bytes, draft: Draft, head: Answer, reply: Reply, seconds: float) -> Answer:
         sampler, ask = self.sampler, draft.ask
         template, tokens = sampler.template, reply.tokens
-        calls, tools = template.layout.calls, ask.tools if ask.choice.kind != "none" else ()
+        calls, tools = template.layout.calls, tools_of(ask)
         reply_text, length, stop = _cut_at_stop(template, tokens, ask.stop)
         full_text, finish = draft.complete_text(reply_text), "stop" if stop else reply.finish
         parts = calls.parse(full_text, tools or None)
@@ -254,19 +270,17 @@ class RolloutSession:
             parts = calls.parse(full_text[: parts.ends[0]], tools)
         raw = draft.complete_text(template.decode(tokens[:length]))
         number = self.replies + 1
-        answer = Answer(
-            id=f"{key.hex()[:24]}",
+        answer = replace(
+            head,
             number=number,
-            text=parts.text,
+            # A stream cannot wait for a call, before which blanks are dropped.
+            text=parts.text.lstrip() if tools else parts.text,
             thought=parts.thought,
             calls=tuple(
                 ReplyCall(call.name, call.arguments, f"call_{number}_{n}") for n, call in enumerate(parts.calls)
             ),
             finish=finish,
-            prompt_tokens=len(draft.context),
             reply_tokens=length,
-            cached_tokens=len(draft.context) - len(draft.appended),
-            created=int(time.time()),
             stop=stop,
         )
         node, fresh = self._lineage.node(draft, reply.tokens[:length], raw, answer.message)
@@ -310,7 +324,7 @@ def _cut_at_stop(template: Template, tokens: list[int], stops: tuple[str, ...]) 
     has seen them.
     """
     raw = template.decode(tokens)
-    places = [(index, stop) for stop in stops if stop and (index := raw.find(stop)) >= 0]
+    places = [(index, stop) for stop in stops if stop and (index := raw.find(stop, len(template.opening))) >= 0]
     if not places:
         return raw, len(tokens), ""
     index, stop = min(places)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol
 
 from starpod.gateway.requests import Answer, Ask, Rejected
-
-PIECE = 256
-"""Maximum number of characters of text in one event."""
+from starpod.gateway.streams import LiveReply
 
 
 class Dialect(Protocol):
@@ -23,24 +21,17 @@ class Dialect(Protocol):
     def write(self, ask: Ask, answer: Answer) -> dict[str, Any]:
         """Return the body of the response for a reply."""
 
-    def events(self, ask: Ask, answer: Answer) -> Iterator[bytes]:
-        """Yield the server-sent events of a reply."""
+    def events(self, ask: Ask, live: LiveReply) -> AsyncIterator[bytes]:
+        """Yield the server-sent events of a reply while it is sampled. Raise Rejected if it fails."""
 
     def failure(self, refusal: Rejected) -> dict[str, Any]:
         """Return the body of an error response."""
 
-    def failure_event(self, refusal: Rejected) -> bytes:
-        """Return the event for an error in a stream that has begun."""
+    def failure_event(self, refusal: Rejected, number: int) -> bytes:
+        """Return the event for an error in a stream that has begun. number: how many events it has had."""
 
 
 def event(data: Mapping[str, Any] | str, name: str = "") -> bytes:
     """Encode a server-sent event."""
     text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     return f"{f'event: {name}' + chr(10) if name else ''}data: {text}\n\n".encode()
-
-
-def pieces(text: str) -> Iterator[str]:
-    """Split a text into pieces, one per event. An empty text has one empty piece."""
-    yield text[:PIECE]
-    for start in range(PIECE, len(text), PIECE):
-        yield text[start : start + PIECE]

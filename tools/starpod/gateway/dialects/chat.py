@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from starpod.gateway.dialects.base import event, pieces
+from starpod.gateway.dialects.base import event
 from starpod.gateway.requests import (
     Answer,
     Ask,
@@ -23,6 +23,7 @@ from starpod.gateway.requests import (
     stops_of,
     text_of,
 )
+from starpod.gateway.streams import LiveReply
 from starpod.trainer.prompts.formats.base import ReplyCall
 
 _ROLES: dict[str, Role] = {
@@ -88,8 +89,8 @@ class ChatCompletions:
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish_reason(answer)}
         return {**self._head(ask, answer, "chat.completion"), "choices": [choice], "usage": _write_usage(answer)}
 
-    def events(self, ask: Ask, answer: Answer) -> Iterator[bytes]:
-        head = self._head(ask, answer, "chat.completion.chunk")
+    async def events(self, ask: Ask, live: LiveReply) -> AsyncIterator[bytes]:
+        head = self._head(ask, await live.head(), "chat.completion.chunk")
 
         def chunk(delta: dict[str, Any], finish: str | None = None) -> bytes:
             usage = {"usage": None} if ask.with_usage else {}
@@ -97,12 +98,10 @@ class ChatCompletions:
             return event({**head, "choices": [choice], **usage})
 
         yield chunk({"role": "assistant", "content": ""})
-        for thought in pieces(answer.thought or ""):
-            if thought:
-                yield chunk({"reasoning_content": thought})
-        for text in pieces(answer.text):
-            if text:
-                yield chunk({"content": text})
+        async for kind, piece in live.pieces():
+            if piece:
+                yield chunk({"content" if kind == "text" else "reasoning_content": piece})
+        answer = live.result()
         for index, call in enumerate(answer.calls):
             yield chunk({"tool_calls": [{"index": index, **_write_call(call)}]})
         yield chunk({}, _finish_reason(answer))
@@ -114,7 +113,7 @@ class ChatCompletions:
         kind = "invalid_request_error" if refusal.status < 500 else "server_error"
         return {"error": {"message": str(refusal), "type": kind, "param": None, "code": refusal.code}}
 
-    def failure_event(self, refusal: Rejected) -> bytes:
+    def failure_event(self, refusal: Rejected, number: int) -> bytes:
         return event(self.failure(refusal))
 
     def _head(self, ask: Ask, answer: Answer, kind: str) -> dict[str, Any]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from starpod.gateway.dialects.base import event, pieces
+from starpod.gateway.dialects.base import event
 from starpod.gateway.requests import (
     Answer,
     Ask,
@@ -23,6 +23,7 @@ from starpod.gateway.requests import (
     schema_of,
     text_of,
 )
+from starpod.gateway.streams import LiveReply
 from starpod.trainer.prompts.formats.base import ReplyCall
 
 _ERRORS = {
@@ -36,6 +37,11 @@ _ERRORS = {
 _CLEARS_THOUGHTS = "clear_thinking_"
 """Type of a context edit that may be ignored: the chat template alone decides whether past thoughts are shown."""
 
+_BLOCKS: Mapping[str, dict[str, Any]] = {
+    "thought": {"type": "thinking", "thinking": "", "signature": ""},
+    "text": {"type": "text", "text": "", "citations": None},
+}
+"""Empty blocks of a reply's thought and text."""
 _CHOICES = {"auto": Choice(), "none": Choice("none"), "any": Choice("required")}
 
 
@@ -80,14 +86,35 @@ class Messages:
             "usage": _write_usage(answer, answer.reply_tokens),
         }
 
-    def events(self, ask: Ask, answer: Answer) -> Iterator[bytes]:
+    async def events(self, ask: Ask, live: LiveReply) -> AsyncIterator[bytes]:
         start_fields: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
-        head = {**self._head(ask, answer), **start_fields, "usage": _write_usage(answer, 0)}
+        start = await live.head()
+        head = {**self._head(ask, start), **start_fields, "usage": _write_usage(start, 0)}
         yield _event("message_start", message=head)
-        for index, block in enumerate(_write_blocks(answer)):
-            yield _event("content_block_start", index=index, content_block=_without_content(block))
-            for delta in _deltas(block):
-                yield _event("content_block_delta", index=index, delta=delta)
+        kinds: list[str] = []  # of the blocks so far
+
+        def end_last() -> bytes:
+            last, signature = len(kinds) - 1, {"type": "signature_delta", "signature": ""}
+            is_thought = kinds[-1:] == ["thought"]
+            before = _event("content_block_delta", index=last, delta=signature) if is_thought else b""
+            return before + _event("content_block_stop", index=last) if kinds else b""
+
+        async for kind, piece in live.pieces():
+            if kind not in kinds:
+                end = end_last()
+                kinds.append(kind)
+                yield end + _event("content_block_start", index=len(kinds) - 1, content_block=_BLOCKS[kind])
+            name = "thinking" if kind == "thought" else "text"
+            # A thought after text and calls belongs to the first thought, as in the complete reply.
+            delta = {"type": f"{name}_delta", name: piece}
+            yield _event("content_block_delta", index=kinds.index(kind), delta=delta)
+        yield end_last()
+        answer = live.result()
+        for index, block in enumerate(map(_write_call, answer.calls), len(kinds)):
+            yield _event("content_block_start", index=index, content_block={**block, "input": {}})
+            arguments = json.dumps(block["input"], ensure_ascii=False)
+            delta = {"type": "input_json_delta", "partial_json": arguments}
+            yield _event("content_block_delta", index=index, delta=delta)
             yield _event("content_block_stop", index=index)
         yield _event("message_delta", delta=_stop_reason(answer), usage={"output_tokens": answer.reply_tokens})
         yield _event("message_stop")
@@ -96,7 +123,7 @@ class Messages:
         kind = _ERRORS.get(refusal.status, "invalid_request_error" if refusal.status < 500 else "api_error")
         return {"type": "error", "error": {"type": kind, "message": str(refusal)}, "request_id": None}
 
-    def failure_event(self, refusal: Rejected) -> bytes:
+    def failure_event(self, refusal: Rejected, number: int) -> bytes:
         return event(self.failure(refusal), "error")
 
     def _head(self, ask: Ask, answer: Answer) -> dict[str, Any]:
@@ -140,12 +167,14 @@ def _parse_tool(value: Mapping[str, Any]) -> Mapping[str, Any]:
 def _write_blocks(answer: Answer) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
     if answer.thought is not None:
-        blocks.append({"type": "thinking", "thinking": answer.thought, "signature": ""})
+        blocks.append({**_BLOCKS["thought"], "thinking": answer.thought})
     if answer.text or not answer.calls:
-        blocks.append({"type": "text", "text": answer.text, "citations": None})
-    for call in answer.calls:
-        blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": _parse_object(call.arguments)})
-    return blocks
+        blocks.append({**_BLOCKS["text"], "text": answer.text})
+    return [*blocks, *map(_write_call, answer.calls)]
+
+
+def _write_call(call: ReplyCall) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": _parse_object(call.arguments)}
 
 
 def _parse_object(arguments: str) -> dict[str, Any]:
@@ -154,24 +183,6 @@ def _parse_object(arguments: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}
-
-
-def _without_content(block: Mapping[str, Any]) -> dict[str, Any]:
-    blanks: dict[str, Any] = {"thinking": {"thinking": ""}, "text": {"text": ""}, "tool_use": {"input": {}}}
-    return {**block, **blanks[block["type"]]}
-
-
-def _deltas(block: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    match block["type"]:
-        case "thinking":
-            for piece in pieces(block["thinking"]):
-                yield {"type": "thinking_delta", "thinking": piece}
-            yield {"type": "signature_delta", "signature": block["signature"]}
-        case "text":
-            for piece in pieces(block["text"]):
-                yield {"type": "text_delta", "text": piece}
-        case _:
-            yield {"type": "input_json_delta", "partial_json": json.dumps(block["input"], ensure_ascii=False)}
 
 
 def _stop_reason(answer: Answer) -> dict[str, Any]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from starpod.gateway.dialects.base import event, pieces
+from starpod.gateway.dialects.base import event
 from starpod.gateway.dialects.chat import CHOICES, ChatCompletions
 from starpod.gateway.requests import (
     Answer,
@@ -23,6 +24,7 @@ from starpod.gateway.requests import (
     stops_of,
     text_of,
 )
+from starpod.gateway.streams import LiveReply
 from starpod.trainer.prompts.formats.base import ReplyCall
 
 _ROLES: dict[str, Role] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -37,6 +39,9 @@ _UNSUPPORTED: dict[str, Any] = {
 }
 """Unsupported fields, each with the one value that is accepted because it has no effect."""
 _PARTS = ("input_text", "output_text", "text", "refusal")
+
+Event = tuple[str, dict[str, Any]]
+"""An event's type, without "response.", and its fields."""
 
 
 class Responses:
@@ -81,45 +86,44 @@ class Responses:
     def write(self, ask: Ask, answer: Answer) -> dict[str, Any]:
         return _write_response(ask, answer, _write_items(answer), "incomplete" if _was_cut(answer) else "completed")
 
-    def events(self, ask: Ask, answer: Answer) -> Iterator[bytes]:
-        number = 0
+    async def events(self, ask: Ask, live: LiveReply) -> AsyncIterator[bytes]:
+        numbers = itertools.count()
 
-        def numbered_event(kind: str, **values: Any) -> bytes:
-            nonlocal number
-            number += 1
-            return event({"type": kind, "sequence_number": number - 1, **values}, kind)
+        def write(*events: Event) -> bytes:
+            named = [(f"response.{kind}", next(numbers), values) for kind, values in events]
+            return b"".join(event({"type": name, "sequence_number": n, **values}, name) for name, n, values in named)
 
-        empty_response = _write_response(ask, answer, [], "in_progress")
-        yield numbered_event("response.created", response=empty_response)
-        yield numbered_event("response.in_progress", response=empty_response)
-        for index, item in enumerate(_write_items(answer)):
-            position = {"output_index": index, "item_id": item["id"]}
-            yield numbered_event("response.output_item.added", output_index=index, item=_without_content(item))
-            if item["type"] == "function_call":
-                yield numbered_event("response.function_call_arguments.delta", **position, delta=item["arguments"])
-                yield numbered_event(
-                    "response.function_call_arguments.done", **position, name=item["name"], arguments=item["arguments"]
-                )
-            else:
-                (part,) = item["content"]
-                kind, position["content_index"] = part["type"], 0
-                extra: dict[str, Any] = {"logprobs": []} if kind == "output_text" else {}
-                yield numbered_event("response.content_part.added", **position, part={**part, "text": ""})
-                for piece in pieces(part["text"]):
-                    yield numbered_event(f"response.{kind}.delta", **position, delta=piece, **extra)
-                yield numbered_event(f"response.{kind}.done", **position, text=part["text"], **extra)
-                yield numbered_event("response.content_part.done", **position, part=part)
-            yield numbered_event("response.output_item.done", output_index=index, item=item)
+        def end_last(head: Answer) -> bytes:
+            kind, text = list(texts.items())[-1]
+            return write(*_item_events(len(texts) - 1, _write_text(head, kind, text))[2])
+
+        start = await live.head()
+        empty_response = _write_response(ask, start, [], "in_progress")
+        yield write(("created", {"response": empty_response}), ("in_progress", {"response": empty_response}))
+        texts: dict[str, str] = {}  # of the items so far
+        async for kind, piece in live.pieces():
+            if kind not in texts:
+                if texts:
+                    yield end_last(start)
+                yield write(*_item_events(len(texts), _write_text(start, kind, ""))[0])
+            texts[kind] = texts.get(kind, "") + piece
+            # A thought after text and calls belongs to the first thought, as in the complete reply.
+            yield write(_item_events(list(texts).index(kind), _write_text(start, kind, piece))[1])
+        answer = live.result()
+        if texts:
+            yield end_last(answer)
+        for index, item in list(enumerate(_write_items(answer)))[len(texts) :]:
+            begin, delta, end = _item_events(index, item)
+            yield write(*begin, delta, *end)
         response = self.write(ask, answer)
-        yield numbered_event(f"response.{response['status']}", response=response)
+        yield write((response["status"], {"response": response}))
 
     def failure(self, refusal: Rejected) -> dict[str, Any]:
         return ChatCompletions().failure(refusal)
 
-    def failure_event(self, refusal: Rejected) -> bytes:
-        # Only comments were sent before, so this is the first event.
-        values = {"type": "error", "sequence_number": 0, "code": refusal.code, "message": str(refusal), "param": None}
-        return event(values, "error")
+    def failure_event(self, refusal: Rejected, number: int) -> bytes:
+        values = {"code": refusal.code, "message": str(refusal), "param": None}
+        return event({"type": "error", "sequence_number": number, **values}, "error")
 
 
 def _parse_items(items: list[dict[str, Any]]) -> list[Message]:
@@ -188,13 +192,9 @@ def _write_response(ask: Ask, answer: Answer, output: list[dict[str, Any]], stat
 def _write_items(answer: Answer) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     if answer.thought is not None:
-        content = [{"type": "reasoning_text", "text": answer.thought}]
-        items.append({"type": "reasoning", "id": f"rs_{answer.id}", "summary": [], "content": content})
+        items.append(_write_text(answer, "thought", answer.thought))
     if answer.text or not answer.calls:
-        part = {"type": "output_text", "text": answer.text, "annotations": [], "logprobs": []}
-        status = "incomplete" if _was_cut(answer) else "completed"
-        message = {"type": "message", "id": f"msg_{answer.id}", "role": "assistant", "status": status}
-        items.append({**message, "content": [part]})
+        items.append(_write_text(answer, "text", answer.text))
     for index, call in enumerate(answer.calls):
         items.append(
             {
@@ -209,14 +209,35 @@ def _write_items(answer: Answer) -> list[dict[str, Any]]:
     return items
 
 
-def _without_content(item: Mapping[str, Any]) -> dict[str, Any]:
-    match item["type"]:
-        case "message":
-            return {**item, "status": "in_progress", "content": []}
-        case "function_call":
-            return {**item, "status": "in_progress", "arguments": ""}
-        case _:
-            return {**item, "content": []}
+def _write_text(answer: Answer, kind: str, text: str) -> dict[str, Any]:
+    """Return the item of a reply's thought or text."""
+    if kind == "thought":
+        content = [{"type": "reasoning_text", "text": text}]
+        return {"type": "reasoning", "id": f"rs_{answer.id}", "summary": [], "content": content}
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    status = "incomplete" if _was_cut(answer) else "completed"
+    return {"type": "message", "id": f"msg_{answer.id}", "role": "assistant", "status": status, "content": [part]}
+
+
+def _item_events(index: int, item: Mapping[str, Any]) -> tuple[list[Event], Event, list[Event]]:
+    """Return the events that begin an item, the one for its content as a single piece, and those that end it."""
+    place: dict[str, Any] = {"output_index": index, "item_id": item["id"]}
+    blank: dict[str, Any] = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
+    status = {} if item["type"] == "reasoning" else {"status": "in_progress"}
+    added: Event = ("output_item.added", {"output_index": index, "item": {**item, **blank, **status}})
+    done: Event = ("output_item.done", {"output_index": index, "item": item})
+    if item["type"] == "function_call":
+        kind, arguments = "function_call_arguments", item["arguments"]
+        ends = {**place, "name": item["name"], "arguments": arguments}
+        return [added], (f"{kind}.delta", {**place, "delta": arguments}), [(f"{kind}.done", ends), done]
+    (part,) = item["content"]
+    kind, text, place["content_index"] = part["type"], part["text"], 0
+    logprobs: dict[str, Any] = {"logprobs": []} if kind == "output_text" else {}
+    return (
+        [added, ("content_part.added", {**place, "part": {**part, "text": ""}})],
+        (f"{kind}.delta", {**place, "delta": text, **logprobs}),
+        [(f"{kind}.done", {**place, "text": text, **logprobs}), ("content_part.done", {**place, "part": part}), done],
+    )
 
 
 def _write_usage(answer: Answer) -> dict[str, Any]:

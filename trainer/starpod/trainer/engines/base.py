@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -39,6 +40,9 @@ class Request:
     """Images that the negative ids of the prompt refer to; only for vision models."""
     structure: str = ""
     """Structure that the reply must have (models/masks.py); "" for any. Log-probabilities are those under its masks."""
+    on_tokens: Callable[[int, list[int]], None] | None = field(default=None, compare=False, repr=False)
+    """Called on the event loop while the reply is sampled, with the index of the first new token in the reply, and the
+    new tokens. The last ones may be left out. If its process dies, an engine may begin again at a lower index."""
 
 
 def check_prompt(request: Request, *, max_context: int, vocabulary: int) -> None:

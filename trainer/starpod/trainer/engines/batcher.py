@@ -47,10 +47,17 @@ class PendingReply:
     """Whether the slot is kept for the conversation's next request."""
     cancelled: bool = False
     """Whether the caller no longer waits."""
+    streamed: int = 0
+    """Number of sampled tokens that `Request.on_tokens` has got."""
 
     def __post_init__(self) -> None:
         self.context = list(self.request.prompt)
         self.uniforms = Uniforms(self.request.seed)
+
+    def take_new(self) -> tuple[int, list[int]]:
+        """Return the tokens sampled since the last call, with the index of the first one in the reply."""
+        start, self.streamed = self.streamed, len(self.logprobs)
+        return start, self.context[len(self.request.prompt) + start :]
 
     def reply(self, finish: Finish) -> Reply:
         return Reply(self.context[len(self.request.prompt) :], self.logprobs, self.versions, finish)

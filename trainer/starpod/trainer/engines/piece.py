@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starpod.trainer.engines.base import Request
 
@@ -23,6 +23,17 @@ class Piece:
     """Reason why it ended: "stop", "length" or ABORT."""
     reused: int = 0
     """Number of prompt tokens that were in the cache."""
+
+    def extend(self, part: Piece, request: Request, prompt: list[int]) -> Piece:
+        """Append the next part of a streamed piece, pass its tokens to `Request.on_tokens`, and return the result.
+
+        prompt: Ids after which the server samples: the request's prompt, and any earlier pieces of the reply.
+        """
+        if request.on_tokens is not None and part.tokens:
+            request.on_tokens(len(prompt) - len(request.prompt) + len(self.tokens), part.tokens)
+        self.tokens.extend(part.tokens)
+        self.logprobs.extend(part.logprobs)
+        return replace(self, finish=part.finish or self.finish, reused=self.reused or part.reused)
 
     def check(self, request: Request, limit: int, vocabulary: int) -> None:
         """Check that this is a possible reply, or a part of one, to a request.

@@ -174,9 +174,10 @@ class TorchEngine:
                 start_time = perf_counter()
                 replies = self._batcher.step(read, head, self._version)
                 self._stats.seconds += perf_counter() - start_time
-                if replies:
-                    loop = replies[0][0].handle[0]
-                    loop.call_soon_threadsafe(_deliver, replies)
+                streams = [(job, *job.take_new()) for job in self._batcher.running if job.request.on_tokens]
+                if replies or streams:
+                    loop = (replies or streams)[0][0].handle[0]
+                    loop.call_soon_threadsafe(_deliver, replies, streams)
 
     def _take_inbox(self) -> None:
         while self._inbox:
@@ -187,7 +188,10 @@ class TorchEngine:
                 self._batcher.forget(item)
 
 
-def _deliver(finished: list[tuple[PendingReply, Reply]]) -> None:
+def _deliver(finished: list[tuple[PendingReply, Reply]], streams: list[tuple[PendingReply, int, list[int]]]) -> None:
+    for job, start, tokens in streams:
+        if job.request.on_tokens is not None and tokens:
+            job.request.on_tokens(start, tokens)
     for job, reply in finished:
         _, future = job.handle
         if not future.done():

@@ -118,22 +118,23 @@ class LocalVllm(ServedEngine):
         settings = sampling_parameters(request, limit, seed)
         pauses = self._pauses
 
-        async def sample() -> Any:
-            parameters = self._core.vllm.SamplingParams(**settings, output_kind=RequestOutputKind.FINAL_ONLY)
+        async def sample() -> Piece:
+            kind = RequestOutputKind.FINAL_ONLY if request.on_tokens is None else RequestOutputKind.DELTA
+            parameters = self._core.vllm.SamplingParams(**settings, output_kind=kind)
             inputs = (
                 image_prompt(prompt, request.images, self._model, salt)
                 if min(prompt) < 0
                 else self._core.vllm.TokensPrompt(prompt_token_ids=prompt, cache_salt=salt)
             )
-            last: Any = None
+            piece = Piece([], [])
             async for output in self._core.llm.generate(
                 inputs, parameters, request_id=f"{self._name}-{next(self._ids)}"
             ):
-                last = output
-            return last
+                piece = piece.extend(_read_output(output), request, prompt)
+            return piece
 
         try:
-            request_output = await self._core.watch.guard(sample())
+            piece = await self._core.watch.guard(sample())
         except EngineError:
             raise
         except Exception as error:
@@ -142,12 +143,6 @@ class LocalVllm(ServedEngine):
             if isinstance(error, ValueError) or type(error).__name__ == "VLLMValidationError":
                 raise EngineError(f"vLLM refused a request: {type(error).__name__}: {error}") from error
             raise EngineLost(f"vLLM stopped: {type(error).__name__}: {error}") from error
-        if request_output is None:
-            return Piece([], [])
-        result = request_output.outputs[0]
-        tokens = list(result.token_ids)
-        logprobs = [float(entry[token].logprob) for entry, token in zip(result.logprobs or (), tokens, strict=False)]
-        piece = Piece(tokens, logprobs, result.finish_reason, request_output.num_cached_tokens or 0)
         try:
             self._check_reply(piece, request, limit, pauses)
         except ValueError as error:
@@ -214,3 +209,10 @@ class LocalVllm(ServedEngine):
     def _remove_folders(self) -> None:
         self._remove(self._folder)
         shutil.rmtree(self._sockets, ignore_errors=True)
+
+
+def _read_output(output: Any) -> Piece:
+    result = output.outputs[0]
+    tokens = list(result.token_ids)
+    logprobs = [float(entry[token].logprob) for entry, token in zip(result.logprobs or (), tokens, strict=False)]
+    return Piece(tokens, logprobs, result.finish_reason, output.num_cached_tokens or 0)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import shutil
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 
 from starpod.trainer.engines.base import EngineError, EngineLost, Request
 from starpod.trainer.engines.config import EngineConfig
-from starpod.trainer.engines.piece import Piece
+from starpod.trainer.engines.piece import ABORT, Piece
 from starpod.trainer.engines.placement import Placement
 from starpod.trainer.engines.served import ServedEngine, sampling_parameters
 from starpod.trainer.engines.vllm_nccl import NcclSender
@@ -64,11 +65,13 @@ class RemoteVllm(ServedEngine):
 
     async def _sample(self, request: Request, prompt: list[int], limit: int, seed: int, salt: str) -> Piece:
         await self._check()
+        streams = request.on_tokens is not None
         body = {
             "request_id": f"{self._name}-{next(self._ids)}",
             "token_ids": prompt,
             "cache_salt": salt,
             "sampling_params": sampling_parameters(request, limit, seed),
+            "stream": streams,
         }
         pauses = self._pauses
 
@@ -77,10 +80,20 @@ class RemoteVllm(ServedEngine):
             self._check_reply(piece, request, limit, pauses)
             return piece
 
+        async def read_events(events: AsyncIterator[Any]) -> Piece:
+            piece = Piece([], [])
+            async for event in events:
+                part = read_piece(event)
+                replace(part, finish=ABORT).check(request, limit - len(piece.tokens), self._vocabulary)
+                piece = piece.extend(part, request, prompt)
+            self._check_reply(piece, request, limit, pauses)
+            return piece
+
+        call = {"read_events": read_events} if streams else {"read": read}
         piece: Piece | None = None
         with self._placement.place(prompt, salt) as server:
             try:
-                piece = await server.post("/inference/v1/generate", body, session=request.conversation, read=read)
+                piece = await server.post("/inference/v1/generate", body, session=request.conversation, **call)
             except ServerGone as error:
                 await self._drop(server, error)
             except ServerRefused as error:

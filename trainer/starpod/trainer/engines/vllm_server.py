@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import NoneType
@@ -89,6 +89,7 @@ class VllmServer:
         session: str = "",
         once: bool = False,
         read: Callable[[Any], Any] | None = None,
+        read_events: Callable[[AsyncIterator[Any]], Coroutine[Any, Any, Any]] | None = None,
     ) -> Any:
         """Send a POST request.
 
@@ -99,16 +100,22 @@ class VllmServer:
             once: Do not retry, because the call is part of a collective operation.
             read: Converts the decoded JSON reply to the result. It raises ValueError if the reply cannot be used, and
                 the call is retried. None ignores the reply.
+            read_events: The same for a reply that is a stream of events; None: it is none.
         """
         options: Any = {"params": query or {}}
         if session:
             # A router sends all requests of a session to the server with its cache.
             options["headers"] = {"X-Session-ID": session}
 
-        def call() -> Coroutine[Any, Any, str]:
-            return self._client.post(path, body=body, cast_to=str, options=options)
+        async def call() -> Any:
+            if read_events is None:
+                return await _read_json(self._client.post(path, body=body, cast_to=str, options=options), read)
+            events = openai.AsyncStream[object]
+            stream = self._client.post(path, body=body, cast_to=object, options=options, stream=True, stream_cls=events)
+            async with await stream as opened:
+                return await read_events(aiter(opened))
 
-        return await self._ask(call, path, 0 if once else self._retries, read)
+        return await self._ask(call, path, 0 if once else self._retries)
 
     async def get(self, path: str, read: Callable[[Any], Any], query: Mapping[str, str] | None = None) -> Any:
         """Send a GET request and return the result of `read`.
@@ -122,26 +129,24 @@ class VllmServer:
             EngineError: The request failed, for example because the server has no such path.
         """
         options: Any = {"params": query or {}}
-        return await self._ask(lambda: self._client.get(path, cast_to=str, options=options), path, self._retries, read)
+        call = partial(self._client.get, path, cast_to=str, options=options)
+        return await self._ask(lambda: _read_json(call(), read), path, self._retries)
 
     async def info(self) -> ServerInfo:
         """Return the facts of the server's vLLM configuration that matter here."""
         info: ServerInfo = await self.get("/server_info", _read_info, {"config_format": "json"})
         return info
 
-    async def _ask(
-        self, call: Callable[[], Coroutine[Any, Any, str]], path: str, retries: int, read: Callable[[Any], Any] | None
-    ) -> Any:
+    async def _ask(self, call: Callable[[], Coroutine[Any, Any, Any]], path: str, retries: int) -> Any:
         backoff = Backoff(FIRST_WAIT, LONGEST_WAIT)
         watch = self._watch_busy if path in _BUSY else self._watch
         while True:
             failure: EngineError
             try:
-                text = await watch.guard(call())
-                return None if read is None else read(json.loads(text))
-            except json.JSONDecodeError:
+                return await watch.guard(call())
+            except json.JSONDecodeError as error:
                 failure = EngineError(
-                    f"the vLLM server at {self.url} answered {path} with {text[:80]!r}, not with JSON"
+                    f"the vLLM server at {self.url} answered {path} with {error.doc[:80]!r}, not with JSON"
                 )
             except (ValueError, RecursionError) as error:
                 failure = EngineError(f"the vLLM server at {self.url} answered {path} with {error}")
@@ -154,10 +159,17 @@ class VllmServer:
             except openai.APIConnectionError as error:
                 self.breaks += 1
                 failure = ServerGone(f"the vLLM server at {self.url} is gone: {error.__cause__ or error}")
+            except openai.APIError as error:
+                failure = EngineError(f"the vLLM server at {self.url} ended the reply of {path}: {error}")
             if not retries:
                 raise failure
             retries -= 1
             await asyncio.sleep(backoff.wait())
+
+
+async def _read_json(reply: Awaitable[str], read: Callable[[Any], Any] | None) -> Any:
+    text = await reply
+    return None if read is None else read(json.loads(text))
 
 
 class ServerGone(EngineError):
@@ -201,7 +213,7 @@ def read_world_size(reply: Any) -> int:
 
 
 def read_piece(reply: Any) -> Piece:
-    """Return a reply's tokens as the server sent them. Raises ValueError if a field is missing."""
+    """Return the tokens of a reply, or of an event of one, as the server sent them. Raises ValueError without them."""
     try:
         (choice,) = reply["choices"]
         places = (choice["logprobs"] or {}).get("content") or ()
