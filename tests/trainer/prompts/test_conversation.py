@@ -47,6 +47,15 @@ def test_finds_the_token_that_ends_a_reply(name: str, end: str) -> None:
     assert made.stop == {made.end, tokenizer(name).eos_token_id}
 
 
+def test_a_reply_of_gpt_oss_ends_with_its_last_message() -> None:
+    """<|end|> closes a thought, too, and is written instead of <|return|> in earlier replies alone."""
+    made = template("gpt-oss")
+    end, last = (tokenizer("gpt-oss").convert_tokens_to_ids(token) for token in ("<|end|>", "<|return|>"))
+    assert made.end == end and made.stop == {last, tokenizer("gpt-oss").eos_token_id}
+    reply = made.encode_reply(f"{made.opening}<|channel|>final<|message|>hi")
+    assert reply[-1] == last and end not in made.next_ids("more", reply)[:1] and made.next_ids("more", [5])[0] == end
+
+
 def test_system_text_goes_where_the_template_takes_it() -> None:
     assert text_of("chatml", template("chatml").first_prompt("be good", "hi")) == (
         "<|im_start|>system\nbe good<|im_end|>\n<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"

@@ -7,7 +7,8 @@ import pytest
 from starpod.trainer.models.masks import TokenMasks
 from starpod.trainer.prompts.formats.base import CallFormat, ReplyCall
 from starpod.trainer.prompts.formats.table import FORMATS
-from starpod.trainer.prompts.structure import structure_of
+from starpod.trainer.prompts.grammar import Grammar
+from starpod.trainer.prompts.structure import answer_structure, structure_of
 from starpod.trainer.prompts.template import Template
 from tests.trainer.chat_templates import tokenizer
 from tests.trainer.prompts.formats.replies import tool
@@ -64,6 +65,23 @@ def test_a_format_without_a_grammar_is_refused_by_name(form: CallFormat) -> None
 def test_a_schema_is_enforced_after_the_thought(name: str, calls: str, text: str, is_allowed: bool) -> None:
     template = Template(tokenizer(name), calls=calls)
     assert accepts(template, structure_of(template, schema=SCHEMA), text) is is_allowed
+
+
+@pytest.mark.parametrize(
+    ("thinking", "prefill", "text"),
+    [
+        (True, "<think>", f"why</think><answer>{UP}</answer>"),
+        (True, "", f"<think>why</think><answer>{UP}</answer>"),
+        (False, "<answer>", f"{UP}</answer>"),
+        (False, "", f"<answer>{UP}</answer>"),
+    ],
+)
+def test_the_answer_of_our_prompts_has_the_schema(thinking: bool, prefill: str, text: str) -> None:
+    template = Template(tokenizer("chatml"), prefill=prefill)
+    structure = answer_structure(template, Grammar(thinking), SCHEMA)
+    assert accepts(template, structure, text)
+    assert not accepts(template, structure, text.replace('"to"', '"from"'))
+    assert not accepts(template, structure, f"{text} and more")
 
 
 def test_a_policy_with_tools_and_a_schema_chooses() -> None:

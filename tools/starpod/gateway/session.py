@@ -260,7 +260,7 @@ class RolloutSession:
         sampler, ask = self.sampler, draft.ask
         template, tokens = sampler.template, reply.tokens
         calls, tools = template.layout.calls, tools_of(ask)
-        reply_text, length, stop = _cut_at_stop(template, tokens, ask.stop)
+        reply_text, length, stop = template.cut(tokens, ask.stop)
         full_text, finish = draft.complete_text(reply_text), "stop" if stop else reply.finish
         parts = calls.parse(full_text, tools or None)
         if ask.one_call and parts.calls and full_text[parts.ends[0] :].strip():
@@ -315,17 +315,3 @@ def _new_texts(ask: Ask) -> list[str]:
         if message.role != "system":
             texts.insert(0, message.text)
     return texts
-
-
-def _cut_at_stop(template: Template, tokens: list[int], stops: tuple[str, ...]) -> tuple[str, int, str]:
-    """Return the text before the first stop text, the number of ids up to the stop text's end, and the stop text.
-
-    Without a stop text, these are the whole text, all ids and "". Ids after a stop text are dropped, because no client
-    has seen them.
-    """
-    raw = template.decode(tokens)
-    places = [(index, stop) for stop in stops if stop and (index := raw.find(stop, len(template.opening))) >= 0]
-    if not places:
-        return raw, len(tokens), ""
-    index, stop = min(places)
-    return raw[:index], template.count_ids(tokens, index + len(stop), 1), stop

@@ -63,6 +63,7 @@ class BestOf(EngineAgent):
                         logprobs=reply.logprobs,
                         versions=reply.versions,
                         image=image,
+                        structure=request.structure,
                     ),
                 ],
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -99,6 +99,12 @@ class SamplingConfig(Section):
         "window the episode ends; null: half of sampling.max_reply_tokens.",
     )
     max_episode_tokens: int = Field(default=3600, ge=2, description="Maximum tokens of prompt and reply together.")
+    stop: tuple[str, ...] = Field(default=(), description="Texts that end a reply, and are its end.")
+    json_schema: dict[str, Any] | None = Field(
+        default=None,
+        description="JSON schema of a reply's answer. Only tokens that fit are sampled, and training scores them "
+        "among these alone. Needs the extra `structured`; null: any answer.",
+    )
 
     @model_validator(mode="after")
     def _whole_distribution(self) -> SamplingConfig:

@@ -17,11 +17,12 @@ from starpod.trainer.agents.base import (
 )
 from starpod.trainer.agents.config import SamplingConfig
 from starpod.trainer.configuration.seeds import derive
-from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.data.episode import Episode, Finish, Turn
 from starpod.trainer.data.images import BadImage
 from starpod.trainer.engines.base import Engine, Reply, Request
 from starpod.trainer.prompts.conversation import Conversation, Prompt
 from starpod.trainer.prompts.prompt import PromptConfig, Prompter
+from starpod.trainer.prompts.structure import answer_structure
 from starpod.trainer.prompts.template import Template
 
 
@@ -67,6 +68,9 @@ class EngineAgent(Agent):
         self._prompter = Prompter(agents.prompt, session.instructions, self._actions, limits)
         self._conversation = Conversation.of(agents.template, agents.prompt)
         self._conversation.system(self._prompter.system())
+        schema = agents.sampling.json_schema
+        grammar = self._prompter.grammar
+        self._structure = "" if schema is None else answer_structure(agents.template, grammar, schema)
 
     async def act(self, observation: Observation, episode: Episode) -> Move | Stop:
         agents = self._agents
@@ -89,6 +93,7 @@ class EngineAgent(Agent):
             conversation=self._name,
             agent=agents.speaker,
             images=self._conversation.images,
+            structure=self._structure,
         )
         return self._answer(prompt, await self._reply(request, prompt, observation, episode), hinted)
 
@@ -108,17 +113,21 @@ class EngineAgent(Agent):
         for turn in episode.turns:
             self._ask(turn.observation, history, turn.image)
             if turn.reply:
-                self._conversation.answer(turn.reply, turn.finish, turn.text)
+                self._record(turn.reply, turn.finish, turn.text)
             else:  # not sampled, for example a demonstration
                 text = self._prompter.reply_of(turn)
                 self._conversation.answer(template.encode_reply(text), "stop", text)
             history.turns.append(turn)
 
     def _answer(self, prompt: Prompt, reply: Reply, hinted: list[int]) -> Move:
+        _, length, stop = self._agents.template.cut(reply.tokens, self._agents.sampling.stop)
+        if stop:
+            reply = Reply(reply.tokens[:length], reply.logprobs[:length], reply.versions[:length], "stop")
         text = self._agents.template.decode(reply.tokens)
         parsed_reply = self._prompter.parse(text)
-        self._conversation.answer(reply.tokens, reply.finish, text)
+        self._record(reply.tokens, reply.finish, text)
         template, grammar = self._agents.template, self._prompter.grammar
+        structure = self._structure
         spans = template.spans(reply.tokens, grammar.cut(text)) if self._agents.spans else []
         return Move(
             text,
@@ -126,9 +135,15 @@ class EngineAgent(Agent):
             parsed_reply.thought,
             parsed_reply.well_formed,
             reply.finish,
-            Tokens(prompt.appended, prompt.fresh, reply.tokens, reply.logprobs, reply.versions, spans, hinted),
+            Tokens(
+                prompt.appended, prompt.fresh, reply.tokens, reply.logprobs, reply.versions, spans, hinted, structure
+            ),
             parsed_reply.blocks,
         )
+
+    def _record(self, reply: list[int], finish: Finish, text: str) -> None:
+        # A reply that a stop text ended has no stop id.
+        self._conversation.answer(reply, "length" if self._agents.sampling.stop else finish, text)
 
     def unanswered(self, observation: Observation, episode: Episode) -> tuple[list[int], bool]:
         prompt = self._ask(observation.text, episode, self.image_of(observation))

@@ -32,6 +32,7 @@ from starpod.trainer.models.policies import Policies
 from starpod.trainer.models.policy import build_policy, load_policy
 from starpod.trainer.models.precision import round_weights
 from starpod.trainer.prompts.prompt import PromptConfig
+from starpod.trainer.prompts.structure import check_schema
 from starpod.trainer.prompts.template import Template
 
 TEMPERATURE = 0.5
@@ -70,6 +71,8 @@ class PretrainedAgents(Agents):
             values = self.config.sampling if self.config else SamplingConfig()
             if sampling.max_tokens is not None:
                 values = values.model_copy(update={"max_reply_tokens": sampling.max_tokens})
+            if values.json_schema is not None:
+                check_schema(values.json_schema)
             self.temperature = evaluation_temperature(self.config, sampling)
             max_context = values.max_episode_tokens
             self._engine = build_engines(EngineConfig(name=engine), self._policies, max_context=max_context)

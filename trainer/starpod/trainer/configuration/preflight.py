@@ -40,6 +40,8 @@ def check(config: Config, *, world: int, local_world: int = 1, resume: bool = Fa
         ConfigError: The message names the key.
     """
     check_sinks(config.monitor.sinks)
+    if config.sampling.json_schema is not None:
+        _check_schema(config.sampling.json_schema)
     if config.collect.agent.command:
         load_programs()
     for task in config.tasks:
@@ -65,6 +67,15 @@ def check(config: Config, *, world: int, local_world: int = 1, resume: bool = Fa
             Rewards(task.rewards)  # loads the functions
     if world > 1:
         refuse_broken(Case(config, config.tasks[0], processes=local_world))
+
+
+def _check_schema(schema: Mapping[str, Any]) -> None:
+    from starpod.trainer.prompts.structure import check_schema  # which loads torch
+
+    try:
+        check_schema(schema)
+    except ValueError as error:
+        raise ConfigError(f"sampling.json_schema: {error}") from error
 
 
 def _check_demonstrations(config: Config, task: TaskConfig) -> None:

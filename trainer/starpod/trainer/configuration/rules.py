@@ -347,6 +347,27 @@ RULES: tuple[Contradiction[Case], ...] = (
         "algorithm.distillation self reads the expert's moves in episodes that the policy plays alone: set script to "
         "solo, and drop collect.agent.command and replay.offline",
     ),
+    # Replies with a schema
+    Contradiction(
+        ("sampling.json_schema", "prompt.grammar", "prompt.blocks"),
+        lambda c: c.run.sampling.json_schema is not None and (c.task.prompt.calls or c.task.prompt.blocks),
+        "sampling.json_schema is the schema of an answer between tags: set prompt.grammar to tags, and drop "
+        "prompt.blocks",
+    ),
+    Contradiction(
+        ("sampling.json_schema", "script.name", "collect.agent.command", "replay.offline", "algorithm.distillation"),
+        lambda c: (
+            c.run.sampling.json_schema is not None
+            and (
+                c.run.script.name != "solo"
+                or c.run.collect.agent.command
+                or c.run.replay.offline
+                or c.run.teaching.teacher in ("self", "vllm")
+            )
+        ),
+        "sampling.json_schema is for one agent that the trainer plays and scores: drop script, collect.agent.command "
+        "(programs ask for a response_format), replay.offline, and distillation from self or vllm",
+    ),
     # Images
     Contradiction(
         ("prompt.observation", "model.tiny.image"),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from starpod.trainer.models.masks import MISSING, join
+from starpod.trainer.prompts.grammar import Grammar
 from starpod.trainer.prompts.template import Template
 
 _MARK, _THOUGHT = "starpod-answer", "starpod-thought"
@@ -35,10 +36,6 @@ def structure_of(
     Raises:
         ValueError: xgrammar is missing, has no grammar for the format of calls, or refuses the schema.
     """
-    try:
-        import xgrammar
-    except ImportError as error:
-        raise ValueError(f"{MISSING} ({error})") from None
     answers = [] if schema is None else [_json(template, schema)]
     if tools:
         form = template.layout.calls
@@ -48,7 +45,7 @@ def structure_of(
                 "tool_choice auto"
             )
         definitions: list[Any] = [dict(tool) for tool in tools]
-        calls = xgrammar.get_model_structural_tag(
+        calls = _package().get_model_structural_tag(
             form.xgrammar,
             tools=definitions,
             tool_choice={"type": "function", "function": {"name": name}} if name else "required",
@@ -57,32 +54,65 @@ def structure_of(
             max_whitespace_cnt=2,
         )
         answers.append(calls.model_dump()["format"])
-    tag: Tag = {"type": "structural_tag", "format": _any_of(answers)}
+    return _checked(_any_of(answers), template.stop)
+
+
+def answer_structure(template: Template, grammar: Grammar, schema: Mapping[str, Any]) -> str:
+    """Return the structure of replies whose answer is JSON of a schema, in a grammar of prompts.
+
+    Raises ValueError if xgrammar is missing or refuses the schema, or if the grammar does not write its only action as
+    it is.
+    """
+    text = grammar.compose(_THOUGHT, [_MARK]).removeprefix(template.opening.rstrip())
+    if _MARK not in text:
+        raise ValueError("prompt.grammar does not write an answer as it is, so it cannot have a schema")
+    begin, has_thought, rest = text.rpartition(_THOUGHT)
+    between, _, after = rest.partition(_MARK)
+    first = _thought(begin, between) if has_thought else _constant(between)
+    return _checked(_sequence(first, _schema(schema), _constant(after)), template.stop)
+
+
+def check_schema(schema: Mapping[str, Any]) -> None:
+    """Raise ValueError if xgrammar is missing or refuses the schema."""
+    _checked(_schema(schema), ())
+
+
+def _checked(content: Tag, stop: Iterable[int]) -> str:
+    tag: Tag = {"type": "structural_tag", "format": content}
     try:
-        xgrammar.Grammar.from_structural_tag(tag)
-    except (RuntimeError, ValueError) as error:
+        _package().Grammar.from_structural_tag(tag)
+    except (RuntimeError, TypeError) as error:
         raise ValueError(f"the schema cannot be enforced: {str(error).splitlines()[-1]}") from None
-    return join(tag, template.stop)
+    return join(tag, stop)
+
+
+def _package() -> Any:
+    try:
+        import xgrammar
+    except ImportError as error:
+        raise ValueError(f"{MISSING} ({error})") from None
+    return xgrammar
+
+
+def _schema(schema: Mapping[str, Any]) -> Tag:
+    return {"type": "json_schema", "json_schema": dict(schema), "max_whitespace_cnt": 2}
 
 
 def _json(template: Template, schema: Mapping[str, Any]) -> Tag:
     """Return the tag of a text with this schema, after a thought if the policy writes thoughts."""
-    form = template.layout.calls
-    answer = {"type": "json_schema", "json_schema": dict(schema), "max_whitespace_cnt": 2}
+    form, answer = template.layout.calls, _schema(schema)
     before = form.write(None, _MARK, ()).partition(_MARK)[0]
     begin, _, rest = form.write(_THOUGHT, _MARK, ()).partition(_THOUGHT)
-    thought = {
-        "type": "tag",
-        "begin": "" if _is_opened(template) else begin,
-        "content": {"type": "any_text"},
-        "end": form.thought[1],
-    }
     between = rest.partition(_MARK)[0].removeprefix(form.thought[1])
-    direct = _sequence(_constant(before), answer)
-    thoughtful = _sequence(thought, _constant(between) or _BLANKS, answer)
+    thought = _thought("" if _is_opened(template) else begin, form.thought[1])
+    direct, thoughtful = _sequence(_constant(before), answer), _sequence(thought, _constant(between) or _BLANKS, answer)
     if _is_opened(template):
         return thoughtful
     return _any_of([thoughtful, direct]) if _thinks(template) else direct
+
+
+def _thought(begin: str, end: str) -> Tag:
+    return {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": end}
 
 
 def _is_opened(template: Template) -> bool:

@@ -7,7 +7,7 @@ either of them, a short dummy conversation with the new turn at its end is rende
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, cast
@@ -62,10 +62,12 @@ class Template:
         self.opening = self.layout.think_start + self.prefill
         self.end = self.layout.end
         eos = tokenizer.eos_token_id
-        form, added = self.layout.calls, {str(text): id_ for id_, text in tokenizer.added_tokens_decoder.items()}
-        self._closing = frozenset({self.end, *(added[text] for text in form.stops if text in added)})
-        only_ends = self._closing - {self.end} if self.layout.end_text in form.all_marks else self._closing
-        self.stop = only_ends | ({eos} if isinstance(eos, int) else set())
+        added = {str(text): id_ for id_, text in tokenizer.added_tokens_decoder.items()}
+        stops = [added[text] for text in self.layout.calls.stops if text in added]
+        closes_more = bool(stops) and self.layout.end_text in self.layout.calls.all_marks
+        self.stop = frozenset({*stops, *([] if closes_more else [self.end]), *([eos] if isinstance(eos, int) else [])})
+        self._last = stops[-1] if closes_more else self.end
+        self._closing = {self.end, *stops}
         self._next = lru_cache(_CACHED)(lambda user: tuple(self._encode_messages([user_message(user)])))
         self._first_prompt = lru_cache(_CACHED)(lambda system, user: tuple(self.encode_conversation(system, (), user)))
         self._head = lru_cache(8)(self.encode)
@@ -150,6 +152,18 @@ class Template:
             ids.pop()
         return self.opening + cast(str, self.tokenizer.decode(ids, clean_up_tokenization_spaces=False))
 
+    def cut(self, reply: Sequence[int], stops: Iterable[str]) -> tuple[str, int, str]:
+        """Return the text before the first stop text, the number of ids up to the stop text's end, and the stop text.
+
+        Without a stop text, these are the whole text, all ids and "". Stop texts are not looked for in `opening`.
+        """
+        text, start = self.decode(reply), len(self.opening)
+        places = [(index, stop) for stop in stops if stop and (index := text.find(stop, start)) >= 0]
+        if not places:
+            return text, len(reply), ""
+        index, stop = min(places)
+        return text[:index], self.count_ids(reply, index + len(stop), 1), stop
+
     def spans(self, reply: Sequence[int], blocks: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
         """Convert the ends of a reply's blocks from character indices in its text to indices of sampled ids.
 
@@ -202,7 +216,7 @@ class Template:
             raise ValueError(f"a reply begins with {opening!r} here; this one begins with {text[:40]!r}")
         text = text.removeprefix(opening)
         before = self.layout.before_reply + self.prefill
-        return [*(self._encode_after(before, text) if rendered else self.encode_beginning(text)), self.end]
+        return [*(self._encode_after(before, text) if rendered else self.encode_beginning(text)), self._last]
 
     def _encode_messages(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         before, prompt = self.layout.prompt_after_reply(messages)
