@@ -55,5 +55,9 @@ def test_the_page_of_an_evaluation_leads_to_each_episode(runs: Path) -> None:
             assert reply.status_code == 200, link
         assert "failed" not in http.get(links[-1]).text  # the episode that was played again
         assert http.get("/episodes?run=lake&outcome=failed").text.count("/episode?") == 0
+        folder = EvaluationFolder(runs / "lake")
+        with folder.writing():
+            folder.append(PLAN, "random", episode(22, solved=True, turns=2, member=1))
+        assert http.get("/runs/lake").text.count("/episode?") == page.text.count("/episode?") + 1
         (runs / "lake" / "evaluation.json").write_text("{}")
         assert "it is no plan of this version" in http.get("/runs/lake").text

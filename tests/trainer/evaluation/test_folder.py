@@ -8,7 +8,7 @@ import pytest
 from starpod.trainer.agents.base import Sampling, Task
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.data.files import BadEpisodes, read_episodes
-from starpod.trainer.evaluation.folder import BadFolder, EvaluationFolder
+from starpod.trainer.evaluation.folder import EvaluationFolder
 from starpod.trainer.evaluation.plan import MOST_STARTS, EvaluationPlan, PlanDiffers, PlannedEnvironment
 from starpod.trainer.output.files import FolderLocked
 
@@ -99,9 +99,9 @@ def test_a_plan_grows_but_does_not_change() -> None:
 
 
 def test_a_folder_without_an_evaluation_and_a_damaged_plan(tmp_path: Path, folder: EvaluationFolder) -> None:
-    with pytest.raises(BadFolder, match=r"evaluation\.json cannot be read"):
+    with pytest.raises(BadEpisodes, match=r"evaluation\.json cannot be read"):
         EvaluationFolder(tmp_path).read_plan()
     for text in ("", "[]", '{"format": 2}', '{"format": 1, "environments": 5}'):
         folder.plan_file.write_text(text)
-        with pytest.raises(BadFolder, match=r"evaluation\.json cannot be read"):
+        with pytest.raises(BadEpisodes, match=r"evaluation\.json cannot be read"):
             folder.read_plan()

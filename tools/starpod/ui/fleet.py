@@ -26,7 +26,7 @@ from starpod.trainer.data.episode import Episode
 from starpod.trainer.evaluation.folder import EvaluationFolder
 from starpod.ui import watching
 from starpod.ui.continuing import COUNTS, Continuing
-from starpod.ui.evaluation import read_plan
+from starpod.ui.evaluation import read_evaluation
 from starpod.ui.games import Games, LiveGame, path_of
 from starpod.ui.jobs import TurnJobs
 from starpod.ui.page import LiveSite, query, render
@@ -347,7 +347,8 @@ def named_episode(site: LiveSite, form: Mapping[str, str]) -> tuple[Episode, Tas
     episode = load_episode(folder / "episodes" / row["name"], row["start"])
     link = query("/episode", run=run["path"], file=row["name"], group=row["grp"], member=row["member"])
     if (evaluation := EvaluationFolder(folder)).exists:
-        return episode, read_plan(evaluation).environments[episode.kind].task, link
+        plan, _ = read_evaluation(evaluation)
+        return episode, plan.environments[episode.kind].task, link
     config = mapping(folder / "config.yaml", [])
     environment = (config.get("environments") or {}).get(episode.task) or config.get("environment") or {}
     evaluated = environment.get("evaluation") or config.get("evaluation") or {}

@@ -23,7 +23,7 @@ from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.configuration.user_file import UserCodeError
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import BadEpisodes
-from starpod.trainer.evaluation.folder import BadFolder, EvaluationFolder, Missing
+from starpod.trainer.evaluation.folder import EvaluationFolder, Missing
 from starpod.trainer.evaluation.plan import EvaluationPlan, PlanDiffers
 from starpod.trainer.evaluation.table import evaluation_report
 from starpod.trainer.output.files import FolderLocked
@@ -163,16 +163,7 @@ def _readable_errors(folder: EvaluationFolder) -> Iterator[None]:
         ) from error
     except FolderLocked as error:
         raise click.ClickException(f"{error} plays in {folder.path}: wait for it, or stop it") from error
-    except (
-        ConfigError,
-        ServiceFailed,
-        StarpodError,
-        AgentRefused,
-        UserCodeError,
-        BadFolder,
-        BadEpisodes,
-        OSError,
-    ) as error:
+    except (ConfigError, ServiceFailed, StarpodError, AgentRefused, UserCodeError, BadEpisodes, OSError) as error:
         raise click.ClickException(str(error)) from error
 
 

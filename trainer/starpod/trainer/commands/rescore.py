@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,6 @@ from starpod.trainer.evaluation.table import format_figure, format_interval
 from starpod.trainer.output.files import to_json_line, write_atomic
 from starpod.trainer.rewards.judge import MAX_REQUESTS, JudgeFailed
 from starpod.trainer.rewards.reward import Rewards
-
-IDENTITY = ("model", "environment", "seed", "attempt")
 
 
 @click.command(epilog="Example: starpod rescore runs/lake --reward rewards.py:brevity")
@@ -58,8 +57,8 @@ def rescore(path: Path, reward: str, name: str, solved_from: float, json_file: s
     except UserCodeError as error:
         raise click.ClickException(str(error)) from error
     # In an evaluation's folder, a later line for the same attempt replaces an earlier one.
-    latest = {tuple(row[name] for name in IDENTITY) if row["model"] else row["key"]: row for row in scored}
-    rows = list(latest.values())
+    identity = itemgetter("model", "environment", "seed", "attempt")
+    rows = list({identity(row) if row["model"] else row["key"]: row for row in scored}.values())
     write_atomic(file, "".join(map(to_json_line, rows)))
     report = compare_rewards(rows)
     _show(report, f"{path} by {reward}: {file}", quiet=json_file == "-")
@@ -92,7 +91,8 @@ def _score(files: Sequence[Path], rewards: Rewards, solved_from: float) -> Itera
 
 
 def _row(rewards: Rewards, key: str, episode: Episode) -> dict[str, Any]:
-    row = {"key": key, **dict(zip(IDENTITY, (episode.model, episode.kind, episode.seed, episode.member), strict=True))}
+    row: dict[str, Any] = {"key": key, "model": episode.model, "environment": episode.kind}
+    row |= {"seed": episode.seed, "attempt": episode.member}
     if episode.failed or not episode.turns:
         return row | {"error": episode.error or "the episode has no turns"}
     old = {"old_reward": episode.own_return, "old_success": episode.success}

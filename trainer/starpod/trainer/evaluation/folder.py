@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,10 +25,6 @@ Missing = dict[tuple[str, str], list[Start]]
 """Starts to play, with their members, by model and environment. Only pairs that lack an episode are in it."""
 
 
-class BadFolder(Exception):
-    """The folder holds no evaluation, or its plan is damaged. The message says what is wrong."""
-
-
 class EvaluationFolder:
     """Paths and files of one evaluation.
 
@@ -50,13 +45,13 @@ class EvaluationFolder:
         return self.plan_file.is_file()
 
     def read_plan(self) -> EvaluationPlan:
-        """Return the plan. Raises BadFolder."""
+        """Return the plan. Raises BadEpisodes."""
         try:
             return _PLAN.validate_json(read_bytes(self.plan_file, MAX_LINE))
         except ValidationError:
-            raise BadFolder(f"{self.plan_file} cannot be read: it is no plan of this version") from None
+            raise BadEpisodes(f"{self.plan_file} cannot be read: it is no plan of this version") from None
         except (OSError, ValueError) as error:
-            raise BadFolder(f"{self.plan_file} cannot be read: {error}") from error
+            raise BadEpisodes(f"{self.plan_file} cannot be read: {error}") from error
 
     def write_plan(self, plan: EvaluationPlan) -> None:
         """Write the plan. Raises CannotWrite."""
@@ -69,11 +64,11 @@ class EvaluationFolder:
         The folder is created, and removed again if no plan was written.
 
         Raises:
-            BadFolder: The folder holds something else.
+            BadEpisodes: The folder holds something else.
             FolderLocked: Another process writes in it.
         """
         if self.path.is_dir() and not self.exists and any(file.name != ".lock" for file in self.path.iterdir()):
-            raise BadFolder(f"{self.path} holds no evaluation, but other files: choose another folder")
+            raise BadEpisodes(f"{self.path} holds no evaluation, but other files: choose another folder")
         is_new = not self.path.exists()
         (self.path / "episodes").mkdir(parents=True, exist_ok=True)
         with hold_lock(self.path):
@@ -87,9 +82,7 @@ class EvaluationFolder:
 
     def file(self, plan: EvaluationPlan, model: str) -> Path:
         """Return the file of a model's episodes. It may not exist yet."""
-        number = list(plan.models).index(model) + 1
-        slug = re.sub(r"\W+", "_", model, flags=re.ASCII).strip("_")[-60:] or "model"
-        return self.path / "episodes" / f"{slug}-{number}.jsonl"
+        return self.path / "episodes" / plan.file_name(model)
 
     def append(self, plan: EvaluationPlan, model: str, episode: Episode) -> None:
         """Add an episode that is over to the model's file. Call this only while `writing`. Raises OSError."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -55,6 +56,11 @@ class EvaluationPlan:
     def group(self, environment: str, seed: int) -> int:
         """Return the number of a start state's group, which is unique among the environments."""
         return seed - self.seed + MOST_STARTS * list(self.environments).index(environment)
+
+    def file_name(self, model: str) -> str:
+        """Return the name of the file of a model's episodes."""
+        slug = re.sub(r"\W+", "_", model, flags=re.ASCII).strip("_")[-60:] or "model"
+        return f"{slug}-{list(self.models).index(model) + 1}.jsonl"
 
     def extended(self, call: EvaluationPlan) -> EvaluationPlan:
         """Return this plan with the models, environments, start states and attempts that a further call adds.
