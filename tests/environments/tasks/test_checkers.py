@@ -23,6 +23,7 @@ CITY = {"type": "object", "required": ["city"], "properties": {"city": {"type": 
         ("31", "31"),
         (" so \\boxed{1}, no \\boxed{\\frac{1}{2}} ok", "\\frac{1}{2}"),
         ("<answer>a</answer> <answer> b </answer> Answer: c", "b"),
+        ("<answer>6 * 7 = 42\nAnswer: 42</answer>", "42"),
         ("36 - 5 = 31\n#### 31", "31"),
         ("Answer: 3\n**Final answer:** 4\nbye", "4"),
         ("The answer: x", "x"),

@@ -1,4 +1,4 @@
-"""Search for the answer in a reply: the last \\boxed{}, else <answer>, else `Answer:` or `####`, else all of it."""
+"""Search for the answer in a reply: the last \\boxed{}, else `Answer:` or `####`, in <answer> if it is there, else all."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ def find_answer(reply: str) -> str:
         if not depth:
             return rest[:index].strip()
     _, tag, rest = reply.rpartition("</answer>")[0].rpartition("<answer>")
-    if tag:
-        return rest.strip()
-    lines = map(_LINE.fullmatch, reversed(reply.splitlines()))
-    return next((line[1].strip("*_ ") for line in lines if line), reply.strip())
+    text = rest if tag else reply
+    lines = map(_LINE.fullmatch, reversed(text.splitlines()))
+    return next((line[1].strip("*_ ") for line in lines if line), text.strip())
