@@ -1,4 +1,4 @@
-"""Search for the answer in a reply: the last \\boxed{}, else `Answer:` or `####`, in <answer> if it is there, else all."""
+"""Search for the answer in a reply: the last \\boxed{}, else after `Answer:` or `####`, in <answer> if there is one."""
 
 from __future__ import annotations
 
