@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ def write_task(
     files = {
         "instruction.md": f"Do {folder.name}.\n",
         "task.toml": f'schema_version = "1.4"\n{settings}',
-        "environment/Dockerfile": f"FROM {BASE}\nWORKDIR /app\n{dockerfile}",
+        "environment/Dockerfile": f"# {os.getpid()}: no other's image\nFROM {BASE}\nWORKDIR /app\n{dockerfile}",
         "tests/test.sh": f"#!/bin/bash\n{tests}\n",
     }
     if solution:
