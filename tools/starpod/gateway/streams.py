@@ -74,7 +74,7 @@ class LiveReply:
         """
         shown: dict[str, str] = {}
         if self.start is not None:
-            reader, count = Reader(self._template, self.start[0]), 0
+            reader, count = PieceReader(self._template, self.start[0]), 0
             while not self.sampling.done():
                 changed, tokens = self._changed, self.tokens[count:]
                 count += len(tokens)
@@ -97,7 +97,7 @@ class LiveReply:
         self._changed = asyncio.Event()
 
 
-class Reader:
+class PieceReader:
     """Turns ids into pieces of thought and text that no later id can change.
 
     Calls are left out, because a call whose end is missing may still turn out to be text.
@@ -122,11 +122,10 @@ class Reader:
         end, is_stop = certain_end(self._text, self._stops)
         text, self._text, self._opening = self._opening + self._text[:end], self._text[end:], ""
         for part in () if self._over else self._parser.feed(text):
-            if part.kind == "call":
-                if self._one_call:
-                    self._over = True
-                    return
-            elif (piece := self._strip(part.kind, part.text)) or (part.kind == "thought" and not part.text):
+            if part.kind == "call" and self._one_call:
+                self._over = True
+                return
+            if (piece := self._strip(part.kind, part.text)) or (part.kind == "thought" and not part.text):
                 yield part.kind, piece
         self._over |= is_stop
 

@@ -107,7 +107,6 @@ class Responses:
                     yield end_last(start)
                 yield write(*_item_events(len(texts), _write_text(start, kind, ""))[0])
             texts[kind] = texts.get(kind, "") + piece
-            # A thought after text and calls belongs to the first thought, as in the complete reply.
             yield write(_item_events(list(texts).index(kind), _write_text(start, kind, piece))[1])
         answer = live.result()
         if texts:
@@ -220,7 +219,7 @@ def _write_text(answer: Answer, kind: str, text: str) -> dict[str, Any]:
 
 
 def _item_events(index: int, item: Mapping[str, Any]) -> tuple[list[Event], Event, list[Event]]:
-    """Return the events that begin an item, the one for its content as a single piece, and those that end it."""
+    """Return the events that begin an item, the event that adds its content as one piece, and the events at its end."""
     place: dict[str, Any] = {"output_index": index, "item_id": item["id"]}
     blank: dict[str, Any] = {"arguments": ""} if item["type"] == "function_call" else {"content": []}
     status = {} if item["type"] == "reasoning" else {"status": "in_progress"}

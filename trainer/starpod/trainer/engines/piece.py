@@ -25,10 +25,7 @@ class Piece:
     """Number of prompt tokens that were in the cache."""
 
     def extend(self, part: Piece, request: Request, prompt: list[int]) -> Piece:
-        """Append the next part of a streamed piece, pass its tokens to `Request.on_tokens`, and return the result.
-
-        prompt: Ids after which the server samples: the request's prompt, and any earlier pieces of the reply.
-        """
+        """Return this piece with the next part of its stream after `prompt`. Pass the tokens to `Request.on_tokens`."""
         if request.on_tokens is not None and part.tokens:
             request.on_tokens(len(prompt) - len(request.prompt) + len(self.tokens), part.tokens)
         self.tokens.extend(part.tokens)
