@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import json
 import threading
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,9 +12,12 @@ from typing import Any
 import pytest
 import torch
 
+from starpod.trainer.data.batch import Batch
+from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.engines.base import Engine, Reply, Request
 from starpod.trainer.engines.torch_engine import TorchEngine
 from starpod.trainer.models.config import ModelConfig
+from starpod.trainer.models.masks import join
 from starpod.trainer.models.policy import Policy, build_policy
 from tests.waiting import eventually
 
@@ -72,6 +76,20 @@ def assert_same(replies: Sequence[Reply], expected: Sequence[Reply]) -> None:
     for reply, other in zip(replies, expected, strict=True):
         assert reply.tokens == other.tokens
         assert reply.logprobs == pytest.approx(other.logprobs, abs=ROUNDING)
+
+
+async def assert_keeps_structure(engine: Engine, policy: Policy) -> None:
+    """Check that replies have a structure, and that the trainer gives them the engine's log-probabilities."""
+    end = policy.tokenizer.eos_token_id
+    tag = {"type": "json_schema", "json_schema": {"enum": ["Up", "Down", 3]}}
+    structure = join({"type": "structural_tag", "format": tag}, [end])
+    for seed in range(4):
+        request = replace(ask([5, 9], tokens=40, stop=frozenset([end]), seed=seed), structure=structure)
+        reply = await engine.generate(request)
+        assert json.loads(policy.tokenizer.decode(reply.tokens[:-1])) in ("Up", "Down", 3)
+        turn = Turn(fresh=True, prompt=[5, 9], reply=reply.tokens, logprobs=reply.logprobs, structure=structure)
+        scores = policy.score(*Batch([Episode(0, 0, "a", turns=[turn])]).block([0]).inputs)
+        assert reply.logprobs == pytest.approx(scores.logprobs_N.tolist(), abs=ROUNDING)
 
 
 def ask(prompt: list[int], *, tokens: int = 8, stop: frozenset[int] = frozenset(), seed: int = 0) -> Request:

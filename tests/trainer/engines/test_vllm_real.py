@@ -20,6 +20,7 @@ from tests.trainer.engines.conformance import (
     MAX_CONTEXT,
     EngineConformance,
     ask,
+    assert_keeps_structure,
     assert_same,
     changed,
     hand_over,
@@ -75,6 +76,9 @@ class TestRealVllm(EngineConformance):
             await engine.generate(replace(ask([5, 9]), temperature=-1.0))
         assert engine.stats().restarts == 0
         self.close_to(await engine.generate(ask([5, 9])), policy.model, [5, 9])
+
+    async def test_a_structure_is_kept_and_scored(self, engine: Engine, policy: Policy) -> None:
+        await assert_keeps_structure(engine, policy)
 
     async def test_signals_for_the_trainers_group_are_not_for_vllm(self, engine: Engine) -> None:
         cores, workers = await children("EngineCore"), await children(WORKER)

@@ -1,5 +1,6 @@
 """A real vLLM server as the teacher of on-policy distillation."""
 
+import asyncio
 from pathlib import Path
 from typing import Any, cast
 
@@ -10,10 +11,11 @@ from starpod.trainer.algorithms.distillation import VllmTeacher
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.data.batch import Batch
 from starpod.trainer.data.sample import Sample
+from starpod.trainer.models.policy import Policy
 from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.run.teachers import ServedJudge
-from tests.trainer.engines.conformance import make_policy
-from tests.trainer.engines.real_vllm import serving
+from tests.trainer.engines.conformance import assert_keeps_structure, make_policy
+from tests.trainer.engines.real_vllm import Server, remote, serving
 from tests.trainer.models.tiny_policy import tiny_policy
 
 
@@ -34,3 +36,13 @@ def test_its_log_probabilities_are_those_of_the_model_here(tmp_path: Path) -> No
         torch.testing.assert_close(there_BT, here_BT, atol=1e-3, rtol=0)
         with pytest.raises(ConfigError, match="different ids"):
             ServedJudge(settings, tiny_policy().tokenizer, Parallel())
+        asyncio.run(_assert_serves_structures(server, policy))
+
+
+async def _assert_serves_structures(server: Server, policy: Policy) -> None:
+    """Check the engine that samples from this server, which has a tokenizer. Starting another takes half a minute."""
+    engine = remote(server, policy=policy)
+    try:
+        await assert_keeps_structure(engine, policy)
+    finally:
+        await engine.close()

@@ -15,6 +15,7 @@ from starpod.trainer.configuration.seeds import derive
 from starpod.trainer.engines.base import EngineError, EngineLost, EngineStats, Reply, Request, check_prompt
 from starpod.trainer.engines.piece import ABORT, Piece
 from starpod.trainer.engines.restarts import Restarts
+from starpod.trainer.models.masks import part
 from starpod.trainer.parallel.ranks import Parallel
 
 GRACE_SECONDS = 1.0
@@ -29,7 +30,9 @@ def sampling_parameters(request: Request, limit: int, seed: int) -> dict[str, An
         limit: Maximum number of tokens to sample.
         seed: Seed of this call.
     """
+    structure = {"structured_outputs": {"structural_tag": part(request.structure)[0]}} if request.structure else {}
     return {
+        **structure,
         "temperature": request.temperature,
         "top_p": request.top_p,
         "max_tokens": limit,
@@ -125,6 +128,8 @@ class ServedEngine(ABC):
                 continue
             if self._restarts.process != process or self._restarts.under_way:
                 continue  # the new process may have sampled with other weights
+            if request.structure and piece.finish == ABORT:
+                continue  # a server cannot continue inside of a structure: begin the reply again
             self._stats.sampled += len(piece.tokens)
             self._stats.reused += piece.reused
             self._stats.prefilled += len(request.prompt) + len(reply.tokens) - piece.reused

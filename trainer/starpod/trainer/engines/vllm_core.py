@@ -188,7 +188,7 @@ class VllmCore:
 def _core_arguments(config: EngineConfig, max_context: int, dtype: str, *, on_cpu: bool) -> dict[str, Any]:
     """Return vLLM's engine arguments."""
     arguments = {
-        "skip_tokenizer_init": True,
+        "skip_tokenizer_init": False,  # structures of replies need it
         "dtype": dtype,
         "max_model_len": max_context,
         "max_num_seqs": config.slots,

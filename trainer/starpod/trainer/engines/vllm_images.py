@@ -20,8 +20,6 @@ from starpod.trainer.models.trunk import unwrapped
 from starpod.trainer.models.vision import pixels_of, view_of
 
 ARGUMENTS: dict[str, Any] = {
-    # vLLM measures the memory of an image with a dummy prompt, for which it needs the tokenizer.
-    "skip_tokenizer_init": False,
     # vLLM's class for SmolVLM differs only in how it builds prompts from texts, and needs more packages for that.
     "hf_overrides": {"architectures": ["Idefics3ForConditionalGeneration"]},
     # Each prompt is sent with its pixels, so nothing would be looked up.

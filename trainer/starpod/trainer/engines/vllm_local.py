@@ -99,6 +99,7 @@ class LocalVllm(ServedEngine):
         """Write the weights for all engines of this machine. All ranks take part in gathering them."""
         if self._parallel.is_first_on_machine:
             write_weights(model, folder, self._core.dtype)
+            self._tokenizer.save_pretrained(folder)
             if self._view is not None:
                 write_processor(self._view, self._tokenizer, folder)
         else:
@@ -116,6 +117,8 @@ class LocalVllm(ServedEngine):
         from vllm.sampling_params import RequestOutputKind
 
         settings = sampling_parameters(request, limit, seed)
+        if structure := settings.pop("structured_outputs", None):
+            settings["structured_outputs"] = self._core.vllm.sampling_params.StructuredOutputsParams(**structure)
         pauses = self._pauses
 
         async def sample() -> Piece:
