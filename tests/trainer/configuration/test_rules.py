@@ -3,8 +3,9 @@
 import pytest
 
 from starpod.trainer.commands.keys import sections
+from starpod.trainer.configuration.case import Case
 from starpod.trainer.configuration.config import Config
-from starpod.trainer.configuration.rules import RULES, Case
+from starpod.trainer.configuration.rules import RULES
 from starpod.trainer.configuration.section import Contradiction
 
 KEYS = {

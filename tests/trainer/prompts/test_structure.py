@@ -1,9 +1,13 @@
 """Structures accept what policies should write, in every format, and nothing else."""
 
 import sys
+from typing import Any
 
 import pytest
 
+from starpod.trainer.configuration.loading import parse_config
+from starpod.trainer.configuration.preflight import check
+from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.models.masks import TokenMasks
 from starpod.trainer.prompts.formats.base import CallFormat, ReplyCall
 from starpod.trainer.prompts.formats.table import FORMATS
@@ -98,3 +102,20 @@ def test_what_cannot_be_enforced_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "xgrammar", None)
     with pytest.raises(ValueError, match=r"pip install '.\[structured\]'"):
         structure_of(template, schema=SCHEMA)
+
+
+SCHEMA_IN_TAGS: dict[str, Any] = {"sampling": {"json_schema": SCHEMA}}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"prompt": {"grammar": "hermes"}}, "set prompt.grammar to tags"),
+        ({"script": {"name": "attempts"}}, "drop script"),
+        ({"collect": {"agent": {"command": ["python", "agent.py"]}}}, "programs ask for a response_format"),
+        ({"sampling": {"json_schema": {"type": "nothing"}}}, "sampling.json_schema: the schema cannot be enforced"),
+    ],
+)
+def test_a_schema_that_cannot_hold_is_refused_before_the_run(values: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check(parse_config({**SCHEMA_IN_TAGS, **values}), world=1)

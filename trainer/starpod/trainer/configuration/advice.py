@@ -10,8 +10,8 @@ import math
 
 from starpod.trainer.algorithms.objectives import UserObjective
 from starpod.trainer.algorithms.sections import TopFraction
+from starpod.trainer.configuration.case import Case
 from starpod.trainer.configuration.config import Config
-from starpod.trainer.configuration.rules import Case
 from starpod.trainer.configuration.section import Contradiction
 from starpod.trainer.evaluation.statistics import paired_interval
 from starpod.trainer.models.config import TINY

@@ -10,10 +10,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from starpod.trainer.algorithms.config import DEFAULT_PRESET
+from starpod.trainer.configuration.case import Case
 from starpod.trainer.configuration.config import Config
 from starpod.trainer.configuration.layers import Layers, kind_below, read_values
 from starpod.trainer.configuration.mistakes import explain
-from starpod.trainer.configuration.rules import Case, refuse_broken
+from starpod.trainer.configuration.rules import refuse_broken
 from starpod.trainer.configuration.section import ConfigError, packaged_configs
 from starpod.trainer.configuration.stages import MAY_CHANGE, may_change
 from starpod.trainer.configuration.yaml12 import YamlError, load_yaml

@@ -13,8 +13,9 @@ from typing import Any
 from starpod.client import Fleet, Observation, Want
 from starpod.trainer.agents.program import load_programs
 from starpod.trainer.agents.scripted import ReferenceAgent, choose_expertly, choose_randomly, find_reference
+from starpod.trainer.configuration.case import Case
 from starpod.trainer.configuration.config import Config
-from starpod.trainer.configuration.rules import Case, refuse_broken
+from starpod.trainer.configuration.rules import refuse_broken
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.configuration.tasks import TaskConfig
 from starpod.trainer.configuration.user_file import names_file

@@ -6,69 +6,16 @@ started, and when its servers have said what the environment supports. A rule wi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from operator import attrgetter
 
 from starpod.trainer.algorithms.distillation import is_same_teacher
 from starpod.trainer.algorithms.terms import PROCESS
-from starpod.trainer.configuration.config import Config
+from starpod.trainer.configuration.case import Case
 from starpod.trainer.configuration.section import ConfigError, Contradiction, find_broken
 from starpod.trainer.configuration.seeds import PURPOSES
-from starpod.trainer.configuration.tasks import TaskConfig
 from starpod.trainer.models.config import TINY
-from starpod.trainer.rollout.config import ALL_SUPPORTED, EnvironmentConfig, Facts
+from starpod.trainer.rollout.config import EnvironmentConfig
 from starpod.v1.spelling import nearest
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A run and one of its environments, with all that is known of them so far."""
-
-    run: Config
-    task: TaskConfig
-    facts: Facts = ALL_SUPPORTED
-    """What the environment supports; everything, until its servers have answered."""
-    processes: int = 0
-    """Number of processes on each machine if several train together, else 0."""
-
-    @property
-    def search(self) -> str:
-        """Strategy of the search."""
-        return self.run.collect.search.strategy
-
-    @property
-    def evaluation_key(self) -> str:
-        """Section of the evaluations of this environment."""
-        return f"environments.{self.task.name}.evaluation" if self.task.name else "evaluation"
-
-    @property
-    def blocks(self) -> set[str]:
-        """Blocks of a reply."""
-        prompt = self.task.prompt
-        return {*prompt.blocks, "answer", *(["think"] if prompt.thinking else [])}
-
-    @property
-    def unpaid(self) -> str:
-        """First reward part that the estimator scores and nothing pays, other than the turn scorer's."""
-        terms = self.run.algorithm.credit_terms
-        parts = {name for term in terms for name in (*term.parts, *term.without, *term.strata)} - {PROCESS}
-        return min(parts - self.task.rewards.names - self.run.script.parts, default="")
-
-    @property
-    def needs_process(self) -> bool:
-        """Whether the estimator scores the reward part of a turn scorer."""
-        return any(PROCESS in (*term.parts, *term.without) for term in self.run.algorithm.credit_terms)
-
-    @property
-    def image_engines(self) -> list[str]:
-        """Engines that show images to the model."""
-        return ["torch"] if self.run.model.name == TINY else ["torch", "vllm"]
-
-    @property
-    def expert_starts(self) -> bool:
-        """Whether episodes of some stage begin in states that the expert has reached."""
-        return any(task.environment.expert_moves_left for stage in self.run.in_stages for task in stage.tasks)
-
 
 _ADVANTAGE = "algorithm.advantage {c.run.algorithm.advantage.kind}"
 
@@ -340,10 +287,7 @@ RULES: tuple[Contradiction[Case], ...] = (
     ),
     Contradiction(
         ("algorithm.distillation", "script", "collect.agent.command", "replay.offline"),
-        lambda c: (
-            c.run.teaching.teacher == "self"
-            and (c.run.script.name != "solo" or c.run.collect.agent.command or c.run.replay.offline)
-        ),
+        lambda c: c.run.teaching.teacher == "self" and not c.plays_alone,
         "algorithm.distillation self reads the expert's moves in episodes that the policy plays alone: set script to "
         "solo, and drop collect.agent.command and replay.offline",
     ),
@@ -357,13 +301,7 @@ RULES: tuple[Contradiction[Case], ...] = (
     Contradiction(
         ("sampling.json_schema", "script.name", "collect.agent.command", "replay.offline", "algorithm.distillation"),
         lambda c: (
-            c.run.sampling.json_schema is not None
-            and (
-                c.run.script.name != "solo"
-                or c.run.collect.agent.command
-                or c.run.replay.offline
-                or c.run.teaching.teacher in ("self", "vllm")
-            )
+            c.run.sampling.json_schema is not None and (not c.plays_alone or c.run.teaching.teacher in ("self", "vllm"))
         ),
         "sampling.json_schema is for one agent that the trainer plays and scores: drop script, collect.agent.command "
         "(programs ask for a response_format), replay.offline, and distillation from self or vllm",
