@@ -14,10 +14,10 @@ import torch
 
 from starpod.trainer.data.batch import Batch
 from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.data.structure import join
 from starpod.trainer.engines.base import Engine, Reply, Request
 from starpod.trainer.engines.torch_engine import TorchEngine
 from starpod.trainer.models.config import ModelConfig
-from starpod.trainer.models.masks import join
 from starpod.trainer.models.policy import Policy, build_policy
 from tests.waiting import eventually
 

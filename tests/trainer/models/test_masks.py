@@ -9,9 +9,10 @@ from torch import Tensor
 
 from starpod.trainer.data.batch import Batch
 from starpod.trainer.data.episode import Episode, Turn
+from starpod.trainer.data.structure import join
 from starpod.trainer.engines.base import Reply, Request
 from starpod.trainer.engines.torch_engine import TorchEngine
-from starpod.trainer.models.masks import TokenMasks, join
+from starpod.trainer.models.masks import TokenMasks
 from starpod.trainer.models.policy import Policy
 from tests.trainer.models.tiny_policy import tiny_policy
 

@@ -12,10 +12,10 @@ from uuid import uuid4
 import torch
 
 from starpod.trainer.configuration.seeds import derive
+from starpod.trainer.data.structure import part
 from starpod.trainer.engines.base import EngineError, EngineLost, EngineStats, Reply, Request, check_prompt
 from starpod.trainer.engines.piece import ABORT, Piece
 from starpod.trainer.engines.restarts import Restarts
-from starpod.trainer.models.masks import part
 from starpod.trainer.parallel.ranks import Parallel
 
 GRACE_SECONDS = 1.0

@@ -1,38 +1,23 @@
 """Structures of replies as masks of the tokens that may follow, compiled by the package xgrammar.
 
-A structure is a text: a structural tag of xgrammar as JSON, with the ids that may end the reply as `stop`. Engines
-sample under its masks, and agents record it with the turn. The trainer replays the reply to score it under the same
-masks.
+Engines sample under the masks of a structure (data/structure.py), and agents record it with the turn. The trainer
+replays the reply to score it under the same masks.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-MISSING = (
-    "a structure of replies needs the package xgrammar; from a clone of the repository: pip install '.[structured]'"
-)
+from starpod.trainer.data.structure import MISSING, part
+
 REFUSED = -1e9
 """Logit of a token that may not follow. Its probability is exactly 0, but unlike -inf it keeps entropies finite."""
 _CACHE_BYTES = 1 << 28
 """Maximum memory of compiled structures."""
-
-
-def join(tag: Mapping[str, Any], stop: Iterable[int]) -> str:
-    """Return a structural tag and the ids that may end a reply as a structure."""
-    return json.dumps({**tag, "stop": sorted(stop)}, ensure_ascii=False)
-
-
-def part(structure: str) -> tuple[str, list[int]]:
-    """Return the structural tag as JSON, and the ids that may end a reply."""
-    tag = json.loads(structure)
-    stop = tag.pop("stop")
-    return json.dumps(tag, ensure_ascii=False), stop
 
 
 class TokenMasks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from starpod.trainer.models.masks import MISSING, join
+from starpod.trainer.data.structure import MISSING, join
 from starpod.trainer.prompts.grammar import Grammar
 from starpod.trainer.prompts.template import Template
 
