@@ -237,8 +237,8 @@ MUTATIONS: dict[str, tuple[str, Callable[..., Any], str]] = {
         "tests/tools/gateway/test_lineage.py::test_dropped_thoughts_begin_a_sample_where_the_template_drops_them",
     ),
     "gateway: a reply continues after its stop text": (
-        f"{GATEWAY}.session:_cut_at_stop",
-        lambda right, template, tokens, stops: (right(template, tokens, stops)[0], len(tokens), stops[0]),
+        f"{TRAINER}.prompts.template:Template.cut",
+        lambda right, template, tokens, stops: (right(template, tokens, stops)[0], len(tokens), [*stops, ""][0]),
         "tests/tools/gateway/test_lineage.py::test_a_stop_text_cuts_the_reply_where_it_ends",
     ),
     "gateway: all sessions have one random stream": (

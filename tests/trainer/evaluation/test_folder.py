@@ -1,7 +1,10 @@
 """The folder of an evaluation: torn lines, retried episodes, extension of the plan, and the lock."""
 
+import fcntl
+import os
 from dataclasses import replace
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
@@ -77,6 +80,16 @@ def test_only_one_process_writes(folder: EvaluationFolder) -> None:
     with folder.writing(), pytest.raises(FolderLocked, match=r"process \d+ on"), folder.writing():
         pass
     add(folder, episode(10))
+
+
+def test_a_lock_that_a_killed_process_left_to_a_starting_program_is_waited_for(folder: EvaluationFolder) -> None:
+    with folder.writing():
+        lock = os.open(folder.path / ".lock", os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    release = Timer(0.2, os.close, [lock])
+    release.start()
+    add(folder, episode(10))
+    release.join()
 
 
 def test_a_plan_grows_but_does_not_change() -> None:

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import platform
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,10 @@ class CannotWrite(OSError):
         return str(self.args[1])
 
 
+_RELEASE_SECONDS = 2.0
+"""Time that a lock is waited for. A program that a killed process was just starting holds its lock until it runs."""
+
+
 class FolderLocked(Exception):
     """Another process writes in the folder. The message describes that process."""
 
@@ -34,14 +39,20 @@ class FolderLocked(Exception):
 @contextlib.contextmanager
 def hold_lock(folder: Path) -> Iterator[None]:
     """Lock a folder against other writers. The lock of a killed process is released. Raises FolderLocked."""
+    deadline = time.monotonic() + _RELEASE_SECONDS
     with open(folder / ".lock", "a+", encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            raise FolderLocked(file.read().strip() or "a process of unknown name") from None
-        except OSError:
-            pass  # some network file systems have no locks
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    file.seek(0)
+                    raise FolderLocked(file.read().strip() or "a process of unknown name") from None
+                time.sleep(0.05)
+                continue
+            except OSError:
+                pass  # some network file systems have no locks
+            break
         file.truncate(0)
         file.write(f"process {os.getpid()} on {platform.node()}")
         file.flush()
