@@ -108,7 +108,7 @@ class _Configuration(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class TaskFolder:
-    """A task."""
+    """A folder that holds a task in Harbor's format, and what was read from it."""
 
     path: Path
     instruction: str

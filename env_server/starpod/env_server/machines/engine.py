@@ -40,7 +40,7 @@ class ContainerEngine:
     Attributes:
         api: the client of the engine's API.
         server: identity of this process, which labels its containers.
-        limits_disk: whether the storage driver can limit a container's disk, as far as is known.
+        limits_disk: whether the storage driver can limit a container's disk; true until a container was refused.
     """
 
     def __init__(self, api: Any) -> None:
