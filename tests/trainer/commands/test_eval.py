@@ -122,7 +122,7 @@ def test_several_environments_each_with_its_options_and_its_row(server: ServerPr
         (["random", "-e", "bandit", "--version", ">=2"], 2, "there are 1.0.0"),
         (["random", "-e", "bandit", "--episodes", "20000"], 2, "fewer than the 20000 episodes"),
         (["random", "-e", "a bandit"], 2, "a bandit' is no environment"),
-        (["random", "bandit"], 2, "bandit is an environment: write --environment bandit"),
+        (["bandit"], 2, "bandit is an environment: write --environment bandit"),
         (["random", "-e", "bandit", "--retry-failed"], 2, "needs the folder"),
         (["python agent.py", "-e", "bandit"], 2, "'runs/lake | python agent.py'"),
         (["random | python agent.py", "-e", "bandit"], 2, "a model that is sampled here"),
@@ -144,6 +144,16 @@ def test_wrong_calls_say_what_would_be_right(
     result = run(server, *arguments)
     assert words in result.output + str(result.exception)
     assert result.exit_code == status
+
+
+def test_the_last_word_may_be_the_environment(server: ServerProcess) -> None:
+    words = ["--episodes", "2", "--json", "-"]
+    last, option = (
+        CliRunner().invoke(evaluate, ["random", "expert", *environment, *words])
+        for environment in ([f"{server.address}/bandit"], ["-e", f"{server.address}/bandit"])
+    )
+    assert (last.exit_code, list(json.loads(last.stdout)["models"])) == (0, ["random", "expert"])
+    assert json.loads(last.stdout)["models"].keys() == json.loads(option.stdout)["models"].keys()
 
 
 def test_a_dead_server_and_no_address() -> None:

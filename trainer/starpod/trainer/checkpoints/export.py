@@ -224,7 +224,7 @@ def _usage(environments: Mapping[str, Mapping[str, Any]], adapter: bool) -> list
         hosting = ["In this folder:", "", f"    starpod serve {shlex.join(serve_words(environments.values()))}"]
     return [
         *hosting,
-        f"    starpod eval . -e {address} --episodes 256",
+        f"    starpod eval . {address} --episodes 256",
         "    starpod gateway .",
         "",
         f"They take prompts, limits and sampling from `{VALUES}`, as in training.",

@@ -120,8 +120,8 @@ def evaluate(to: Path | None, json_file: str, csv_file: str, markdown_file: str,
     walk or careful (frozen_lake with local observations), or rule (webshop); or, in quotes, 'MODEL | COMMAND', a
     program that plays with a run or a Hugging Face model.
 
-    Without --environment, the environments of the runs are played: at their addresses, or served here if the run
-    started its own servers.
+    Without --environment, the last word may be one: starpod eval random frozen_lake. Otherwise the environments of the
+    runs are played: at their addresses, or served here if the run started its own servers.
 
     Exit status: 0 done, 1 something failed, such as an episode, 2 usage error.
     """

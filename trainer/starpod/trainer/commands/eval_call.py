@@ -17,7 +17,7 @@ from starpod.client.programs import ServiceFailed
 from starpod.client.transport import Transport
 from starpod.trainer.agents.base import AgentRefused, Sampling
 from starpod.trainer.commands.eval_environments import EnvironmentChoice, Servers
-from starpod.trainer.commands.eval_models import Engine, EvaluatedModel, find_model, incomplete_call
+from starpod.trainer.commands.eval_models import Engine, EvaluatedModel, find_model, incomplete_call, is_environment
 from starpod.trainer.commands.eval_tables import progress_bars
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.configuration.user_file import UserCodeError
@@ -51,15 +51,18 @@ class EvaluationCall:
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> EvaluationCall:
         """Return the call with these values of the command's parameters."""
+        models, environments = options["models"], options["environments"]
+        if len(models) > 1 and not environments and is_environment(models[-1]):
+            models, environments = models[:-1], models[-1:]
         choice = EnvironmentChoice(
-            words=options["environments"],
+            words=environments,
             assignments=options["assignments"],
             version=options["version"],
             limits=Limits(options["turns"], options["actions_per_turn"], options["actions"]),
         )
         names = ("seed", "episodes", "attempts", "engine", "concurrency", "access", "retry_failed")
         return cls(
-            models=tuple(dict.fromkeys(options["models"])),
+            models=tuple(dict.fromkeys(models)),
             environments=choice,
             sampling=Sampling(options["temperature"], options["max_tokens"], options["thinking"]),
             **{name: options[name] for name in names},

@@ -111,7 +111,7 @@ def _refuse_misspelt(word: str) -> None:
     if Path(word).is_dir():
         return
     problem = ""
-    if _is_environment(word):
+    if is_environment(word):
         problem = f"{word} is an environment: write --environment {word}"
     elif " " in word:
         problem = (
@@ -124,12 +124,14 @@ def _refuse_misspelt(word: str) -> None:
         raise click.BadParameter(problem, param_hint="MODEL")
 
 
-def _is_environment(word: str) -> bool:
+def is_environment(word: str) -> bool:
+    """Return whether a word of the command line is an environment, and no model."""
+    is_model = PROGRAM in word or word.startswith((CHAT, *URLS)) or word in reference_names() or Path(word).is_dir()
     try:
         parsed = EnvironmentWord.parse(word)
     except WordError:
         return False
-    return parsed.id != word or latest_name(word, ids := installed_ids()) in ids
+    return not is_model and (parsed.id != word or latest_name(word, ids := installed_ids()) in ids)
 
 
 def _pretrained(word: str, sampling: Sampling, engine: Engine) -> EvaluatedModel:
