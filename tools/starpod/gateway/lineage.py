@@ -226,7 +226,7 @@ class Lineage:
 
     def _structure_of(self, ask: Ask) -> str:
         """Return the structure of a reply that must call a tool or have a schema. Raise Rejected if there is none."""
-        required, tools = ask.choice.kind == "required", () if ask.choice.kind == "none" else ask.tools
+        required, tools = ask.choice.kind == "required", ask.callable_tools
         if not required and ask.schema is None:
             return ""
         schema = None if required else ask.schema

@@ -113,6 +113,11 @@ class Ask:
         return texts + sum(len(call.name) + len(call.arguments) for call in calls) + len(str(self.tools or ""))
 
     @property
+    def callable_tools(self) -> tuple[Mapping[str, Any], ...]:
+        """Tools that the reply may call."""
+        return self.tools if self.choice.kind != "none" else ()
+
+    @property
     def key(self) -> bytes:
         """Key that is equal for repeated requests."""
         fields = [self.history[-1].hex(), asdict(self.choice), self.max_tokens, self.stop, self.seed]

@@ -13,7 +13,7 @@ from typing import Any
 
 from starpod.gateway.lineage import ChatLayout, Draft, Lineage
 from starpod.gateway.requests import Answer, Ask, Rejected, bad_request
-from starpod.gateway.streams import LiveReply, tools_of
+from starpod.gateway.streams import LiveReply
 from starpod.trainer.agents.config import SamplingConfig
 from starpod.trainer.configuration.seeds import derive
 from starpod.trainer.data.episode import Turn
@@ -259,7 +259,7 @@ class RolloutSession:
     def _record_reply(self, key: bytes, draft: Draft, head: Answer, reply: Reply, seconds: float) -> Answer:
         sampler, ask = self.sampler, draft.ask
         template, tokens = sampler.template, reply.tokens
-        calls, tools = template.layout.calls, tools_of(ask)
+        calls, tools = template.layout.calls, ask.callable_tools
         reply_text, length, stop = template.cut(tokens, ask.stop)
         full_text, finish = draft.complete_text(reply_text), "stop" if stop else reply.finish
         parts = calls.parse(full_text, tools or None)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from http import HTTPStatus
-from typing import Any
 
 from starpod.gateway.lineage import Draft
-from starpod.gateway.requests import Answer, Ask, Rejected
+from starpod.gateway.requests import Answer, Rejected
 from starpod.trainer.prompts.formats.base import ReplyParser
 from starpod.trainer.prompts.template import Template
 
@@ -107,7 +106,7 @@ class PieceReader:
         self._template = template
         self._stops = tuple(filter(None, draft.ask.stop))
         self._one_call = draft.ask.one_call
-        self._tools = tools_of(draft.ask)
+        self._tools = draft.ask.callable_tools
         self._parser = ReplyParser(template.layout.calls, self._tools or None)
         self._ids: list[int] = []
         self._decoded = 0
@@ -158,11 +157,6 @@ def certain_end(text: str, stops: Sequence[str]) -> tuple[int, bool]:
     first = max(0, len(text) - max(map(len, stops), default=1) + 1)
     begins = next((n for n in range(first, len(text)) if any(stop.startswith(text[n:]) for stop in stops)), len(text))
     return min(found, begins), found < begins
-
-
-def tools_of(ask: Ask) -> tuple[Mapping[str, Any], ...]:
-    """Return the tools that the reply to a request may call."""
-    return ask.tools if ask.choice.kind != "none" else ()
 
 
 def _differing_error() -> Rejected:
