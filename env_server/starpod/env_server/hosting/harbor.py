@@ -64,12 +64,12 @@ _INSTRUCTIONS = (
 class HarborTask(Environment):
     """A task in a container. Turns are commands, and the task's own verifier gives the reward at the end."""
 
-    task: ClassVar[TaskFolder]
-    plan: ClassVar[MachinePlan]
-    verifier_user: ClassVar[str]
+    task: TaskFolder
+    plan: MachinePlan
+    verifier_user: str
     command_seconds: ClassVar[float]
     output: ClassVar[int]
-    solution: ClassVar[str | None]
+    solution: str | None
     """The reference solution as a command."""
     success_at: ClassVar[float]
     user: ClassVar[str]

@@ -139,7 +139,7 @@ class TaskFolder:
             raise TaskError(f"{path} has no environment/Dockerfile, and its task.toml names no docker_image")
         if not (path / "tests" / "test.sh").is_file():
             raise TaskError(f"{path} has no tests/test.sh")
-        return cls(path, instruction, configuration, f"1.0.{int.from_bytes(digest_files(path)[:4], 'big')}")
+        return cls(path, instruction, configuration, version_of(digest_files(path)))
 
     @property
     def image(self) -> str:
@@ -185,6 +185,11 @@ class TaskFolder:
             return value
 
         return {name: _VARIABLE.sub(resolve, value) for name, value in values.items()}
+
+
+def version_of(content: bytes) -> str:
+    """Return the semantic version of tasks whose files have this digest."""
+    return f"1.0.{int.from_bytes(content[:4], 'big')}"
 
 
 def digest_files(folder: Path) -> bytes:
