@@ -15,6 +15,7 @@ from typing import IO, Any, TypeVar, cast
 
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.group import Group
+from starpod.trainer.output.files import replacing
 from starpod.v1.values import MAX_REWARD
 
 LEVEL = 1
@@ -35,24 +36,18 @@ class BadEpisodes(Exception):
 def write_episodes(path: Path | str, episodes: Iterable[Episode]) -> int:
     """Write one episode per line, compressed if the name ends in .gz, and return their number.
 
-    The file only appears under its name once it is complete. Raises OSError.
+    The file only appears under its name once it is complete. Raises CannotWrite.
     """
     return write_objects(Path(path), (episode.to_json() for episode in episodes))
 
 
 def write_objects(path: Path, objects: Iterable[Mapping[str, Any]]) -> int:
     """Write JSON objects as `write_episodes` does, and return their number."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{os.getpid()}.{path.name}")  # keep the suffix, which determines compression
     count = 0
-    try:
-        with _open(temporary, "wt") as file:
-            for each in objects:
-                file.write(json.dumps(each, ensure_ascii=False) + "\n")
-                count += 1
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(path) as temporary, _open(temporary, "wt") as file:
+        for each in objects:
+            file.write(json.dumps(each, ensure_ascii=False) + "\n")
+            count += 1
     return count
 
 
@@ -167,12 +162,21 @@ def read_records(path: Path, parse: Callable[[str], Record]) -> Iterator[tuple[i
         raise BadEpisodes(f"{path}:{number}: {error}") from error
 
 
+def parse_json(line: str | bytes) -> Any:
+    """Return the value of a line of JSON. Raises ValueError if it is none."""
+    try:
+        return json.loads(line)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from None
+
+
 def parse_episode(line: str | bytes) -> Episode:
     """Return the episode in a line of JSON. Raises ValueError if it cannot be trained on."""
-    try:
-        values = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON: {error}") from None
+    return to_episode(parse_json(line))
+
+
+def to_episode(values: Any) -> Episode:
+    """Return the episode in JSON values. Raises ValueError if it cannot be trained on."""
     if not isinstance(values, dict) or not isinstance(values.get("turns"), list):
         raise ValueError("not an episode: an object with `turns` is expected")
     try:

@@ -7,9 +7,7 @@ following line an episode. Numbers are base64 of little-endian arrays, which tak
 from __future__ import annotations
 
 import base64
-import gzip
-import json
-import os
+import itertools
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from starpod.trainer.data.episode import Episode
-from starpod.trainer.data.files import LEVEL
+from starpod.trainer.data.files import write_objects
 from starpod.trainer.data.untrusted import open_text, read_json, read_lines
 
 if TYPE_CHECKING:  # pages read these records without torch
@@ -86,29 +84,10 @@ def update_file(rollouts: Path) -> Path:
 
 
 def write_update(path: Path, verdicts: Mapping[int, Verdict], records: Iterable[tuple[Episode, TokenRecord]]) -> None:
-    """Write the verdicts on groups, and the records of episodes that were trained on.
-
-    The file only appears under its name once it is complete.
-
-    Args:
-        path: The file, gzipped JSON lines.
-        verdicts: Verdicts by group id.
-        records: Episodes that were trained on, and the records of their tokens.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
-    temporary = path.with_name(f".{os.getpid()}.{path.name}")
+    """Write the verdicts by group id, and the records of episodes that were trained on. Raises CannotWrite."""
     groups = {str(group): [verdict.kept, verdict.why] for group, verdict in verdicts.items()}
-    try:
-        with gzip.open(temporary, "wt", compresslevel=LEVEL, encoding="utf-8") as file:
-            file.write(json.dumps({"groups": groups}) + "\n")
-            for episode, tokens in records:
-                keys = {"group": episode.group, "member": episode.member}
-                file.write(json.dumps({**keys, **tokens.to_json()}) + "\n")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    lines = ({"group": episode.group, "member": episode.member, **tokens.to_json()} for episode, tokens in records)
+    write_objects(path, itertools.chain([{"groups": groups}], lines))
 
 
 def read_verdicts(path: Path | str) -> dict[int, Verdict]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import write_episodes
 from starpod.trainer.data.updates import TokenRecord, Verdict, update_file, write_update
-from starpod.trainer.output.files import CannotWrite, to_json_line, write_atomic
+from starpod.trainer.output.files import to_json_line, write_atomic
 
 
 class EpisodeFolder:
@@ -18,39 +18,18 @@ class EpisodeFolder:
         self.path = path
 
     def write(self, step: int, episodes: Iterable[Episode], kind: str = "eval") -> Path:
-        """Write <kind>-<step>.jsonl, one episode per line.
-
-        Args:
-            step: Step of the policy that played.
-            episodes: Episodes to write.
-            kind: First part of the file's name, "eval" by default.
-
-        Raises:
-            CannotWrite: The file cannot be written.
-        """
+        """Write <kind>-<step>.jsonl, one episode per line, by the policy of a step. Raises CannotWrite."""
         path = self.path / f"{kind}-{step:06d}.jsonl"
         write_atomic(path, "".join(to_json_line(episode.to_json()) for episode in episodes))
         return path
 
     def write_rollouts(self, step: int, episodes: Iterable[Episode], *, max_bytes: int) -> bool:
-        """Write train-<step>.jsonl.gz, and remove the oldest of these files.
+        """Write train-<step>.jsonl.gz, and remove the oldest of these files beyond `max_bytes` in total.
 
-        Args:
-            step: Step that collected the episodes.
-            episodes: Episodes to write.
-            max_bytes: Maximum total size of rollouts and records in bytes, beyond which the oldest ones are removed.
-
-        Returns:
-            False if the new file alone was too large and was removed.
-
-        Raises:
-            CannotWrite: The file cannot be written.
+        Returns False if the new file alone was too large and was removed. Raises CannotWrite.
         """
         path = self.path / f"train-{step:06d}.jsonl.gz"
-        try:
-            write_episodes(path, episodes)
-        except OSError as error:
-            raise CannotWrite(path, error) from error
+        write_episodes(path, episodes)
         self._make_room(max_bytes)
         return path.exists()
 
@@ -62,24 +41,18 @@ class EpisodeFolder:
         *,
         max_bytes: int,
     ) -> None:
-        """Write the record of a step's update if the step's rollouts are still kept.
+        """Write the record of a step's update if the step's rollouts are still kept, and make room as they do.
 
         Args:
             step: Step of the update.
             verdicts: The filter's verdict on each group, by group number.
             records: Trained episodes with the records of their tokens.
-            max_bytes: Maximum total size of rollouts and records in bytes, beyond which the oldest ones are removed.
-
-        Raises:
-            CannotWrite: The record cannot be written.
+            max_bytes: Maximum total size of rollouts and records.
         """
         rollouts = self.path / f"train-{step:06d}.jsonl.gz"
         if not rollouts.exists():
             return
-        try:
-            write_update(update_file(rollouts), verdicts, records)
-        except OSError as error:
-            raise CannotWrite(update_file(rollouts), error) from error
+        write_update(update_file(rollouts), verdicts, records)
         self._make_room(max_bytes)
 
     def _make_room(self, max_bytes: int) -> None:

@@ -59,20 +59,31 @@ def hold_lock(folder: Path) -> Iterator[None]:
         yield
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Write a temporary file and rename it, so that readers see the old text or the new one. Raises CannotWrite."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield a temporary path, whose file replaces `path` at the end. Readers see the old file or the new one.
+
+    Any OSError inside becomes CannotWrite.
+    """
+    temporary = path.with_name(f".{os.getpid()}.{path.name}")  # with the suffix, which determines compression
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.unlink(missing_ok=True)
-        with temporary.open("x", encoding="utf-8") as file:  # never follows a symlink that somebody left there
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        temporary.unlink(missing_ok=True)  # a symlink that somebody left there is not followed
+        yield temporary
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise CannotWrite(path, error) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write a text that survives a crash of the machine, as `replacing` does. Raises CannotWrite."""
+    with replacing(path) as temporary, temporary.open("x", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def to_json_line(value: Mapping[str, Any]) -> str:

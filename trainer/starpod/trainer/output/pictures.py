@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import zipfile
 import zlib
 from collections import Counter
@@ -15,7 +14,7 @@ from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import BadEpisodes, read_episodes
 from starpod.trainer.data.untrusted import MAX_LINE, open_regular, read_json
 from starpod.trainer.output.episode_folder import step_of
-from starpod.trainer.output.files import CannotWrite
+from starpod.trainer.output.files import replacing
 from starpod.trainer.output.run_folder import RunFolder
 
 INDEX = "frames.json"
@@ -68,22 +67,16 @@ def in_order(folder: RunFolder) -> Iterator[tuple[Shown, Episode]]:
 
 def write_pictures(path: Path, pictures: Mapping[Shown, Sequence[bytes]]) -> None:
     """Write the frames of episodes, and each distinct picture only once. Raises CannotWrite."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     index = []
-    try:
-        # Store without compression, because pictures are already compressed.
-        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as file:
-            for key, frames in pictures.items():
-                names = [f"{sha256(frame).hexdigest()[:16]}.png" for frame in frames]
-                index.append([*key, names])
-                for name, frame in zip(names, frames, strict=True):
-                    if name not in file.NameToInfo:
-                        file.writestr(name, frame)
-            file.writestr(INDEX, json.dumps(index))
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise CannotWrite(path, error) from error
+    # Store without compression, because pictures are already compressed.
+    with replacing(path) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as file:
+        for key, frames in pictures.items():
+            names = [f"{sha256(frame).hexdigest()[:16]}.png" for frame in frames]
+            index.append([*key, names])
+            for name, frame in zip(names, frames, strict=True):
+                if name not in file.NameToInfo:
+                    file.writestr(name, frame)
+        file.writestr(INDEX, json.dumps(index))
 
 
 def read_pictures(path: Path, episodes: Iterable[Shown] | None = None) -> dict[Shown, list[bytes]]:

@@ -34,9 +34,9 @@ def encode_chats(
         try:
             turns = writer.turns(most_tokens)
         except TooLong as error:
-            contents.left_out[f"longer than {most_tokens} tokens"].append(f"{chat.place}, {error}")
+            contents.leave_out(f"longer than {most_tokens} tokens", f"{chat.place}, {error}")
         except (ValueError, TypeError, RecursionError, TemplateError) as error:
-            contents.left_out["that the chat template does not reproduce"].append(f"{chat.place}: {error}")
+            contents.leave_out("that the chat template does not reproduce", f"{chat.place}: {error}")
         else:
             written.append(chat)
             episodes.append(Episode(group + len(episodes), 0, EXTERNAL, seed=chat.seed, turns=turns, task=task))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,7 +11,7 @@ from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.data.atif import from_atif
 from starpod.trainer.data.chat import Chat, parse_chat
 from starpod.trainer.data.episode import Episode
-from starpod.trainer.data.files import BadEpisodes, parse_episode, read_records, training_files
+from starpod.trainer.data.files import BadEpisodes, parse_json, read_records, to_episode, training_files
 from starpod.trainer.warm_start.config import WarmStartConfig
 
 KEY = "warm_start.demonstrations"
@@ -26,26 +24,26 @@ class FileContents:
     path: str
     episodes: list[Episode] = field(default_factory=list)
     chats: list[Chat] = field(default_factory=list)
-    left_out: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-    """File, line and details of each row that is left out, by reason."""
+    left_out: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """Number of rows that are left out, and file, line and details of the first one, by reason."""
+
+    def leave_out(self, reason: str, place: str, count: int = 1) -> None:
+        """Count rows that are left out for a reason, of which the first is at a place."""
+        earlier, first = self.left_out.get(reason, (0, place))
+        self.left_out[reason] = earlier + count, first
 
     def sentence(self) -> str:
         """Return what is imitated and what is left out, for the screen."""
         used = len(self.episodes) + len(self.chats)
-        text = f"using {used} of {used + sum(map(len, self.left_out.values()))} in {self.path}"
-        reasons = [f"{len(places)} {reason} (the first: {places[0]})" for reason, places in self.left_out.items()]
+        text = f"using {used} of {used + sum(count for count, _ in self.left_out.values())} in {self.path}"
+        reasons = [f"{count} {reason} (the first: {first})" for reason, (count, first) in self.left_out.items()]
         return f"{text}; left out: {', '.join(reasons)}" if reasons else text
 
 
 def read_contents(config: WarmStartConfig, environment: str) -> FileContents:
     """Read the episodes of an environment, and all conversations, that `config` chooses from its file.
 
-    Args:
-        config: The section with the file, the lowest return and the share of failed ones.
-        environment: Id of the environment. Episodes of others are left out.
-
-    Raises:
-        ConfigError: A file cannot be read, or nothing in it can be imitated.
+    Raises ConfigError if a file cannot be read, or nothing in it can be imitated.
     """
     path = Path(config.demonstrations)
     if path.is_relative_to(Path.cwd()):  # as a user types it
@@ -67,7 +65,7 @@ def read_contents(config: WarmStartConfig, environment: str) -> FileContents:
     for place, record in failed[:kept]:
         _add(contents, record, place)
     if len(failed) > kept:
-        contents.left_out["without success"] = [place for place, _ in failed[kept:]]
+        contents.leave_out("without success", failed[kept][0], len(failed) - kept)
     if not (contents.episodes or contents.chats):
         raise ConfigError(f"{KEY} {path} has nothing to imitate: {contents.sentence()}")
     return contents
@@ -79,15 +77,15 @@ def _choose(
     """Return whether a record may be imitated, and count it if not. Raises ConfigError if it needs a reward."""
     reward = record.reward if isinstance(record, Chat) else record.own_return
     if record.environment not in ("", environment):
-        contents.left_out["of other environments"].append(f"{place}, of {record.environment}")
+        contents.leave_out("of other environments", f"{place}, of {record.environment}")
     elif isinstance(record, Episode) and (record.failed or not any(turn.actions for turn in record.turns)):
-        contents.left_out["without an action"].append(place)
+        contents.leave_out("without an action", place)
     elif min_reward is None or (reward is not None and reward >= min_reward):
         return True
     elif reward is None:
         raise ConfigError(f"{place} has no reward: give each line `reward`, or leave out warm_start.min_reward")
     else:
-        contents.left_out[f"with a reward below {min_reward:g}"].append(f"{place}, {reward:g}")
+        contents.leave_out(f"with a reward below {min_reward:g}", f"{place}, {reward:g}")
     return False
 
 
@@ -106,16 +104,13 @@ def _files(path: Path) -> list[Path]:
 
 def _parse(line: str) -> Episode | Chat:
     """Return the episode, conversation or trajectory in a line. Raises ValueError."""
-    try:
-        values = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"not JSON: {error}") from None
+    values = parse_json(line)
     if isinstance(values, Mapping) and "steps" in values and "messages" not in values:
         return parse_chat(from_atif(values))
     if isinstance(values, Mapping) and "messages" in values:
         return parse_chat(values)
     if isinstance(values, Mapping) and "turns" in values:
-        return parse_episode(line)
+        return to_episode(values)
     raise ValueError(
         "neither an episode of ours (an object with `turns`), nor a conversation (`messages`), nor a trajectory of "
         "ATIF (`steps`)"
