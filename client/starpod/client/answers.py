@@ -30,11 +30,6 @@ def find_mark(text: str, mark: str, start: int = 0) -> int:
     """Return the index of the first mark outside JSON objects.
 
     If every mark is inside an object, return the index of the first one. If there is no mark, return -1.
-
-    Args:
-        text: the text to search.
-        mark: the exact text to look for.
-        start: index at which the search begins.
     """
     position = start
     for number, piece in enumerate(split_objects(text[start:])):

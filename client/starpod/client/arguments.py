@@ -14,10 +14,6 @@ def whole_number(name: str, value: SupportsIndex, minimum: int, maximum: int, hi
     """Return the value as an int.
 
     Args:
-        name: the argument's name, for messages.
-        value: the value that the caller passed.
-        minimum: smallest valid value.
-        maximum: largest valid value.
         hint: end of the messages: what is valid, with an example.
 
     Raises:

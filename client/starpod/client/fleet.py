@@ -184,7 +184,6 @@ class Fleet:
 
         Args:
             snapshot: What `Session.snapshot` returned, of this fleet or another one.
-            want: What observations contain beside their text.
             lease_seconds: How long the session lives without a call; 0 is the server's default.
 
         Raises:

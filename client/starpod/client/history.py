@@ -86,8 +86,6 @@ class History:
         """Log a step and its reply.
 
         Args:
-            actions: the actions of the step.
-            reply: state key and digest of the reply.
             want: optional fields that the step requested for itself; None if it used the session's.
         """
         self.actions.append(actions)
@@ -112,7 +110,6 @@ class History:
 
         Args:
             step: index of the step; 0 is the reply that began the episode.
-            reply: the reply in the replay.
         """
         (key, digest), (replayed_key, replayed_digest) = (self.keys[step], self.digests[step]), reply
         if key and replayed_key and key != replayed_key:
@@ -141,13 +138,7 @@ def first_reply(observation: pb.Observation, instructions: str = "") -> Reply:
 
 
 def first_row(text: str, state_key: bytes, instructions: str) -> Reply:
-    """Return what `first_reply` returns, for a reply that came as a row of columns.
-
-    Args:
-        text: the first observation.
-        state_key: its state key; empty if not requested.
-        instructions: the instructions that came with it.
-    """
+    """Return what `first_reply` returns, for a reply that came as a row of columns."""
     return state_key, hash((text, (), instructions))
 
 
@@ -184,8 +175,6 @@ def digest_end(digest: int, reason: EndReason, success: bool | None) -> int:
     """Return the digest of a row that ended the episode.
 
     Args:
-        digest: digest of the row's text, reward, flags and shares.
-        reason: why the episode ended.
         success: whether the goal was reached; None if the environment does not say.
     """
     return hash((digest, reason, success, reason == EndReason.TERMINAL, reason > EndReason.TERMINAL))

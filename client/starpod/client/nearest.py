@@ -25,13 +25,7 @@ def unknown_environment(environment_id: str, hosted: Iterable[str]) -> UnknownEn
 
 
 def unknown_version(environment_id: str, version_range: str, hosted: Iterable[str]) -> UnknownVersion:
-    """Return the error for an environment that is hosted, but not in a version within the range.
-
-    Args:
-        environment_id: full id of the environment.
-        version_range: the requested range, such as ">=2.0".
-        hosted: all hosted versions.
-    """
+    """Return the error for an environment that is hosted, but not in a version within the range."""
     available = ",".join(hosted)
     return UnknownVersion(
         f"No hosted version of {environment_id} fits {version_range!r}: there are {available}.",
@@ -44,11 +38,6 @@ def explain_options(error: BadArgument, spec: pb.EnvironmentSpec, options: Mappi
 
     If an option is unknown, the message describes all options of the environment; otherwise it describes the options
     with wrong values. An error that does not concern options is returned unchanged.
-
-    Args:
-        error: the server's error.
-        spec: the environment, whose schema of options is used.
-        options: the options that the caller passed, by name.
     """
     if error.violations and not any(path.startswith("options") for path, _ in error.violations):
         return error

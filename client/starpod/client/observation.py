@@ -192,8 +192,6 @@ class Transition:
         """Make a transition from a message.
 
         Args:
-            message: the server's message.
-            actions: the actions that led to it.
             show_key: False hides a state key that only recovery requested.
         """
         return cls(

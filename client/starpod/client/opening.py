@@ -24,13 +24,7 @@ Reply = TypeVar("Reply", pb.OpenResponse, pb.RestoreResponse)
 
 
 class Opener:
-    """Opens and restores sessions, asking another server if one cannot hold them.
-
-    Args:
-        pool: the servers.
-        recovery: recovers the sessions later.
-        checkpoints: as in Fleet.
-    """
+    """Opens and restores sessions, asking another server if one cannot hold them."""
 
     def __init__(self, pool: ServerPool, recovery: Recovery, *, checkpoints: bool) -> None:
         self._pool = pool
@@ -76,13 +70,7 @@ class Opener:
         return states
 
     async def restore(self, snapshot: Snapshot, *, want: Want, lease_seconds: float) -> SessionState:
-        """Open a session that continues from a snapshot; see Fleet.restore.
-
-        Args:
-            snapshot: the snapshot, of this fleet or another one.
-            want: optional fields of observations.
-            lease_seconds: how long the session lives without a call; 0 means the server's default.
-        """
+        """Open a session that continues from a snapshot; see Fleet.restore."""
 
         def choose(until: float) -> Awaitable[Host]:
             return self._pool.choose_for(snapshot, until)

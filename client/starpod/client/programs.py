@@ -66,10 +66,7 @@ def start_server(
     """Run `starpod serve WORDS` while the context lasts, and yield the server's address. See `run_program`.
 
     Args:
-        words: environments and options of `starpod serve`.
         port: port to listen on; 0 means a free one.
-        again: restart the server at the same address if it ends early.
-        variables: environment variables to add to this process's variables.
     """
     call = ("serve", *words, "--port", str(port))
     return run_program("the environment service", *call, again=again, variables=variables)

@@ -156,7 +156,6 @@ class SyncFleet:
         """Play one turn in each session, concurrently, and wait for all.
 
         Args:
-            sessions: The sessions to step.
             actions: For each session one action, or several to execute in order.
             return_exceptions: Return the exception of a session that failed in its place. By default the first one is
                 raised after all sessions are done.

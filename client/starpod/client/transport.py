@@ -137,7 +137,6 @@ class Transport:
         """Make a channel that shares no connections with other channels.
 
         Args:
-            address: `host:port`.
             server_name: the host name that `address` was resolved from, for the check of the server's certificate.
         """
         expect_own_grpc()
@@ -183,10 +182,6 @@ class Backoff:
     """Exponentially growing waits with jitter, so that clients do not all reconnect at once.
 
     Each wait is a random part of a span. The span doubles with each wait.
-
-    Args:
-        first: the first span, in seconds.
-        longest: the maximum span, in seconds.
     """
 
     __slots__ = ("_next", "first", "longest")

@@ -26,13 +26,7 @@ class Wire(Protocol):
     """
 
     async def unary(self, rpc: str, request: Message, timeout: float) -> tuple[Any, str]:
-        """Return the response to one call, and the Server-Timing that came with it.
-
-        Args:
-            rpc: name of the RPC, such as "Open".
-            request: its request message.
-            timeout: seconds until the call fails.
-        """
+        """Return the response to one call, and the Server-Timing that came with it."""
 
     def open(self) -> None:
         """Open the Stream."""

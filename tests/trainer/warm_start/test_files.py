@@ -103,7 +103,10 @@ def test_what_does_not_fit_or_is_not_reproduced_is_counted_and_never_cut() -> No
         Template(tokenizer("gemma")), long, alternating, chat("", [("hi", "y")]), most_tokens=50
     )
     assert [episode.turns[0].text for episode in episodes] == ["y"]
-    assert [count for count, _ in contents.left_out.values()] == [1, 1] and "Roles must alternate" in contents.sentence()
+    assert [count for count, _ in contents.left_out.values()] == [
+        1,
+        1,
+    ] and "Roles must alternate" in contents.sentence()
     (episode,), _ = encoded(Template(tokenizer("chatml"), prefill="<think>"), chat(*TWO_TURNS), long)
     assert len(episode.turns) == 2
 

@@ -26,8 +26,6 @@ def walk(observation: Observation, actions: Sequence[str], rng: random.Random) -
 
     Args:
         observation: must have the format `local`; others raise ValueError.
-        actions: not used.
-        rng: chooses between two directions that both lead to the goal.
     """
     directions, _ = _directions(observation)
     return rng.choice(directions)
@@ -38,8 +36,6 @@ def careful(observation: Observation, actions: Sequence[str], rng: random.Random
 
     Args:
         observation: must have the format `local`; others raise ValueError.
-        actions: not used.
-        rng: chooses among equally good directions.
     """
     directions, neighbours = _directions(observation)
     safe_actions = [action for action, tile in neighbours.items() if tile not in ("O", "#")]
@@ -51,8 +47,6 @@ def rule(observation: Observation, actions: Sequence[str], rng: random.Random) -
 
     Args:
         observation: must list webshop's valid actions; others raise ValueError.
-        actions: not used.
-        rng: not used.
     """
     valid_actions = [action for action in observation.valid_actions or () if isinstance(action, str)]
     searches = [action for action in valid_actions if action.startswith("search[")]

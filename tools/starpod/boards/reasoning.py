@@ -50,8 +50,6 @@ def judge(claim: Claim, before: Scene, after: Scene | None) -> bool | None:
     """Return whether a claim is true; None if the observations do not show it.
 
     Args:
-        claim: a claim about the state before or after the turn.
-        before: scene before the turn.
         after: scene after the turn; None: claims about it cannot be judged.
     """
     match claim.topic:

@@ -31,8 +31,6 @@ def description(turn: Turn, transition: Transition | None, view: TurnView) -> fl
     """Score the block `description` of a turn from 0 to 1 against the state before the turn; see `_score`.
 
     Args:
-        turn: the turn with its observation and its parsed reply.
-        transition: not used.
         view: provides the environment's id and its instructions.
     """
     return _score("description", turn, read_scene(view.environment, view.instructions, turn.observation), view)
@@ -109,8 +107,6 @@ def describe_turn(episode: Episode, turn: Turn, after: str) -> dict[str, str]:
     """Return the relations before a turn, after it, and where its actions were meant to lead, each as text.
 
     Args:
-        episode: provides the environment's id and its instructions.
-        turn: a turn of the episode.
         after: observation after the turn.
 
     Returns:
@@ -135,7 +131,6 @@ def read_relations(text: str, family: str, legend: Mapping[str, frozenset[str]])
 
     Args:
         text: text that a policy wrote, such as "goal Up Left".
-        family: "frozen_lake" or "sokoban".
         legend: kinds of things that each symbol shows.
 
     Returns:
@@ -165,11 +160,6 @@ def relations_f1(
 
     In Frozen Lake, a relation that is right on only one axis counts as half, and stated relations are matched with true
     ones so that the score is highest. In Sokoban, both axes must be right. The result is 1 if both mappings are empty.
-
-    Args:
-        family: "frozen_lake" or "sokoban".
-        stated: relations that the policy stated, by kind of thing.
-        actual: true relations, by kind of thing.
     """
     scores = {}
     for kind in _KINDS[family]:

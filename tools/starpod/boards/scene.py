@@ -122,8 +122,6 @@ def read_scene(environment: str, instructions: str, observation: str) -> Scene:
 
     Args:
         environment: id of a frozen_lake or sokoban environment, such as "sokoban-v1".
-        instructions: instructions of the episode, which explain the symbols.
-        observation: the text; its format is detected.
 
     Raises:
         CannotRead: the environment or the format is unknown.

@@ -31,7 +31,6 @@ class CheckConnection(abc.ABC):
     Args:
         address: address of the server, in the transport's form.
         access: token and TLS settings; its other fields are ignored.
-        seconds: default time limit of a call.
         portion: maximum number of calls in a Stream message, set by the server's max_calls_in_flight; 0: no limit.
 
     Attributes:
@@ -66,7 +65,6 @@ class CheckConnection(abc.ABC):
 
         Args:
             request: its type determines the method, such as OpenRequest for Open.
-            seconds: time limit of the call.
             metadata: all metadata of the request, including the token.
 
         Raises:
@@ -89,7 +87,6 @@ class CheckConnection(abc.ABC):
         """Make a unary call and return its reply. Wait while the server is overloaded.
 
         Args:
-            request: as in `send`.
             seconds: time limit of each attempt; None: the connection's default.
             metadata: metadata of the request; None: the connection's, with its token.
 
@@ -103,11 +100,6 @@ class CheckConnection(abc.ABC):
         self, request: Message, *, seconds: float | None = None, metadata: Metadata | None = None
     ) -> Any:
         """Make a unary call once and return its reply.
-
-        Args:
-            request: as in `send`.
-            seconds: time limit of the call; None: the connection's default.
-            metadata: metadata of the request; None: the connection's, with its token.
 
         Raises:
             BrokenCall: the environment or the server has a bug.
@@ -150,8 +142,6 @@ def rpc_error(
     """Return the error that gRPC would raise for a failed call.
 
     Args:
-        code: gRPC status code.
-        message: message of the status.
         status: detailed status, added to the trailing metadata as `grpc-status-details-bin`; None: no details.
         trailer: the other trailing metadata.
     """

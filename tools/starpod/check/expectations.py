@@ -61,7 +61,6 @@ def expect(condition: bool, expected: str, actual: object, fix: str = "") -> Non
     """Raise Unmet unless a condition is true.
 
     Args:
-        condition: whether the requirement is met.
         expected: what was expected, as a noun phrase.
         actual: what was received.
         fix: what the server's author should do, in the imperative; empty: no advice.
@@ -74,8 +73,6 @@ def expect_same(expected: Message, actual: Message, what: str, fix: str = "") ->
     """Raise Unmet with the first lines that differ, unless the messages are equal.
 
     Args:
-        expected: message from the undisturbed episode or call.
-        actual: message to compare with it.
         what: name of the expected message in the error, such as "the same start".
         fix: as in `expect`.
     """
@@ -95,10 +92,7 @@ def expect_played(expected: Sequence[pb.Transition], actual: Sequence[pb.Transit
     `info` is not compared, because a server may report in it how long a turn took.
 
     Args:
-        expected: transitions of the undisturbed episode, one per turn.
-        actual: transitions to compare with them.
         what: name of the played episode in the error, such as "the same episode again".
-        fix: as in `expect`.
     """
     expect(len(expected) == len(actual), f"{len(expected)} turns in {what}", f"{len(actual)}", fix)
     for turn, (left, right) in enumerate(zip(expected, actual, strict=True)):
@@ -116,7 +110,6 @@ def expect_informed(refusal: Refusal, reason: str, expected: str) -> None:
     """Raise Unmet unless the error has an ErrorInfo with this reason and the reason's advice in `ADVICE`.
 
     Args:
-        refusal: error of a refused call.
         reason: key of `ADVICE`, such as "OVERLOADED".
         expected: name of the refusal in the error.
     """

@@ -39,7 +39,6 @@ class Handle:
         """Return the request of the next Step, or of the Step `ahead` indices after it.
 
         Args:
-            actions: actions of the turn; empty: an empty turn.
             ahead: added to the next step index; negative for an earlier Step, which is at least Step 0.
             epoch: epoch of the session; None: the current one.
         """

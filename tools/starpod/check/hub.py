@@ -135,7 +135,6 @@ def _check_and_measure(
     """Serve environments, check them, and then measure their steps per second one by one.
 
     Args:
-        all_arguments: the arguments of each server.
         entries: receives each environment once it is checked.
         seconds: no check begins after this time; None: no limit.
         must_start: whether a server that has nothing to serve is an error.
@@ -227,7 +226,6 @@ async def check_all(
     The servers take turns, with one environment each, so that every server gets a share if time is short.
 
     Args:
-        all_arguments: the arguments of each server.
         start: starts a server and returns what it hosts.
         report_progress: called with hosted=N for a server with N environments, and with entry=E for each check.
         until: no check begins after this instant of `time.monotonic`.

@@ -332,7 +332,6 @@ class Probe:
         Args:
             handle: session in a state of the script; its next step index says which.
             what: name of the played episode in the error.
-            fix: as in `expect`.
             before: awaited with each turn before the turn is played; it may disturb the session.
         """
         script, index = self.target.script(), handle.index
@@ -350,9 +349,7 @@ class Probe:
 
         Args:
             what: name of the call in the error, such as "a Step of a closed session".
-            request: request to send.
             codes: names of the allowed status codes, such as "NOT_FOUND".
-            fix: as in `expect`.
         """
         refusal = await self.connection.refusal(request)
         expected = " or ".join(codes)

@@ -45,7 +45,6 @@ def must(
 
     Args:
         number: id of the requirement, such as "C-07".
-        title: what is demanded, in one sentence.
         alone: the test must run alone, because it uses up resources that other tests need.
         absent: the requirement is for servers or environments without the level's capability.
         slow: duration in seconds of a test that is too slow to run in every check; else 0.

@@ -114,15 +114,10 @@ async def check(
 
     Args:
         address: host:port for gRPC, or a URL (see `connect`).
-        requirements: the requirements to check.
         environments: `name-vN` or `name`; empty: the newest version of each hosted one.
         also: address of another server process that hosts the same versions.
-        access: token and TLS settings.
-        seconds: time limit of one requirement.
-        call_seconds: time limit of one call.
         options: environment options as `name=JSON`.
         slow: include requirements whose tests take more than a minute.
-        observer: receives progress.
 
     Raises:
         CannotCheck: Nothing can be checked.
@@ -149,8 +144,6 @@ def connect(address: str, access: Transport, seconds: float) -> CheckConnection:
 
     Args:
         address: host:port for gRPC, http:// or https:// for JSON over HTTP, mcp+http:// or mcp+https:// for MCP.
-        access: token and TLS settings.
-        seconds: default time limit of a call.
 
     Raises:
         CannotCheck: a package that the transport needs is missing.

@@ -204,8 +204,6 @@ class Log:
         """Record a reply.
 
         Args:
-            server: number of the server.
-            call: name of the call, such as "step".
             due: instant at which the call should have been sent, in seconds of `time.monotonic`, like the next two.
             sent: instant at which it was sent.
             now: instant at which the reply arrived.
@@ -224,7 +222,6 @@ class Log:
         """Record replies to several steps of a closed loop.
 
         Args:
-            server: number of the server.
             due: instants at which the steps were due and sent, in seconds of `time.monotonic`.
             now: instant at which the replies arrived.
         """
@@ -240,8 +237,6 @@ class Log:
         """Count a failed call, even outside the measured time, because errors are never normal.
 
         Args:
-            server: number of the server.
-            call: name of the call, such as "step".
             kind: error class, as `error_class` returns it.
             message: the error's message. The first one of each class is kept as an example, shortened.
         """

@@ -285,9 +285,7 @@ def make_policy(turns: ActionSource, place: int, seed: int) -> SessionPolicy:
     """Return the policy of a session.
 
     Args:
-        turns: how its actions are chosen.
         place: number of the session, from 0. It determines the random state, the start seeds and the first recording.
-        seed: seed of the run.
     """
     rng = random.Random(f"{seed}/{place}")
     policy: SessionPolicy
@@ -328,8 +326,6 @@ def write_recording(path: Path, environment: str, episodes: Sequence[Mapping[str
     """Write a recording: a header line, then one line of JSON per episode.
 
     Args:
-        path: file to write; an existing one is replaced.
-        environment: id of the environment.
         episodes: episodes with `turns` as of `write_turn`, and optionally `seed` and `dynamics_seed`.
     """
     head = {"format": FORMAT, "version": 1, "environment": environment, "episodes": len(episodes)}

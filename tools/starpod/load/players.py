@@ -152,13 +152,7 @@ class Players:
             task.add_done_callback(self._asides.discard)
 
     def failed(self, server: LoadServer, call: str, error: StarpodError) -> str:
-        """Count a failed call and return its error class. A refused `open` or `reset` ends the run.
-
-        Args:
-            server: server that was called.
-            call: name of the call, such as "step".
-            error: the failure.
-        """
+        """Count a failed call and return its error class. A refused `open` or `reset` ends the run."""
         kind = error_class(error)
         self.log.failed(server.number, call, kind, str(error))
         if kind in ("bad_argument", "refused") and call in ("open", "reset"):

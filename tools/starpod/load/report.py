@@ -46,10 +46,7 @@ def document(
     """Return the report of a run, without the entries `requirements` and `search`.
 
     Args:
-        plan: settings of the run.
         server: the report's entry `server`.
-        stages: reports of the stages, in order.
-        command: command line of the run.
         start_time: start of the run, in seconds since the epoch.
     """
     return {

@@ -181,8 +181,6 @@ def find_rate(stage: Stage, targets: Sequence[Threshold], play: Play) -> SearchR
 
     Args:
         stage: the load. The search begins at its rate; without one, at FIRST_SHARE of a closed loop's throughput.
-        targets: requirements that must hold.
-        play: runs a stage.
     """
     result = SearchResult(None, [], [])
 

@@ -114,8 +114,6 @@ class LoadServer(ServerConnection):
         """Make a call other than a step or reset and return its reply. Raise StarpodError.
 
         Args:
-            method: the method to call.
-            request: its request.
             due: instant at which the call should have been sent, in seconds of `time.monotonic`.
         """
         future, sent = self.loop.create_future(), clock()

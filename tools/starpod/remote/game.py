@@ -60,11 +60,7 @@ class PlayedGame:
         """Open a game.
 
         Args:
-            fleet: servers, one of which must host the environment.
-            spec: environment to open, in exactly this version.
             seed: seed of the start; None lets the server draw it.
-            options: options of the environment.
-            limits: limits of each episode; by default the environment's.
             lease_seconds: as in Fleet.open.
         """
         (session,) = await fleet.open(
@@ -141,13 +137,6 @@ class PlayedGame:
 
 async def reach(fleet: Fleet, path: EpisodePath, turn: int | None, *, want: Want, lease_seconds: float) -> Session:
     """Return a session in an earlier state of an episode.
-
-    Args:
-        fleet: servers, one of which must host the environment.
-        path: the way to the state.
-        turn: index of the turn before which the state is; None: the state after the last turn.
-        want: optional fields of observations.
-        lease_seconds: as in Fleet.open.
 
     Raises:
         Impossible: the replay differs from the path.

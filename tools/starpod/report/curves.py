@@ -172,8 +172,6 @@ def spark(values: Sequence[float], label: str, kind: Kind = "number", *, width: 
         values: values at equal distances.
         label: description for screen readers.
         kind: what the values are.
-        width: pixels.
-        height: pixels.
     """
     known = [value for value in values if math.isfinite(value)]
     if len(known) < 2:

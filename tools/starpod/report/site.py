@@ -31,8 +31,6 @@ class Guard:
         """Return whether a form was sent from a page of this site.
 
         Args:
-            purpose: as in `token`.
-            token: the token that the form contains.
             headers: headers of the request, with names in lower case.
         """
         return same_origin(headers) and hmac.compare_digest(self.token(purpose).encode(), token.encode())
@@ -52,9 +50,6 @@ def headers(
     """Return the headers of every reply.
 
     Args:
-        scripts: sources of scripts in the Content-Security-Policy.
-        styles: sources of styles.
-        images: sources of images.
         framed: whether a page of this site embeds the reply in a frame, which may neither run scripts nor send forms.
     """
     policy = {

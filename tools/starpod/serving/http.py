@@ -112,8 +112,6 @@ async def listening(app: ASGIApp, host: str = "127.0.0.1", port: int = 0) -> Asy
 
     Args:
         app: the application. Its lifespan is not run.
-        host: name or address to listen on.
-        port: port to listen on; 0 chooses a free one.
     """
     with closing(listen(host, port)) as listener:
         server = Server(app, [listener])

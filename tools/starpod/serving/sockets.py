@@ -45,7 +45,6 @@ def refusal(method: str, headers: Mapping[str, str], hosts: Collection[str]) -> 
     """Return status and text for a request to an unknown host of a site or with too large a form, else None.
 
     Args:
-        method: HTTP method of the request.
         headers: headers of the request, with names in lower case.
         hosts: names of the site, besides localhost and addresses.
     """

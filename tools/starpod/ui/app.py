@@ -101,9 +101,7 @@ def create_app(
     """Return the site's application. It keeps the index up to date while it runs, and closes it at the end.
 
     Args:
-        index: index of the folder of runs.
         continuing: live sessions and the policies that play in them; None if no server was named.
-        hosts: host names that requests may use.
         token: secret that a visitor's first request must carry; empty: the site is open to everyone.
     """
     indexer = Indexer(index)

@@ -108,8 +108,6 @@ class Continuing:
         """Open a game in the state of a continuation after `turns` turns of its episode.
 
         Args:
-            name: id of the set that contains the continuation (`Branches.id`).
-            number: index of the continuation in the set.
             turns: number of turns from the episode's start, including those before the continuation.
 
         Raises:
@@ -142,9 +140,6 @@ class Continuing:
         """Fork the game's state `count` times, reseed each copy, and let a policy continue in each.
 
         Args:
-            game: an open game, which itself does not change.
-            policy: key of a policy that the site offers, such as "expert".
-            count: number of copies.
             watch: called with each continuation that has ended.
 
         Raises:
@@ -186,7 +181,6 @@ class Continuing:
 
         Args:
             words: description of the policy for readers, such as "random actions".
-            game: game that was forked, or in which the episode was replayed.
             lines: the continuations, at least one, all from the same state.
         """
         for line in lines:

@@ -45,8 +45,6 @@ def index_episodes(database: sqlite3.Connection, run: int, path: Path, stamp: tu
 
     Args:
         database: the index, in a transaction.
-        run: id of the run in the index.
-        path: file of episodes.
         stamp: size of the file in bytes and its modification time in nanoseconds, to notice later changes.
     """
     kind, _, digits = path.name.partition(".")[0].rpartition("-")

@@ -84,13 +84,7 @@ def episode_link(run: Mapping[str, Any], row: Mapping[str, Any]) -> str:
 
 
 def picture_link(run: Mapping[str, Any], row: Mapping[str, Any], turn: int) -> str:
-    """Return the address of the picture of the state before a turn.
-
-    Args:
-        run: summary of the run.
-        row: row of the episode in the index.
-        turn: index of the turn, from 0.
-    """
+    """Return the address of the picture of the state before a turn."""
     return query("/picture", run=run["path"], file=row["name"], group=row["grp"], member=row["member"], turn=turn)
 
 
@@ -130,7 +124,6 @@ def episode_page(site: LiveSite, request: Request, drawn: bytes | None) -> Respo
     """Show one episode turn by turn, with its sampled tokens.
 
     Args:
-        site: the site.
         request: its query names the episode by `run`, `file`, `group` and `member`.
         drawn: the episode's first picture, as in `with_pictures`; None: the page has no pictures.
     """

@@ -360,13 +360,7 @@ def named_episode(site: LiveSite, form: Mapping[str, str]) -> tuple[Episode, Tas
 
 
 async def posted(site: LiveSite, request: Request, purpose: str) -> dict[str, str]:
-    """Return the fields of a submitted form. Raises HTTPException if the form is not plain UTF-8 from this site.
-
-    Args:
-        site: the site.
-        request: POST request with the form.
-        purpose: purpose of the form's token, as in `Guard.token`.
-    """
+    """Return the fields of a submitted form. Raises HTTPException if the form is not plain UTF-8 from this site."""
     if problem := refuse_encoding(request.scope["headers"]):
         raise HTTPException(415, f"This form cannot be read: {problem}.")
     form = {name: value for name, value in (await request.form()).items() if isinstance(value, str)}

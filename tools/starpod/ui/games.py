@@ -291,8 +291,6 @@ class Games:
 
         Args:
             environment: id of the environment; its newest version is opened.
-            options: options of the environment.
-            seed: seed of the start; None lets the server draw it.
 
         Raises:
             Impossible: no server hosts the environment.
@@ -326,9 +324,6 @@ class Games:
         """Open a game in the state before a turn of an episode. The caller keeps or closes it.
 
         Args:
-            episode: the record of the episode.
-            path: its path.
-            turns: index of the turn.
             by: function that returns who played the turn with a given number.
 
         Raises:

@@ -69,7 +69,6 @@ class Member:
         """Note that the member diverges from others at a turn, unless it shares that turn with its parent.
 
         Args:
-            turn: index of the turn, from 0.
             difference: what differs, such as "another action".
             others: members from which this one diverges.
             peers: members that continue like this member at the turn, this member included.
@@ -120,7 +119,6 @@ def group_page(site: LiveSite, request: Request, drawn: bytes | None) -> Respons
     """Show the members of a group as a tree of their actions, and side by side.
 
     Args:
-        site: the site.
         request: its query names the group by `run`, `file` and `group`.
         drawn: the group's first picture, as in `with_pictures`; None: the page has no pictures.
     """

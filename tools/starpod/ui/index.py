@@ -267,8 +267,6 @@ class RunIndex:
         """Return rows of episodes in the filter's order; `name` is the name of their file.
 
         Args:
-            first: number of matching episodes to skip.
-            limit: maximum number of rows.
             count: number of matching episodes, if known. Pages in the second half of the list are read from its end.
         """
         where, values = conditions.where()
@@ -286,13 +284,7 @@ class RunIndex:
         return [dict(row) for row in rows]
 
     def search(self, conditions: Filter, *, first: int = 0, limit: int = 50) -> tuple[list[dict[str, Any]], int]:
-        """Return the results of `episodes` and `count` for a filter with words, using only one search.
-
-        Args:
-            conditions: the filter.
-            first: number of matching episodes to skip.
-            limit: maximum number of rows.
-        """
+        """Return the results of `episodes` and `count` for a filter with words, using only one search."""
         where, values = conditions.where()
         order = SORTS.get(conditions.sort, SORTS["newest"])
         with self.database.reading() as database:
@@ -331,14 +323,7 @@ class RunIndex:
         }
 
     def episode(self, run: int, name: str, grp: int, member: int) -> dict[str, Any] | None:
-        """Return the row of an episode; None if there is none.
-
-        Args:
-            run: id of the run in the index.
-            name: name of the episode's file.
-            grp: number of its group.
-            member: index of the episode in the group.
-        """
+        """Return the row of an episode; None if there is none."""
         with self.database.reading() as database:
             row = database.execute(
                 "SELECT episodes.*, files.name AS name FROM episodes JOIN files ON files.id = file "
@@ -348,13 +333,7 @@ class RunIndex:
         return dict(row) if row else None
 
     def group(self, run: int, name: str, grp: int) -> list[dict[str, Any]]:
-        """Return the rows of a group's members, sorted by member.
-
-        Args:
-            run: id of the run in the index.
-            name: name of the group's file.
-            grp: number of the group.
-        """
+        """Return the rows of a group's members, sorted by member."""
         with self.database.reading() as database:
             rows = database.execute(
                 "SELECT episodes.*, files.name AS name FROM episodes JOIN files ON files.id = file "
@@ -374,7 +353,6 @@ def episode_id(step: int, file: int, place: int) -> int:
 
     Args:
         step: step of the run; a negative one counts as 0.
-        file: id of the episode's file in the index.
         place: index of the episode among the file's readable episodes, less than MOST_LINES.
     """
     return (min(max(step, 0), 2**23 - 1) << 40) + (file % 2**22 * MOST_LINES) + place

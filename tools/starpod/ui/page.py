@@ -70,10 +70,7 @@ def render(template: str, *, status: int = 200, site: LiveSite | None = None, **
     """Render a template as a page.
 
     Args:
-        template: file name of the template.
-        status: HTTP status of the response.
         site: if given, the page shows the site's notices and links to its servers.
-        fields: variables of the template.
     """
     notices = site.notices() if site else []
     page = (
@@ -88,8 +85,6 @@ def number(request: Request, name: str, default: int = 0, *, minimum: int = 0) -
     """Return an integer from the query. Raises HTTPException 400 if it is not a whole number in the range.
 
     Args:
-        request: the request.
-        name: name of the query's parameter.
         default: the result if the parameter is absent or empty.
         minimum: smallest allowed number. The largest is BIGGEST.
     """

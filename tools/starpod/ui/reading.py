@@ -241,7 +241,6 @@ def parse_lines(
         data: bytes of the file, from the beginning of a line. An incomplete last line is skipped.
         name: name of the file in `problems`.
         problems: receives a sentence about each damaged line, up to MOST_PROBLEMS in all.
-        before: number of lines of the file before `data`.
     """
     for number, line in enumerate(data.split(b"\n")[:-1], before + 1):
         if not line.strip():
@@ -360,14 +359,7 @@ def last_metrics(folder: Path) -> dict[str, Any]:
 
 
 def kept_pictures(run: Path, file: str, group: int, member: int) -> list[bytes]:
-    """Return the pictures of an episode that the run drew for its report; empty if it drew none.
-
-    Args:
-        run: folder of the run.
-        file: name of the episode's file.
-        group: number of its group.
-        member: index of the episode in the group.
-    """
+    """Return the pictures of an episode that the run drew for its report; empty if it drew none."""
     key = (file, group, member)
     return read_pictures(RunFolder(run).pictures, [key]).get(key, [])
 
@@ -388,8 +380,6 @@ def status(folder: Path, facts: dict[str, Any], locks: set[int], written: float)
     running while its metrics are recent.
 
     Args:
-        facts: content of run.json.
-        locks: result of `held_locks`.
         written: time of the last metrics, in seconds since the epoch.
     """
     if ended := facts.get("ended"):

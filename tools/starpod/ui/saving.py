@@ -41,13 +41,7 @@ class Saved:
 
 
 def saved(folder: Path, kind: str, environment: str) -> Saved | None:
-    """Return the file of an environment; None if there is none yet.
-
-    Args:
-        folder: folder of the runs.
-        kind: one of KINDS.
-        environment: id of the environment.
-    """
+    """Return the file of an environment; None if there is none yet."""
     path = folder / kind / f"{environment}.jsonl"
     try:
         return Saved(kind, path, path.read_bytes().count(b"\n"))
@@ -74,8 +68,6 @@ async def save(games: Games, folder: Path, kind: str, game: LiveGame) -> None:
 
     Args:
         games: the site's games, to replay turns that must be confirmed.
-        folder: folder of the runs.
-        kind: one of KINDS.
         game: a game with at least one turn.
 
     Raises:
@@ -98,7 +90,6 @@ def save_demonstration(folder: Path, episode: Episode, run: Path | None) -> None
     """Add an episode to the demonstrations of its environment.
 
     Args:
-        folder: folder of the runs.
         episode: the episode; its group is replaced by its position in the file.
         run: folder of the run of the original episode, whose held-out ranges apply; None: the default ranges.
 

@@ -36,9 +36,7 @@ def summarise(
     """Return the summary of a run for the list of runs, as JSON values.
 
     Args:
-        run: the run's id in the index.
         metrics_problems: sentences about metrics that could not be read.
-        locks: result of `held_locks`.
     """
     problems = list(metrics_problems)
     facts, config = mapping(folder / "run.json", problems), mapping(folder / "config.yaml", problems)

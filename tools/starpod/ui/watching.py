@@ -74,10 +74,7 @@ async def act(fleet: Fleet, session: str, place: tuple[int, int], actions: list[
     """Play a turn in a session. The owner's next turn is then refused as out of order.
 
     Args:
-        fleet: servers, one of which has the session.
-        session: id of the session.
         place: epoch and step index of the turn.
-        actions: texts of the turn's actions.
 
     Raises:
         Impossible: no server has the session.

@@ -55,13 +55,7 @@ class Learner:
         optimizer: OptimizerConfig,
         criteria_weights: Mapping[str, Mapping[str, float]],
     ) -> None:
-        """Use another algorithm, other rates and other weights from now on. The optimisers keep their states.
-
-        Args:
-            algorithm: Advantages, losses and filter.
-            optimizer: Learning rates, clipping and micro-batches. Betas, eps and weight decay keep their first values.
-            criteria_weights: Weights of criteria by task name ("" in a run with one environment), then by criterion.
-        """
+        """Use another algorithm, other rates and other weights from now on. The optimisers keep their states."""
         for trainer in self.by_agent.values():
             trainer.configure(algorithm, optimizer, criteria_weights)
 
@@ -73,7 +67,6 @@ class Learner:
         """Update the policies from these groups. An agent without turns is skipped.
 
         Args:
-            groups: Groups to train on.
             version: Current version of the policies. The sampler's log-probabilities of tokens of this version are
                 checked.
             scale: Factor of the loss.
@@ -162,7 +155,6 @@ class Learner:
 
         Args:
             groups: Groups to measure. Those without episodes are skipped.
-            version: Current version of the policies, as in `learn`.
             buckets: Maximum number of buckets, not counting the one of groups without deviation.
         """
         usable_groups = [group for group in groups if episodes_of([group])]
@@ -196,8 +188,6 @@ class Learner:
         Args:
             groups: Groups that the filter kept.
             collected: Number of groups before the filter, at least 2.
-            version: Current version of the policies, as in `learn`.
-            scale: Factor of the loss.
         """
         scored = self._scored(groups, branches_of(groups), version)
         backward = partial(self._add_gradient, *scored, by_share=True, scale=scale, components=GRADIENT_TERMS)
@@ -297,9 +287,7 @@ def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -
     """Return 1 - Var(returns - values) / Var(returns): 1 for a perfect critic, 0 for one that only knows the mean.
 
     Args:
-        values_BT: The critic's values [B, T].
         returns_BT: Targets of the critic [B, T]. If they are all equal, the result is 0.
-        mask_BT: True for the tokens that count (bool [B, T]).
     """
     returns = returns_BT[mask_BT]
     spread = returns.var(correction=0)

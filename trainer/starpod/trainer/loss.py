@@ -39,18 +39,14 @@ class StepLoss:
     episodes; of the branches if there are no others.
 
     Args:
-        algorithm: The algorithm.
-        batch: The episodes.
-        table: Their table, with advantages. It receives each token's ratio and marks.
+        table: Table of the episodes, with advantages. It receives each token's ratio and marks.
         rows: Rows of this step.
         mask_BT: Mask of the tokens that belong to the policy's agent (bool).
-        scale: Factor of the loss.
         branch_weight: Further factor of the loss of branches.
         max_length: See `token_weights`.
         components: Components of the loss to include.
         finds: Whether the step itself finds the log-probabilities before the update. Ratios and corrections then refer
             to them, except in mode `bypass`.
-        device: Device of the metrics.
     """
 
     def __init__(
@@ -91,7 +87,6 @@ class StepLoss:
         """Return the loss of a block, and add to the metrics.
 
         Args:
-            block: Samples of this step.
             scores: The policy's scores of the block, with entropies, and with values if there is a critic.
             counts: Whether the block counts on this rank.
         """

@@ -59,11 +59,8 @@ def turn_steps(
     """Take the policy's step on each turn, in the order of `algorithm.order`, and yield the metrics of each.
 
     Args:
-        trainer: Trainer of the policy of all agents.
         batch: Whole episodes.
         table: Their table, which receives advantages, ratios and marks.
-        version: See `Learner.learn`.
-        scale: Factor of the loss.
     """
     table.advantages = Advantages(torch.zeros_like(table.old_logprobs_BT), None, table.mask_BT)
     turns_BT, episodes = table.turns_BT, batch.episodes

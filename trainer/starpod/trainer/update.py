@@ -127,9 +127,6 @@ class PolicyTrainer:
         """Compare the engine's log-probabilities of this version's tokens with the policy's, and return metrics.
 
         Args:
-            batch: The episodes.
-            table: Their table.
-            logprobs_BT: Log-probabilities under this policy.
             version: Version of this policy. Tokens of other versions are not compared.
             mask_BT: Mask of the tokens to compare (bool).
 
@@ -194,13 +191,7 @@ class PolicyTrainer:
     def log_likelihoods(
         self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]], images: Images | None = None
     ) -> list[float]:
-        """Return the log-probability of each continuation after its prompt, in nats.
-
-        Args:
-            prompts: Token ids of each prompt.
-            continuations: Token ids of each continuation, as many as there are prompts.
-            images: Images that ids below 0 refer to.
-        """
+        """Return the log-probability of each continuation after its prompt, in nats."""
         samples = [Sample.of(*pair, images) for pair in zip(prompts, continuations, strict=True)]
         return self.logprobs(Batch.from_samples(samples, self.parallel.device)).sum(1).tolist()
 
@@ -211,8 +202,6 @@ class PolicyTrainer:
         """Fill in the table's log-probabilities and values under the policies before the update.
 
         Args:
-            batch: The episodes' tokens.
-            table: Table of the same episodes to fill in.
             mask_BT: Mask of the tokens that belong to this policy's agent (bool [B, T]); None is all tokens.
         """
         mask_BT = table.mask_BT if mask_BT is None else mask_BT
@@ -239,7 +228,6 @@ class PolicyTrainer:
         """Return the log-probabilities [B, T] of sampled tokens under the current policy; 0 elsewhere.
 
         Args:
-            batch: Samples to read.
             rows: Rows of the batch to read; by default all.
             mask_BT: Samples without a token in this mask (bool) are not read.
             model: Another policy, such as the reference policy.
@@ -312,12 +300,8 @@ class PolicyTrainer:
         """Take an optimiser step on these rows, and return metrics.
 
         Args:
-            batch: The episodes.
-            table: Their table, with advantages.
-            rows: Rows of this step.
+            table: Table of the episodes, with advantages.
             mask_BT: See `accumulate`.
-            version: See `Learner.learn`.
-            scale: Factor of the loss.
             finds: See `accumulate`. The log-probabilities that it finds are compared with the sampler's.
 
         Raises:
@@ -358,12 +342,8 @@ class PolicyTrainer:
         """Add the gradient of one optimiser step's loss over these rows, or of some of its components.
 
         Args:
-            batch: The episodes.
-            table: Their table, with advantages. It receives each token's ratio and marks.
-            rows: Rows of this step.
+            table: Table of the episodes, with advantages. It receives each token's ratio and marks.
             mask_BT: Mask of the tokens that belong to this policy's agent (bool). By default, all do.
-            scale: Factor of the loss.
-            components: Components of the loss to include.
             finds: Whether this is the first step of an update without scores. Then this pass itself computes the
                 log-probabilities before the update.
             part: Rows whose share of the gradient is added; None: all. Means are still taken over all rows, so the

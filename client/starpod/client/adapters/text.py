@@ -212,7 +212,6 @@ def break_tokens(text: str, tokenizer: Any) -> str:
     Chat templates insert texts as they are, so a web page with "<|im_end|>" could end the user's turn.
 
     Args:
-        text: instructions or an observation.
         tokenizer: tokenizer of transformers, or a processor with one.
     """
     added_tokens = getattr(tokenizer, "tokenizer", tokenizer).added_tokens_decoder.values()

@@ -46,8 +46,6 @@ def write_steps(
     """Append steps to the columns.
 
     Args:
-        columns: the message to fill.
-        steps: the steps, one row each.
         actions: the actions of all steps, concatenated.
         counts: number of actions per step; empty means one per step.
         first: call id of the first step; the following steps have consecutive ids.
@@ -106,13 +104,7 @@ def read_transitions(
 
 
 def write_resets(columns: pb.ResetColumns, resets: Sequence[Reset], first: int) -> None:
-    """Append resets to the columns. All or none of them have a seed, and a dynamics seed.
-
-    Args:
-        columns: the message to fill.
-        resets: the resets, one row each.
-        first: call id of the first one; the following ones have consecutive ids.
-    """
+    """Append resets to the columns. All or none of them have a seed, and a dynamics seed."""
     sessions = [reset.session for reset in resets]
     columns.call_ids.extend(range(first, first + len(resets)))
     columns.session_ids.extend([session.session_id for session in sessions])

@@ -131,8 +131,6 @@ class ServerConnection:
         """Send a call and return its response, with retries if the error advises them.
 
         Args:
-            method: the method to call.
-            message: its request.
             until: the event loop's time at which the call fails.
 
         Raises:

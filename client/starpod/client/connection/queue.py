@@ -129,9 +129,7 @@ class CallQueue:
 
         Args:
             before_id: calls in flight with smaller ids are overdue.
-            now: the event loop's time.
             timeout: seconds after which a call is overdue.
-            patience: seconds after which it fails.
 
         Returns:
             The number of overdue calls.
@@ -177,7 +175,6 @@ class CallQueue:
         """Handle the reply to a call in flight. Skip a reply with an unknown id, which is a late duplicate.
 
         Args:
-            call_id: id of the call, which the server repeats in its reply.
             field: name of the reply's field that is set, such as "step"; empty if none is.
             response: the message in that field.
         """

@@ -60,11 +60,7 @@ class ServerPool:
         self._change: asyncio.Event
 
     async def start(self, receiver: StepReceiver) -> None:
-        """Connect to all servers. If none can be used, raise the error that all of them have, or Unreachable.
-
-        Args:
-            receiver: receives the replies and errors of steps.
-        """
+        """Connect to all servers. If none can be used, raise the error that all of them have, or Unreachable."""
         self._settings["receiver"] = receiver
         self._change = asyncio.Event()
         resolve_error = await self.resolve()

@@ -97,11 +97,6 @@ class Replica(ServerConnection):
         """Send a call, as ServerConnection.call does, and close sessions that were opened for a cancelled caller.
 
         After an error with the advice "reopen", or Overloaded on opening, another server may accept the call.
-
-        Args:
-            method: the method to call.
-            message: its request.
-            until: the event loop's time at which the call fails.
         """
         calling = super().call(method, message, until)
         try:

@@ -41,11 +41,6 @@ class ServerUpkeep:
 
     All of it runs in separate tasks, because a server that does not answer must not delay the renewal of leases on
     other servers.
-
-    Args:
-        members: the servers.
-        timeout: seconds for one call.
-        health_seconds: seconds between health checks.
     """
 
     def __init__(self, members: Members, *, timeout: float, health_seconds: float) -> None:

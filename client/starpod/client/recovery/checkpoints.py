@@ -36,13 +36,7 @@ class SessionCheckpoints:
         self._recovery = recovery
 
     def step(self, state: SessionState, transition: Transition, reply: Reply) -> None:
-        """Take a snapshot after a step, then pass the transition to the caller.
-
-        Args:
-            state: the session, whose step is in flight.
-            transition: the result of the step.
-            reply: its state key and digest.
-        """
+        """Take a snapshot after a step, then pass the transition to the caller."""
 
         async def checkpoint() -> None:
             try:
@@ -56,13 +50,7 @@ class SessionCheckpoints:
         self._recovery.run(checkpoint(), partial(fail, state))
 
     def first(self, state: SessionState, finish: Callable[[], None], fail: Callable[[BaseException], None]) -> None:
-        """Take a snapshot of a new episode.
-
-        Args:
-            state: the session, at the start of the episode.
-            finish: is called after the snapshot was taken.
-            fail: is called with the error if no snapshot could be taken.
-        """
+        """Take a snapshot of a new episode."""
 
         async def checkpoint() -> None:
             await self._take_all([state])

@@ -26,8 +26,6 @@ def submit_one(state: SessionState, actions: Actions, want: Want | None) -> Futu
     """Send a step. No other call of the session may be in flight.
 
     Args:
-        state: the session.
-        actions: the actions of the step.
         want: optional fields for this step; None means the session's.
 
     Returns:
@@ -60,8 +58,6 @@ def submit(
     """Send a step. No other call of the session may be in flight.
 
     Args:
-        state: the session.
-        actions: the actions of the step.
         want: optional fields for this step; None means the session's.
         result: the results of all steps that were sent together.
         slot: index in `result` for the transition or the error.
@@ -89,8 +85,6 @@ async def submit_texts(
     """Send one text to each session. Wait for sessions that have another call in flight.
 
     Args:
-        states: the sessions.
-        texts: one action per session.
         result: gets the transition or the error of session i in slot i.
     """
     replica: Replica | None = None
@@ -123,7 +117,6 @@ def deliver(batch: StepBatch, settle: Callable[[SessionState, Transition, Reply]
     """Log replies and pass them to their callers.
 
     Args:
-        batch: the replies of one message.
         settle: called instead for a session that takes checkpoints or has further calls waiting.
     """
     steps, texts, rewards, keys, flags, shares, ended_rows = batch
@@ -167,9 +160,6 @@ def finish(state: SessionState, transition: Transition, reply: Reply, *, log: bo
     """Log a single reply and pass it to its caller.
 
     Args:
-        state: the session, whose step is in flight.
-        transition: the result of the step.
-        reply: its state key and digest.
         log: False if a snapshot was taken after the step, because a replay then begins after it.
     """
     state.step_index += 1

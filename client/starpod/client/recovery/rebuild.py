@@ -18,8 +18,6 @@ async def rebuild(
     """Open a session and replay an episode in it.
 
     Args:
-        replica: the server for the session.
-        history: the episode's log.
         until: the event loop's time until which calls are retried.
         member: the session's index in its group, from which the server derives the seeds of later resets.
         replay: if False, only begin the episode.

@@ -105,8 +105,6 @@ class Recovery:
         """Make a call on a session (not a step or reset) with recovery.
 
         Args:
-            state: the session.
-            method: the method to call.
             build: makes the request for each attempt, because a recovered session has another id.
         """
         retry = RetryState(_now() + self.patience)
@@ -193,7 +191,6 @@ class Recovery:
         """Recover a lost session on any suitable server.
 
         Args:
-            state: the session. It moves to the new server.
             error: why the call failed. It is raised if its advice is not "reopen".
             retry: the retries of that call. Its deadline also limits the recovery.
             replay: False begins the episode without repeating its steps.

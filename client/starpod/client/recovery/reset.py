@@ -30,8 +30,6 @@ class PendingReset(Reset):
     """A reset in flight. Its reply updates the session even if the caller was cancelled.
 
     Args:
-        recovery: handles errors and checkpoints.
-        state: the session.
         seed, dynamics_seed: as in Reset.
         changes: the message's options, want and limits.
         want: the caller's `want`; None keeps the session's.
@@ -140,13 +138,7 @@ class PendingReset(Reset):
         state.release()
 
     def _begin_log(self, history: History, limits: pb.Limits, first: Reply) -> None:
-        """Begin the log of the new episode.
-
-        Args:
-            history: the session's log.
-            limits: the limits of the episode.
-            first: the reply that began it.
-        """
+        """Begin the log of the new episode."""
         state, changes, before = self.state, self._changes, history.origin
         origin: Origin
         if isinstance(before, Opened):

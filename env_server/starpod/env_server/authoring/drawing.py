@@ -37,23 +37,12 @@ class Canvas:
         Args:
             left: x of the left edge, in pixels of the finished picture, as all lengths. 0 is the left border.
             top: y of the upper edge; 0 is the upper border.
-            right: x of the right edge.
-            bottom: y of the lower edge.
-            fill: Colour of the area.
             radius: Radius of the corners; 0 for sharp ones.
         """
         self._draw.rounded_rectangle(self._scaled(left, top, right, bottom), radius * self._scale, fill)
 
     def ellipse(self, left: float, top: float, right: float, bottom: float, fill: Colour) -> None:
-        """Fill the ellipse that touches the four sides of a rectangle.
-
-        Args:
-            left: x of the rectangle's left edge, in pixels of the finished picture.
-            top: y of the upper edge; 0 is the upper border.
-            right: x of the right edge.
-            bottom: y of the lower edge.
-            fill: Colour of the area.
-        """
+        """Fill the ellipse that touches the four sides of a rectangle."""
         self._draw.ellipse(self._scaled(left, top, right, bottom), fill)
 
     def polygon(self, *points: float, fill: Colour) -> None:
@@ -79,13 +68,9 @@ class Canvas:
         """Write one line centred on a point, or to its right if `left`.
 
         Args:
-            x: horizontal position.
             y: vertical position of the middle.
-            text: the line.
-            fill: colour.
             size: font size in pixels. It is reduced until the line fits `width`.
             width: maximum width in pixels; None means no maximum.
-            bold: whether strokes are thicker.
             left: whether the text begins at `x`.
         """
         size *= self._scale

@@ -238,13 +238,7 @@ class BadResult(TypeError):
 
     @classmethod
     def unsendable(cls, method: str, value: Any, error: Exception) -> BadResult:
-        """Return the error for a value that cannot be converted to a message.
-
-        Args:
-            method: name of the method that returned the value.
-            value: the value, which the message shows shortened.
-            error: why the conversion failed.
-        """
+        """Return the error for a value that cannot be converted to a message."""
         return cls(method, f"{repr(value)[:80]}, which cannot be sent: {error}")
 
 

@@ -163,13 +163,7 @@ def bad_argument(path: str, problem: str) -> CallError:
 
 
 def overloaded(limit: str, message: str, retry_after: float) -> CallError:
-    """Return the error for a call that a full server refuses now and may take later.
-
-    Args:
-        limit: name of the limit that is reached, such as "max_sessions".
-        message: what is full, and what the caller can do.
-        retry_after: seconds after which to retry.
-    """
+    """Return the error for a call that a full server refuses now and may take later."""
     return CallError("OVERLOADED", message, {"limit": limit}, retry_after=retry_after)
 
 
@@ -177,8 +171,6 @@ def unsupported(environment: type[Environment], capability: str, problem: str) -
     """Return UNSUPPORTED for a capability that the environment lacks.
 
     Args:
-        environment: the class, whose id and version begin the message.
-        capability: name of the capability, such as "snapshot".
         problem: the rest of the message, such as "has no state that could be saved".
     """
     spec = environment.spec
@@ -199,7 +191,6 @@ class EnvironmentRaised(Exception):
         """Return the error for an exception of an environment's code, with the file and line that raised it.
 
         Args:
-            environment: the class that raised.
             error: the exception. For BadResult, the place is the definition of its method.
             intact: whether the episode is unchanged, so that the session can continue.
         """

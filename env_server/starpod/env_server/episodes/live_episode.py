@@ -239,8 +239,6 @@ class LiveEpisode:
         """Execute a turn of an environment with `effects`. A call that fails leaves the episode unchanged.
 
         Args:
-            actions: the sub-actions of the turn.
-            want: optional fields of the observation.
             journal: records the replies to external calls, and supplies those already recorded.
         """
         before = self.fork(None)

@@ -46,9 +46,7 @@ def expect_number(method: str, what: str, value: Any, limit: float = float_info.
     """Return a number or None that a method returned. Raises BadResult for anything else and beyond the limit.
 
     Args:
-        method: name of the method, for the message.
         what: words before the value in the message, such as "a reward of"; may be empty.
-        value: the returned value.
         limit: largest absolute value; by default any finite number is valid.
     """
     try:

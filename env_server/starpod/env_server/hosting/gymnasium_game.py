@@ -65,21 +65,13 @@ class GymnasiumFactory:
 
         Args:
             options: the caller's constructor arguments, which replace the operator's.
-            seed: seed of the start, 64 bits.
-            dynamics_seed: seed of the random transitions, 64 bits.
         """
         arguments = {**self.request.arguments, **options, **self.drawn}
         return GymnasiumGame(make(self.request, self.gym_spec, arguments), self.plan, seed, dynamics_seed)
 
 
 def make(request: HostingRequest, gym_spec: EnvSpec, arguments: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
-    """Return the environment as gymnasium.make creates it, with its time limit. Raises HostingError.
-
-    Args:
-        request: the operator's request, for messages.
-        gym_spec: the environment's entry in gymnasium's registry.
-        arguments: arguments of the constructor and of gymnasium.make, by name.
-    """
+    """Return the environment as gymnasium.make creates it, with its time limit. Raises HostingError."""
     try:
         return gymnasium.make(gym_spec, disable_env_checker=True, **arguments)
     except gymnasium.error.Error as error:

@@ -83,7 +83,6 @@ def starpod_id(request: HostingRequest, family: str, name: str, number: int) -> 
     Args:
         request: the operator's request, whose setting `id` takes precedence.
         family: first part of the id, such as "gymnasium".
-        name: name of the environment in its library.
         number: N, the version of the environment in its library.
     """
     slug = re.sub(r"[^a-z0-9_]+", "-", _WORD_BORDER.sub("-", name).lower()).strip("-")
@@ -153,14 +152,7 @@ class HostedGame(ABC):
     def outcome(
         self, reward: Any, terminated: bool, truncated: bool = False, info: Mapping[str, Any] | None = None
     ) -> Outcome:
-        """Return the outcome of an action. If the episode ends with it, compare the return with `success_at`.
-
-        Args:
-            reward: reward of the action, which is added to the return.
-            terminated: whether the task itself ended.
-            truncated: whether a limit ended the episode.
-            info: diagnostic data, as JSON values.
-        """
+        """Return the outcome of an action. If the episode ends with it, compare the return with `success_at`."""
         if isinstance(reward, str | bytes):
             raise TypeError(f"the package's reward is the text {reward!r:.80}, not a number")
         self.total += float(reward)
@@ -328,12 +320,8 @@ def publish(
     """Return the hosted class: `base` with its spec and `members` as class attributes.
 
     Args:
-        base: class to derive from.
         request: the request, whose settings override the spec.
-        spec: description of the environment.
-        probed: result of trying the environment.
         module: the environment's module, which is preloaded for separate processes.
-        members: class attributes.
     """
     concurrency = Concurrency(request.choice("concurrency", spec.concurrency.value, *(c.value for c in Concurrency)))
     own_process = concurrency is Concurrency.PROCESS

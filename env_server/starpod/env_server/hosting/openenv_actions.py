@@ -36,8 +36,6 @@ class Actions:
         """Return the actions of a class. Raises HostingError.
 
         Args:
-            request: the operator's request, for messages.
-            env_class: the OpenEnv class.
             listed: the result of `list_tools`: name, description and schema per tool.
         """
         tools: dict[str, Tool] = {}

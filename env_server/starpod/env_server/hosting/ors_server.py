@@ -130,25 +130,12 @@ class ORSServer:
     address: str
 
     def ask(self, kind: type[T], path: str, body: Mapping[str, Any] | None = None, session: str = "") -> T:
-        """Send a request and return the reply as `kind`. Raises ORSError.
-
-        Args:
-            kind: type that the reply's JSON must have.
-            path: path of the URL, with a leading slash.
-            body: JSON body of a POST request; None sends a GET request.
-            session: id of the session; empty for requests without one.
-        """
+        """Send a request and return the reply as `kind`. Raises ORSError."""
         with self._open(path, body, session) as reply:
             return self._read(TypeAdapter(kind), path, reply.read())
 
     def create(self, environment: str, split: str, task: int) -> str:
-        """Open a session and return its id. Raises ORSError.
-
-        Args:
-            environment: name of the environment on the server.
-            split: name of the split, such as "train".
-            task: index of the task in the split.
-        """
+        """Open a session and return its id. Raises ORSError."""
         session = self._answer("/create_session", {}, "")[0]
         if not (session and session.isascii() and session.isprintable()):
             raise ORSError(f"{self.address}/create_session sent {session[:80]!r}, which is no session id")
@@ -164,12 +151,6 @@ class ORSServer:
         """Call a tool exactly once. Raises ORSError.
 
         If the connection breaks, the reply is requested again by the id that the server gave to the call.
-
-        Args:
-            environment: name of the environment on the server.
-            session: id of the session.
-            tool: name of the tool.
-            arguments: arguments of the tool, which are sent as JSON.
         """
         path, call, reply = f"/{environment}/call", "", ""
         for _ in range(_ATTEMPTS):

@@ -162,8 +162,6 @@ def options_model(
     Text could name a path or a module. The setting `options` restricts the model to the arguments that it names.
 
     Args:
-        request: the request to host the environment.
-        signature: signature of its constructor.
         defaults: values that replace the constructor's defaults.
         hidden: arguments that callers may not choose.
     """

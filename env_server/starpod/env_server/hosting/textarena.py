@@ -93,8 +93,6 @@ class TextArenaFactory:
 
         Args:
             options: the caller's constructor arguments, which replace the operator's.
-            seed: seed of the start, 64 bits.
-            dynamics_seed: seed of the random transitions, 64 bits.
         """
         try:
             game = textarena.make(f"{self.request.name}-raw", **{**self.request.arguments, **options})

@@ -73,8 +73,6 @@ class Metrics(Collector):
         """Count many turns, of which a sample was timed.
 
         Args:
-            environment: id of the environment.
-            count: number of turns.
             sample: seconds that the environment took in each timed turn; if empty, nothing is counted.
         """
         if not sample:

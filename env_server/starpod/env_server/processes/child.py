@@ -28,8 +28,6 @@ def serve_episode(connection: socket.socket, reference: Reference, sandbox: Sand
     """Serve one episode until the parent closes the connection.
 
     Args:
-        connection: the socket to the parent.
-        reference: where to find the environment's class.
         sandbox: confinement of this process, which begins after the class was loaded and prepared.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -121,8 +121,6 @@ def start_episode(
     """Start a new episode in a fresh instance, so that no state of an old episode remains.
 
     Args:
-        environment: the class.
-        plan: options, seeds, limits and optional fields of the episode.
         journal: records the effects of an environment with `effects`; by default none are recorded.
     """
     instance = environment()
@@ -258,7 +256,6 @@ class LocalHost:
         """Load a saved episode, and return its instructions. Raises StateError if it is not one.
 
         Args:
-            data: what `save` returned.
             rehearse: whether the data is untrusted. A copy is then tried first, which takes milliseconds.
         """
 

@@ -37,7 +37,6 @@ def check_port(host: str, port: int, option: str) -> None:
     """Check that a port can be bound. gRPC would write the cause of a failure to standard error instead of raising it.
 
     Args:
-        host: address or name to listen on.
         port: the port; 0 means a free one.
         option: name of the command line's option for the port, without dashes, for messages.
 

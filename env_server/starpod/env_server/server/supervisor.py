@@ -55,8 +55,6 @@ def supervise(
 
     Args:
         arguments: the command line after the program's name. Each worker gets it with its own ports.
-        workers: number of processes.
-        host: address to listen on.
         port: gRPC port of the first worker; the others get the next ones. 0 means free ports.
         metrics_port: port for Prometheus metrics of the first worker; 0 means none.
         health_port: port for health checks of the first worker; 0 means none.

@@ -71,13 +71,7 @@ class Calls:
     def write_transition(
         self, message: pb.Transition, session: ServedSession, transition: TurnResult | pb.Transition
     ) -> None:
-        """Write a transition into an empty message. If this fails, the session is lost and ENVIRONMENT_BUG raised.
-
-        Args:
-            message: the empty message to fill.
-            session: the session whose environment returned the transition.
-            transition: the result of a turn, or its message if it was converted before.
-        """
+        """Write a transition into an empty message. If this fails, the session is lost and ENVIRONMENT_BUG raised."""
         try:
             convert.fill_transition(message, transition)
         except Exception as error:
@@ -94,10 +88,8 @@ class Calls:
         """Execute a turn exactly once. A repeated call with the same index and actions gets the same reply.
 
         Args:
-            session: the session.
             epoch: epoch of the session that the caller expects.
             index: step index of the turn.
-            actions: sub-actions of the turn.
             want: optional fields of the observation; None selects the session's own.
 
         Raises:

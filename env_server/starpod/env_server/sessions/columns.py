@@ -54,8 +54,6 @@ class Rows:
         """Return the first row in [start, stop) whose session has an earlier row there, or `stop` if there is none.
 
         Args:
-            start: first row to look at.
-            stop: row after the last one.
             sessions: ids of the sessions that count; others may repeat.
         """
         ids = self.session_ids[start:stop]
@@ -102,13 +100,7 @@ class StepRows(Rows):
         self.check_lengths("steps", {"step_indices": self.indices, "actions": self.actions})
 
     def has_turn_beyond(self, max_bytes: int, start: int, stop: int) -> bool:
-        """Return whether a row in [start, stop) has more bytes of actions.
-
-        Args:
-            max_bytes: limit on the bytes of all actions of one row.
-            start: first row to look at.
-            stop: row after the last one.
-        """
+        """Return whether a row in [start, stop) has more bytes of actions."""
         return any(count_bytes(turn, max_bytes) > max_bytes for turn in self.actions[start:stop])
 
 
@@ -196,9 +188,7 @@ class Answers:
         change the objects it returned.
 
         Args:
-            call_ids: id of each call.
             indices: step index of each call, before the step.
-            transitions: result of each call.
             session_at: returns the session of the call at a position in these lists.
 
         Returns:
@@ -285,14 +275,6 @@ def reset_rows(
 ) -> tuple[list[int], list[tuple[int, Exception]], int]:
     """Reset the sessions of the rows from `start` to `stop` as `step_rows` steps them.
 
-    Args:
-        rows: the columns of the request.
-        start: first row to reset.
-        stop: row after the last one.
-        table: the tenant's sessions.
-        worker: the worker that hosts them.
-        answers: gets the replies.
-
     Returns:
         The rows that need the slow path, the rows that failed, each with its error, and the row at which to continue.
     """
@@ -348,12 +330,8 @@ def step_rows(
     No session may occur twice among them.
 
     Args:
-        rows: the columns of the request.
         start: first row to step.
         stop: row after the last one.
-        table: the tenant's sessions.
-        worker: the worker that hosts them.
-        answers: gets the replies.
 
     Returns:
         The rows that need the slow path (repeated, late, malformed, of another concurrency class or of a busy session),

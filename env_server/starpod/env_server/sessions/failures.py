@@ -26,13 +26,7 @@ class SessionFailures:
         self._metrics = metrics
 
     async def guard(self, session: ServedSession, work: Awaitable[R], verb: str) -> R:
-        """Await an environment's work and convert its exceptions to the contract's errors.
-
-        Args:
-            session: the session whose environment works.
-            work: a call of the session's host.
-            verb: the method of the contract, such as "Step", for the log.
-        """
+        """Await an environment's work and convert its exceptions to the contract's errors."""
         try:
             return await work
         except Exception as error:
@@ -46,8 +40,6 @@ class SessionFailures:
 
         Args:
             session: the session whose environment raised. It is lost if its state may be corrupt.
-            error: the exception.
-            verb: the method of the contract, such as "Step", for the log.
         """
         match error:
             case EpisodeEnded():

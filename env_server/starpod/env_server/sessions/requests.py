@@ -53,9 +53,7 @@ def check_size(kind: type[Message], size: int, limits: ServerLimits) -> None:
     """Raise BAD_ARGUMENT or TOO_LARGE if a unary request has more bytes than its fields' limits allow.
 
     Args:
-        kind: type of the request.
         size: bytes of the request as protobuf, or a lower bound.
-        limits: the server's limits.
     """
     if size <= OTHER_BYTES:
         return

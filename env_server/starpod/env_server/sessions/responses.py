@@ -15,7 +15,6 @@ def split_response(response: pb.StreamResponse, size: int, limit: int) -> Iterat
     """Split a response into messages of at most `limit` bytes.
 
     Args:
-        response: the replies and rows to send.
         size: bytes of the response.
         limit: maximum bytes of a message; 0 means no limit.
     """

@@ -43,25 +43,13 @@ class SnapshotSeal:
         return bool(self._keys)
 
     def seal(self, environment_id: str, version: str, state: bytes) -> bytes:
-        """Return the sealed state, as it leaves the server.
-
-        Args:
-            environment_id: id of the environment, which the seal covers.
-            version: version of the environment, which the seal covers.
-            state: the state as the environment wrote it.
-        """
+        """Return the sealed state, as it leaves the server."""
         if not self._keys:
             return state
         return _MARK + _tag(self._keys[0], environment_id, version, state) + state
 
     def unseal(self, environment_id: str, version: str, sealed: bytes) -> bytes:
-        """Return the state as the environment wrote it. Raises BAD_ARGUMENT if no key of this server sealed it.
-
-        Args:
-            environment_id: id of the environment in the snapshot.
-            version: version of the environment in the snapshot.
-            sealed: the state as the caller sent it.
-        """
+        """Return the state as the environment wrote it. Raises BAD_ARGUMENT if no key of this server sealed it."""
         has_mark = sealed.startswith(_MARK)
         tag, state = sealed[len(_MARK) : len(_MARK) + 32], sealed[len(_MARK) + 32 :]
         if not self._keys:
@@ -82,8 +70,6 @@ def digest_snapshot(environment_id: str, version: str, state: bytes) -> bytes:
     """Return the SHA-256 of a snapshot as the protocol defines it.
 
     Args:
-        environment_id: id of the environment.
-        version: version of the environment that wrote the state.
         state: the state as it leaves the server: sealed, if the server has a key.
     """
     return hashlib.sha256(b"\0".join((environment_id.encode(), version.encode(), state))).digest()

@@ -121,8 +121,6 @@ class ServedSession:
         """Return the last reply if this repeats the last turn, or None if this is the next turn.
 
         Args:
-            epoch: number of the episode in the request.
-            index: step index in the request.
             actions: actions of the request. A repeated turn must have equal ones.
 
         Raises:

@@ -94,7 +94,6 @@ class SessionTable(dict[str, ServedSession]):
 
         Args:
             request: the request, which is compared with the key's first one.
-            response_type: type of the reply.
             create: creates the sessions in this table and returns the reply.
 
         Raises:

@@ -40,13 +40,7 @@ def body_too_large(size: int, max_bytes: int) -> CallError:
 
 
 def read_json(kind: type[M], data: bytes, limits: ServerLimits) -> M:
-    """Parse the request in a body. Raises BAD_ARGUMENT, or TOO_LARGE for a snapshot above its limit.
-
-    Args:
-        kind: type of the request.
-        data: its JSON in UTF-8.
-        limits: the server's limits on sizes and numbers of values.
-    """
+    """Parse the request in a body. Raises BAD_ARGUMENT, or TOO_LARGE for a snapshot above its limit."""
     if kind is not pb.StreamRequest:
         check_size(kind, len(data) // _ESCAPED, limits)
     try:

@@ -104,10 +104,7 @@ class HTTPExchange(Request):
         """Send the whole response.
 
         Args:
-            body: body of the response.
-            status: status of the response; by default 200.
             headers: names and values besides those of the content.
-            content_type: type of the body; by default JSON.
         """
         await Response(body, status, dict(headers), content_type)(self.scope, self.receive, self.send)
 
@@ -115,7 +112,6 @@ class HTTPExchange(Request):
         """Respond with google.rpc.Status as JSON.
 
         Args:
-            error: the error to send.
             status: status of the response; None derives it from the error's code and reason.
             headers: additional names and values. `retry-after` and `www-authenticate` follow from the error.
         """
@@ -167,7 +163,5 @@ class HTTPProtocol(ABC):
         """Answer a request. Raises CallError, or RequestRefused for errors that have a specific HTTP status.
 
         Args:
-            exchange: the request, and the response to send.
             body: the whole body; empty if `has_body` is False.
-            tenant: the identified caller.
         """

@@ -131,13 +131,7 @@ class EnvironmentService:
             await abort(context, failure)
 
     async def stream(self, connection: ClientStream, metadata: Metadata, peer: str) -> None:
-        """Serve a Stream until it ends. Raises as StreamServer.run does.
-
-        Args:
-            connection: reads and writes the Stream's messages.
-            metadata: names and values that came with the call, among them the token.
-            peer: the caller's address, as gRPC spells it.
-        """
+        """Serve a Stream until it ends. Raises as StreamServer.run does."""
         grant = self._authenticator.identify(metadata)
         if self._worker.metrics.streams >= (limit := self._worker.limits.max_streams):
             raise overloaded("max_streams", f"{limit} streams are connected; try again later", 1.0)
@@ -182,8 +176,6 @@ class EnvironmentService:
         """Return the reply to a unary call.
 
         Args:
-            method: name of the method.
-            tenant: tenant that calls.
             size: bytes of the request.
             read: returns the request, and is called when it is the tenant's turn.
 
@@ -234,13 +226,7 @@ class EnvironmentService:
 
 
 async def abort(context: Context, failure: CallError, trailer: tuple[tuple[str, str], ...] = ()) -> NoReturn:
-    """End a gRPC call with an error.
-
-    Args:
-        context: gRPC's context of the call.
-        failure: the error to send.
-        trailer: trailing metadata besides the error's details.
-    """
+    """End a gRPC call with an error."""
     status = rpc_status.to_status(failure.status())
     await context.abort(status.code, status.details, (*status.trailing_metadata, *trailer))
     raise AssertionError("abort raises")

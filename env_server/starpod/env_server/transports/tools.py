@@ -24,7 +24,6 @@ def turn_tools(spec: pb.EnvironmentSpec, used_names: Collection[str] = (STEP,)) 
     """Yield name, description and JSON Schema of each tool: `step` for texts, then the environment's own tools.
 
     Args:
-        spec: the environment.
         used_names: names with another meaning. Tools of the environment with these names must be called through `step`.
     """
     space = spec.action_space
@@ -43,13 +42,7 @@ def turn_tools(spec: pb.EnvironmentSpec, used_names: Collection[str] = (STEP,)) 
 
 
 def actions_of(spec: pb.EnvironmentSpec, tool: str, arguments: Mapping[str, Any]) -> list[pb.Action]:
-    """Return the actions of the turn that a tool call represents. Raises BAD_ARGUMENT, also for an unknown tool.
-
-    Args:
-        spec: the environment, with its own tools.
-        tool: name of the tool: `step`, or one of the environment's.
-        arguments: arguments of the tool. `step` has `actions`, a list of texts.
-    """
+    """Return the actions of the turn that a tool call represents. Raises BAD_ARGUMENT, also for an unknown tool."""
     if tool == STEP:
         actions = arguments.get("actions")
         if not isinstance(actions, list) or not all(isinstance(action, str) for action in actions):
@@ -67,8 +60,6 @@ def whole_number(name: str, value: object, end: int) -> int:
     """Return an argument's value. Raises BAD_ARGUMENT if it is not an integer from 0 to `end` - 1.
 
     Args:
-        name: the argument's name, for the message.
-        value: the value that the caller sent.
         end: number of valid values.
     """
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < end:

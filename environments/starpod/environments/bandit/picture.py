@@ -10,13 +10,7 @@ _INK, _GOLD, _CREAM = (38, 30, 52), (246, 196, 83), (255, 248, 231)
 
 
 def draw_text(arms: tuple[str, str], pulled: str | None, payout: float) -> str:
-    """Draw the machines side by side, in lines of text.
-
-    Args:
-        arms: names of the machines, from left to right.
-        pulled: name of the machine that was pulled; None before the turn.
-        payout: reward of the pull, which the pulled machine shows.
-    """
+    """Draw the machines side by side, in lines of text."""
     width = max(map(len, arms)) + 4
     rows: list[list[str]] = []
     for arm in arms:
@@ -35,13 +29,7 @@ def draw_text(arms: tuple[str, str], pulled: str | None, payout: float) -> str:
 
 
 def draw(arms: tuple[str, str], pulled: str | None, payout: float) -> bytes:
-    """Draw the machines as a PNG of 480 x 300 pixels.
-
-    Args:
-        arms: names of the machines, from left to right.
-        pulled: name of the machine that was pulled; None before the turn.
-        payout: reward of the pull, which the pulled machine shows.
-    """
+    """Draw the machines as a PNG of 480 x 300 pixels."""
     canvas = Canvas(480, 300, (52, 41, 79))
     for left in range(-160, 600, 40):  # a backdrop of slanted stripes
         canvas.polygon(left, 0, left + 20, 0, left - 100, 300, left - 120, 300, fill=(58, 46, 88))

@@ -216,9 +216,6 @@ def _program_end(text: str, start: int, fence: str, endless: set[str]) -> tuple[
     Python has backticks only in strings and comments, so the first fence outside of them closes the block.
 
     Args:
-        text: the answer.
-        start: the beginning of the program.
-        fence: the backticks that opened the block.
         endless: kinds of triple quotes that were found to have no closing quotes. They are not searched for again, so
             that the time is linear.
     """

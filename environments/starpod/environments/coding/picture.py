@@ -14,7 +14,6 @@ def draw(text: str, program: str, passed: Sequence[bool], message: str) -> bytes
     """Draw a PNG that is 720 pixels wide.
 
     Args:
-        text: description of the task.
         program: the latest program, of which 16 lines are shown; empty before the first attempt.
         passed: results of the latest attempt's tests.
         message: feedback on the latest attempt, of which the first line is shown.

@@ -15,14 +15,7 @@ def format_points(points: float) -> str:
 
 
 def draw_text(numbers: Sequence[int], target: int, answer: str | None, points: float) -> str:
-    """Draw the puzzle in lines of text.
-
-    Args:
-        numbers: the given numbers.
-        target: the number to reach.
-        answer: the submitted expression; None before the turn.
-        points: reward of the answer.
-    """
+    """Draw the puzzle in lines of text."""
     cells = [f"{number:^{len(str(number)) + 2}}" for number in numbers]
     lines = [
         f"Target {target}",
@@ -39,10 +32,6 @@ def draw(numbers: Sequence[int], target: int, answer: str | None, points: float,
     """Draw the puzzle as a PNG of 480 x 300 pixels: target, numbers on cards, and the answer below them.
 
     Args:
-        numbers: the given numbers.
-        target: the number to reach.
-        answer: the submitted expression; None before the turn.
-        points: reward of the answer.
         best: reward of a correct answer, which is shown in green.
     """
     canvas = Canvas(480, 300, (29, 84, 78))

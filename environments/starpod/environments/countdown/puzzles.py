@@ -15,9 +15,6 @@ def draw_puzzle(
     """Draw numbers and a target that can be reached with them.
 
     Args:
-        rng: random state, which advances.
-        min_count: minimum number of numbers.
-        max_count: maximum number of numbers.
         max_number: largest number; the smallest is 1.
         max_target: largest target; the smallest is 1.
         operators: characters of the operators with which the target can be reached, such as "+-".

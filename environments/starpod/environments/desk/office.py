@@ -90,14 +90,7 @@ def draw_office(rng: random.Random) -> Office:
 
 
 def is_free(events: dict[int, Event], day: str, start: int, hours: int) -> bool:
-    """Return whether a time is within opening hours and overlaps no meeting.
-
-    Args:
-        events: the calendar: meetings by number.
-        day: name of the day, one of DAYS.
-        start: hour at which the time begins.
-        hours: length of the time.
-    """
+    """Return whether a time is within opening hours and overlaps no meeting."""
     return (
         start >= OPENS
         and start + hours <= CLOSES
@@ -109,11 +102,5 @@ def is_free(events: dict[int, Event], day: str, start: int, hours: int) -> bool:
 
 
 def earliest(events: dict[int, Event], day: str, hours: int) -> int | None:
-    """Return the first hour of a day from which `hours` hours are free, or None.
-
-    Args:
-        events: the calendar: meetings by number.
-        day: name of the day, one of DAYS.
-        hours: length of the time.
-    """
+    """Return the first hour of a day from which `hours` hours are free, or None."""
     return next((start for start in range(OPENS, CLOSES) if is_free(events, day, start, hours)), None)

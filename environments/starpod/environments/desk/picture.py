@@ -17,10 +17,8 @@ def draw(changes: Changes, new_files: frozenset[str], kept: frozenset[int], crit
     """Draw a PNG of 880 x 470 pixels.
 
     Args:
-        changes: the current state.
         new_files: files that were added; they are highlighted.
         kept: numbers of the initial meetings; others are highlighted.
-        criteria: the checklist.
     """
     canvas = Canvas(880, 470, (176, 140, 104))
     canvas.box(14, 14, 614, 356, _PAPER, radius=10)

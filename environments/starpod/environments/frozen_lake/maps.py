@@ -54,8 +54,6 @@ def draw_map(rng: random.Random, size: int, frozen_probability: float) -> tuple[
     """Draw independent tiles, a start and a goal. Repeat that until a path joins start and goal.
 
     Args:
-        rng: random state, which advances.
-        size: number of rows and of columns.
         frozen_probability: probability of ice; the other tiles are holes.
     """
     while True:

@@ -19,7 +19,6 @@ def draw(tiles: str, columns: int, position: int, pixels: int = TILE) -> bytes:
 
     Args:
         tiles: the characters S, F, H and G, row by row.
-        columns: number of columns.
         position: index of the player's tile in `tiles`.
         pixels: width and height of a tile; reduced on large boards.
 

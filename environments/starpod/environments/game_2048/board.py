@@ -43,13 +43,7 @@ def _lines(size: int) -> dict[str, tuple[tuple[int, ...], ...]]:
 
 
 def slide(board: Board, size: int, action: str) -> tuple[Board, int]:
-    """Slide all tiles in one direction. Return the board, without a new tile, and the sum of the merged tiles.
-
-    Args:
-        board: the tiles, size * size.
-        size: number of rows and of columns.
-        action: direction, one of ACTIONS.
-    """
+    """Slide all tiles in one direction. Return the board, without a new tile, and the sum of the merged tiles."""
     cells = list(board)
     total = 0
     for line in _lines(size)[action]:
@@ -69,8 +63,6 @@ def add_tile(board: Board, rng: random.Random, two_probability: float) -> Board:
     """Add a tile in a random empty cell.
 
     Args:
-        board: the tiles, with at least one empty cell.
-        rng: random state, which advances.
         two_probability: probability of a 2; otherwise the tile is a 4.
     """
     empty_cells = [cell for cell, tile in enumerate(board) if not tile]

@@ -20,8 +20,6 @@ def best_action(board: Board, size: int, two_probability: float) -> str | None:
     """Return the move with the highest expected score, or None if no tile can move.
 
     Args:
-        board: the tiles, size * size.
-        size: number of rows and of columns.
         two_probability: probability that a new tile is a 2, not a 4.
     """
     best: tuple[float, str] | None = None

@@ -105,8 +105,6 @@ def draw_house(rng: random.Random, tasks: list[HouseTask], furniture: int, thing
     """Draw a house in which one of the tasks can be done, but is not done at the start.
 
     Args:
-        rng: random state.
-        tasks: the tasks to choose from.
         furniture: number of pieces of furniture besides fridge, microwave, sink, desk and target.
         things: number of things besides the task's things.
     """

@@ -14,8 +14,6 @@ def draw(question: str, query: str, found: Sequence[tuple[str, str]], verdict: s
     """Draw a PNG that is 640 pixels wide.
 
     Args:
-        question: the question.
-        query: the search.
         found: titles and texts of the results.
         verdict: "right" or "wrong"; "" before the answer.
     """

@@ -45,9 +45,6 @@ def draw_question(rng: random.Random, book: Encyclopedia, hops: int, rest: int |
     """Draw a question over `hops` different articles.
 
     Args:
-        rng: random state.
-        book: the articles.
-        hops: number of articles.
         rest: which articles can be the first. 0: numbers divisible by 5 (held out); 1: all other numbers; None: any.
     """
     while True:

@@ -19,13 +19,7 @@ Plan = list[tuple[int, frozenset[int], str]]
 
 
 def solve(board: Board, player: int, boxes: frozenset[int]) -> Plan | Unsolvable | None:
-    """Return a shortest solution, Unsolvable, or None if the search gave up.
-
-    Args:
-        board: walls and targets of the room.
-        player: cell of the player.
-        boxes: cells of the boxes, not all on targets.
-    """
+    """Return a shortest solution, Unsolvable, or None if the search gave up."""
     return search(board, player, boxes)[0]
 
 
@@ -34,11 +28,6 @@ def search(board: Board, player: int, boxes: frozenset[int]) -> tuple[Plan | Uns
 
     Boxes are never pushed to cells from which no target can be reached. Of all shortest solutions, the first in the
     order of MOVES is found. A new search from any state on the solution therefore finds the rest of the same solution.
-
-    Args:
-        board: walls and targets of the room.
-        player: cell of the player.
-        boxes: cells of the boxes, not all on targets.
     """
     floor, targets, live_cells = board.floor, board.targets, board.pushes
     if not all(box in live_cells for box in boxes):

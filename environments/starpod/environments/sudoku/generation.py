@@ -21,7 +21,6 @@ def generate(rng: random.Random, size: int, difficulty: str) -> tuple[Grid, Grid
     """Draw a puzzle with exactly one solution. Returns the puzzle and its solution.
 
     Args:
-        rng: random state, which advances.
         size: number of rows, of columns and of digits: a square number.
         difficulty: name in CLEARED, which says how many cells are empty.
     """

@@ -37,10 +37,7 @@ def clashes(grid: Grid, size: int, cell: int, number: int) -> str:
     """Return which of the cell's row, column and box already contain the number, such as "row 1, box (1,1)".
 
     Args:
-        grid: the cells, size * size.
-        size: number of rows and of columns.
         cell: index of the cell. Its own digit does not count.
-        number: the digit to place, from 1 to `size`.
     """
     side, cell_units = math.isqrt(size), units(size)[cell]
     equal = [units(size)[peer] for peer in peers(size)[cell] if grid[peer] == number]
@@ -56,8 +53,6 @@ def candidates(grid: Grid, size: int, cell: int) -> list[int]:
     """Return the numbers that can be placed in a cell without a clash.
 
     Args:
-        grid: the cells, size * size.
-        size: number of rows and of columns.
         cell: index of the cell. Its own digit does not count.
     """
     digits = {grid[peer] for peer in peers(size)[cell]}
@@ -72,13 +67,7 @@ def clashing(grid: Grid, size: int) -> set[int]:
 
 
 def completed(puzzle: Grid, grid: Grid, size: int) -> dict[str, bool]:
-    """Return whether each row, column and box that the puzzle leaves open has every digit, by names such as `row 1`.
-
-    Args:
-        puzzle: the given digits.
-        grid: the present digits.
-        size: number of rows and of columns.
-    """
+    """Return whether each row, column and box that the puzzle leaves open has every digit, by names such as `row 1`."""
     initial = _complete(puzzle, size)
     return {name: is_filled for name, is_filled in _complete(grid, size).items() if not initial[name]}
 
@@ -96,9 +85,6 @@ def unblocked(puzzle: Grid, grid: Grid, size: int, cell: int, number: int) -> li
 
     Args:
         puzzle: the given digits. Their cells are not returned.
-        grid: the present digits.
-        size: number of rows and of columns.
-        cell: index of the changed cell.
         number: the removed digit; 0 means none.
     """
     if not number:

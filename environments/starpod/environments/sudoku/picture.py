@@ -13,8 +13,6 @@ def draw_html(puzzle: bytes, grid: bytes, size: int, clashing: Collection[int]) 
 
     Args:
         puzzle: the given digits, which are bold.
-        grid: the present digits.
-        size: number of rows and of columns.
         clashing: indices of the cells whose digits are red.
     """
     side = math.isqrt(size)
@@ -36,14 +34,7 @@ def draw_html(puzzle: bytes, grid: bytes, size: int, clashing: Collection[int]) 
 
 
 def draw(puzzle: bytes, grid: bytes, size: int, clashing: Collection[int]) -> bytes:
-    """Draw the grid as a PNG with 48 pixels per cell.
-
-    Args:
-        puzzle: the given digits, which are bold.
-        grid: the present digits.
-        size: number of rows and of columns.
-        clashing: indices of the cells that are red.
-    """
+    """Draw the grid as a PNG with 48 pixels per cell."""
     side, edge, margin = math.isqrt(size), 48, 16
     end = margin + size * edge
     canvas = Canvas(end + margin, end + margin, "#faf8f3", smoothing=1)

@@ -37,11 +37,5 @@ def read_action(text: str, size: int) -> tuple[int, int, int]:
 
 
 def write_action(cell: int, number: int, size: int) -> str:
-    """Return the placement of a number in a cell, in the longest of the accepted forms.
-
-    Args:
-        cell: index of the cell, row by row from 0.
-        number: the digit, from 1 to `size`.
-        size: number of columns.
-    """
+    """Return the placement of a number in a cell, in the longest of the accepted forms."""
     return f"place {number} at row {cell // size + 1} col {cell % size + 1}"

@@ -23,8 +23,6 @@ def solutions(grid: Sequence[int], size: int, nodes: int, rng: random.Random | N
     """Yield every completion of a grid, by backtracking on digits with one possible cell and cells with few candidates.
 
     Args:
-        grid: the cells.
-        size: number of cells in a row.
         nodes: maximum number of placements.
         rng: shuffles the order in which digits are tried; None tries them in ascending order.
 
@@ -153,7 +151,6 @@ def solve_given(puzzle: Grid, solution: Grid) -> Grid:
     """Return the solution of an explicit puzzle. Raises ValueError if there is none, or several.
 
     Args:
-        puzzle: the puzzle.
         solution: the intended solution, which is checked. If it is empty, the puzzle must have exactly one solution.
     """
     size = math.isqrt(len(puzzle))

@@ -19,10 +19,6 @@ class TaskFile:
 
     Rows are in an order that a digest of their keys determines, so seeds one after another choose different rows.
 
-    Args:
-        path: the file or folder.
-        settings: settings of all rows.
-
     Raises:
         WordError: the file cannot be read, or one of its rows is bad. The message begins with its place.
     """

@@ -14,7 +14,6 @@ def draw(problem: str, work: Sequence[str], verdict: str) -> bytes:
     """Draw a PNG, 620 pixels wide, with the problem, a line per calculation, and the verdict.
 
     Args:
-        problem: text of the problem.
         work: the calculations, of which the last 12 are shown.
         verdict: "right" or "wrong"; empty before the answer.
     """

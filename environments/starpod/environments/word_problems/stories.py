@@ -172,7 +172,6 @@ def draw_problem(rng: random.Random, *, min_steps: int, max_steps: int, largest:
     """Draw a problem.
 
     Args:
-        rng: random state.
         min_steps, max_steps: range of the number of calculations.
         largest: maximum of the numbers in the story.
         distractors: number of irrelevant sentences.

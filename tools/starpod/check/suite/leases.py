@@ -66,12 +66,10 @@ async def expect_reaped(
     """Call one session after another, with a pause before each call, until one is gone. Raise Unmet if none is.
 
     Args:
-        probe: provides the connection.
         handles: sessions with a lease of LEASE seconds.
         waits: pause in seconds before the call to each session; as many as `handles`.
         kind: noun for a session in the error, such as "copy".
         which: name of the session that must be gone in the error, such as "a copy with the original's lease".
-        fix: as in `expect`.
     """
     for handle, seconds in zip(handles, waits, strict=True):
         await asyncio.sleep(seconds)

@@ -58,14 +58,7 @@ class Task:
         return Task(self.environment, self.version or defaults.version, options, limits, self.actions, defaults.name)
 
     async def open(self, fleet: Fleet, seed: int, count: int, want: Want) -> list[Session]:
-        """Open a group of sessions with the task's options and limits.
-
-        Args:
-            fleet: Where the environment is served.
-            seed: Seed of the start state, which all sessions share.
-            count: Number of sessions.
-            want: What observations contain beside their text.
-        """
+        """Open a group of sessions with the task's options and limits."""
         return await fleet.open(
             self.environment,
             seed=seed,
@@ -87,7 +80,6 @@ class Task:
         """Return the path of an episode of this task.
 
         Args:
-            episode: the record.
             dynamics_seed: seed of the random transitions from the start; None is the record's.
             reseedings: the reseedings, by the index of the turn after them.
             snapshots: snapshots of the states before turns, by the turn's index.
@@ -203,11 +195,6 @@ class Agent(ABC):
     def repeat(self, observation: Observation, episode: Episode, turn: Turn) -> Move | None:
         """Return a recorded turn's move as if it were made now.
 
-        Args:
-            observation: What the agent sees now.
-            episode: The turns before it.
-            turn: The recorded turn.
-
         Returns:
             The move; None if the agent's prompt would be different now, so that the recorded reply does not fit.
         """
@@ -244,13 +231,7 @@ class Agents(ABC):
 
     @abstractmethod
     def agent(self, session: Session, task: Task, group: int) -> Agent:
-        """Return the agent for a new episode.
-
-        Args:
-            session: The opened session that it will play.
-            task: The environment, its options and limits.
-            group: Number of the group to which the episode belongs.
-        """
+        """Return the agent for a new episode."""
 
     async def close(self) -> None:
         """Release the agents' resources."""

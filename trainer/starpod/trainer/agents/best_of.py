@@ -28,13 +28,7 @@ class BestOfAgents(EngineAgents):
 
     @classmethod
     def from_agents(cls, agents: EngineAgents, *, count: int, score: Score) -> BestOfAgents:
-        """Return best-of agents with the settings of `agents`.
-
-        Args:
-            agents: Agents whose engine, prompt and sampling are used.
-            count: Number of replies to sample per turn.
-            score: Function that scores the sampled replies.
-        """
+        """Return best-of agents with the settings of `agents`."""
         return cls(**{each.name: getattr(agents, each.name) for each in fields(EngineAgents)}, count=count, score=score)
 
     def agent(self, session: Session, task: Task, group: int) -> Agent:

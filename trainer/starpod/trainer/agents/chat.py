@@ -32,13 +32,10 @@ class ChatAgents(Agents):
     delays if the endpoint is overloaded or fails.
 
     Args:
-        model: Name of the model at the endpoint.
         base_url: URL of the endpoint; None is OpenAI's.
         temperature: Temperature of sampling; None is the endpoint's default.
-        max_tokens: Maximum number of tokens in a reply.
         at_once: Maximum number of concurrent episodes, and thus of concurrent requests.
         thinking: Whether replies begin with reasoning between tags.
-        retries: Maximum number of retries per request.
     """
 
     want = Want()

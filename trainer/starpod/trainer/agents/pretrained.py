@@ -49,7 +49,6 @@ class PretrainedAgents(Agents):
         model: A run folder (its best checkpoint), a checkpoint's folder, a folder with a Hugging Face model, or the
             name of one.
         sampling: Values that replace those of the run.
-        engine: Engine that samples.
 
     Raises:
         AgentRefused: If the model cannot be loaded or sampled from.

@@ -45,9 +45,7 @@ def role_of(
     """Return a speaker's prompt and actions. If no system message is configured, its role becomes the system message.
 
     Args:
-        script: The script, which describes the roles of its speakers.
         speaker: Name of the speaker; "" if the script has only one.
-        prompt: The run's prompt.
         actions: Action names of the environment. A verifier's are `VERDICTS` instead.
     """
     if script.name != "solver_verifier" or not speaker:
@@ -130,9 +128,7 @@ def script_agent(script: ScriptConfig, prompt: PromptConfig, make_speaker: MakeS
     """Return an agent that plays an episode by a script.
 
     Args:
-        script: The script; `solo` has one speaker.
         prompt: The run's prompt, whose style decides the messages between attempts.
-        make_speaker: Makes the speakers.
     """
     match script.name:
         case "solver_verifier":

@@ -23,11 +23,6 @@ Choose = Callable[[Observation, Sequence[str], random.Random], str | None]
 def choose_randomly(observation: Observation, actions: Sequence[str], rng: random.Random) -> str | None:
     """Choose one of the valid actions if the environment lists them, otherwise one of its action names.
 
-    Args:
-        observation: The current observation, with its valid actions if they were requested.
-        actions: Action names of the environment.
-        rng: Random state of the episode.
-
     Returns:
         An action; None if neither list has one.
     """
@@ -37,11 +32,6 @@ def choose_randomly(observation: Observation, actions: Sequence[str], rng: rando
 
 def choose_expertly(observation: Observation, actions: Sequence[str], rng: random.Random) -> str | None:
     """Choose the action of the environment's expert.
-
-    Args:
-        observation: The current observation, with the expert's action if it was requested.
-        actions: Not used.
-        rng: Not used.
 
     Returns:
         The expert's action; None if the expert knows none.

@@ -59,8 +59,6 @@ def advantages_by_kind(
     Branches are compared with their siblings, whatever the estimator, and the critic does not learn from them.
 
     Args:
-        config: The algorithm.
-        rollout: Scored episodes of any kinds.
         branch_scale: See `CreditTerm.scale`; for branches.
 
     Raises:

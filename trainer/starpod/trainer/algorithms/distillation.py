@@ -138,7 +138,6 @@ class Judge(ABC):
 
         Args:
             score: Computes log-probabilities under the policy or another model.
-            batch: The B episodes, as samples that a model can read.
-            table: Their table of tokens, which has the policy's log-probabilities.
+            table: Table of the episodes' tokens, which has the policy's log-probabilities.
             mask_BT: Mask of the tokens to judge (bool). Other positions of the result are arbitrary.
         """

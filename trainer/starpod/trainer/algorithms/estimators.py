@@ -46,7 +46,6 @@ class Estimator(Section):
         Args:
             rollout: Episodes of one environment.
             rewards_BT: Their rewards, minus the KL penalty if there is one.
-            whiten: `algorithm.whiten`.
         """
         from starpod.trainer.algorithms.credit import credit
         from starpod.trainer.data.batch import Advantages

@@ -40,8 +40,6 @@ def verdicts(config: Filter, groups: Sequence[Group], kept_groups: Sequence[Grou
     """Return the filter's verdict on each group by its id.
 
     Args:
-        config: The filter.
-        groups: All collected groups.
         kept_groups: Result of `filter_groups` for these groups.
     """
     kept_ids = {group.id for group in kept_groups}
@@ -81,7 +79,6 @@ def select(config: Filter, scores: Sequence[float], *, without: Container[int] =
     Among equal scores, earlier ones are preferred. Scores of 0 are dropped unless the strategy is `none`.
 
     Args:
-        config: The filter.
         scores: Standard deviation of each group's returns, at least 0.
         without: Indices that are dropped regardless of their scores.
     """

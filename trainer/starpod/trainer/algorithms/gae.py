@@ -26,7 +26,6 @@ def gae(
     critic's targets are advantages + values.
 
     Args:
-        rewards_BT: Rewards.
         values_BT: The critic's value of the context before each position.
         mask_BT: Mask of the sampled tokens. Other positions are ignored.
         bootstrap_B: V_next after the last position; None: 0.
@@ -62,7 +61,6 @@ def trajectory_baseline(
     Every token's advantage is the episode's return minus that value. Both results are 0 where the mask is False.
 
     Args:
-        rewards_BT: Rewards.
         values_BT: The critic's values, of which the first sampled token's is used.
         mask_BT: Mask of the sampled tokens (bool).
         bootstrap_B: Value of the state after the last token; None: 0.
@@ -101,13 +99,10 @@ def bilevel_gae(
     token. With gamma = lam = 1, a turn's first token has exactly the turn's advantage.
 
     Args:
-        rewards_BT: Rewards.
         values_BT: The critic's value of the context before each token.
         mask_BT: Mask of the sampled tokens (bool).
         turns_BT: Turn of each sampled token, from 0, ascending along a row.
         bootstrap_B: Value of the state after the last turn; None: 0.
-        turn_gamma: Discount per turn.
-        turn_lam: Lambda per turn.
         gamma: Discount per token within a turn.
         lam: Lambda per token within a turn.
     """

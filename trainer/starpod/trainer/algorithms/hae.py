@@ -35,11 +35,6 @@ def subgoal_begins(episodes: Sequence[Episode], mask_BT: Tensor, turns_BT: Tenso
     """Return a mask [B, T] of all tokens of turns that begin a subgoal.
 
     These are the turns that switch to another subgoal, and the first turn of each line (see `lines_of`).
-
-    Args:
-        episodes: The B episodes.
-        mask_BT: Mask of their sampled tokens (bool).
-        turns_BT: Turn of each sampled token, from 0.
     """
     marks = []
     for episode in episodes:
@@ -116,8 +111,6 @@ def whiten_units(items_BK: Tensor, mask_BK: Tensor, least: int = LEAST) -> Tenso
     """Return the items normalised to mean 0 and standard deviation 1 (ddof=0) over the existing units.
 
     Args:
-        items_BK: Advantages of units.
-        mask_BK: Whether the unit exists (bool).
         least: If fewer units exist, the items are returned unchanged.
     """
     items_N = items_BK[mask_BK]
@@ -147,16 +140,12 @@ def hae(
     subgoal tokens A_high if a segment starts, and all others A_low.
 
     Args:
-        rewards_BT: Rewards.
         values_BT: Value of each token by the head of its stage.
         mask_BT: Mask of the sampled tokens (bool).
         turns_BT: Turn of each sampled token, from 0, ascending along a row.
         blocks_BT: Block of each token as an index of BLOCKS; -1 in ill-formed replies.
         switches_BT: Mask of the tokens of turns that begin a subgoal (bool).
         bootstrap_B: Value of the state after the last turn; None: 0.
-        turn_gamma: Discount per turn.
-        turn_lam: Lambda per turn inside a segment.
-        segment_lam: Lambda per segment.
         whiten: Whether to whiten the advantages of each stage over its units.
     """
     turns = turn_table(mask_BT, turns_BT)

@@ -23,8 +23,6 @@ def estimate_advantages(
     Args:
         source: `algorithm.advantage`, FILE.py:NAME.
         parameters: Further keyword arguments of the function.
-        rollout: Its first argument.
-        rewards_BT: Its second argument.
 
     Raises:
         ConfigError: The function cannot be loaded.

@@ -111,12 +111,6 @@ class Checkpoints:
     ) -> Path:
         """Take a snapshot and write it; see `snapshot` and `write`.
 
-        Args:
-            step: Number of finished iterations.
-            tensors: Tensors by file name without extension, then by tensor name.
-            state: JSON values with text keys.
-            score: Score of the evaluation; None: there was none.
-
         Returns:
             The folder of the checkpoint.
 

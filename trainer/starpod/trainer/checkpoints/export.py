@@ -45,8 +45,6 @@ def export(trained: Trained, out: Path, *, adapter: bool = False, agent: str = "
     """Write a folder that `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer.from_pretrained` can load.
 
     Args:
-        trained: The policy and its run.
-        out: Folder to create.
         adapter: Export only the LoRA adapter, which needs peft and the base model to load. Otherwise it is merged into
             the weights.
         agent: Agent whose policy is exported, if each agent has a separate policy.
@@ -154,13 +152,7 @@ def _set_generation(policy: Policy, temperature: float) -> None:
 
 
 def model_card(trained: Trained, adapter: bool = False, agent: str = "") -> str:
-    """Return a description of the training, as Markdown with the metadata of the Hugging Face Hub.
-
-    Args:
-        trained: The policy and its run.
-        adapter: Whether the export only has the LoRA adapter.
-        agent: Agent whose policy is exported, if each agent has a separate policy; "": the only one.
-    """
+    """Return a description of the training, as Markdown with the metadata of the Hugging Face Hub."""
     config = trained.config
     name = config["model"]["name"]
     algorithm = config["algorithm"]["preset"]

@@ -47,7 +47,6 @@ def load_trained(path: Path, which: Which = "best") -> Trained:
     """Load the policy from a run folder or from one checkpoint in it.
 
     Args:
-        path: Folder of a run or a checkpoint.
         which: Checkpoint to load from a run folder. `best` is the one with the best evaluation, or the newest if none
             was evaluated; `latest` is the newest.
 

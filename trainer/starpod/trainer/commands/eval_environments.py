@@ -71,7 +71,6 @@ class EnvironmentChoice:
         Args:
             models: The models. What the call leaves open is taken from their runs.
             known: Environments of the folder. They supply what is open otherwise.
-            servers: Connections to the servers.
         """
         run_tasks: dict[str, TaskConfig] = {}
         for task in (task for model in models for task in model.tasks):

@@ -77,7 +77,6 @@ def find_model(word: str, sampling: Sampling, engine: Engine, concurrency: int) 
         word: A reference policy, `openai:MODEL`, `URL#MODEL`, the folder or name of a pretrained model (see
             `PretrainedAgents`), or one of these and a command, as in `runs/lake | python agent.py`.
         sampling: Values that replace those of the run or endpoint.
-        engine: Engine that samples from a pretrained model.
         concurrency: Maximum number of concurrent requests to an endpoint.
 
     Raises:

@@ -149,7 +149,6 @@ def annotate(values: Mapping[str, Any], origins: Mapping[str, str], above: str =
     """Yield the lines of a configuration as YAML, with comments on where the values come from.
 
     Args:
-        values: Plain values of the configuration or of a section.
         origins: Origin of each value that was set, by dotted key.
         above: Dotted key of the section; "": the whole configuration.
     """

@@ -392,7 +392,6 @@ def raised_limits(stop: Mapping[str, Any], limits: object) -> str:
     Without these words, `--resume` would only evaluate the run again and stop.
 
     Args:
-        stop: Section `stop` of its configuration.
         limits: `ended.limits` of its run.json.
     """
     values = {name: stop.get(name) for name in limits if isinstance(name, str)} if isinstance(limits, list) else {}
@@ -408,8 +407,6 @@ def commands(path: Path, config: Mapping[str, Any], limits: object = ()) -> dict
     """Return command lines to type next for the run in a folder, by purpose, such as "go on" and "evaluate".
 
     Args:
-        path: Folder of the run.
-        config: Content of its config.yaml.
         limits: See `raised_limits`.
     """
     from starpod.trainer.rollout.environment import server_words

@@ -102,7 +102,6 @@ async def explore(
     """Play test episodes with each set of options that the run will use.
 
     Args:
-        word: The environment, as the user named it.
         environment: The section `environment` with the address of its server.
         check: Returns the user's configuration for a spec. Raises ConfigError if it cannot be used.
         report: Called with a sentence on the progress, at the start and every 10 seconds.

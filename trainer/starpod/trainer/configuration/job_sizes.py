@@ -59,8 +59,6 @@ def fixed_values(word: EnvironmentWord, spec: pb.EnvironmentSpec, *, tiny: bool,
     """Return the values of a job that do not depend on test episodes.
 
     Args:
-        word: The environment, as the user named it.
-        spec: Its spec.
         tiny: Whether the policy is a tiny model from scratch instead of a pretrained one.
         single_turn: Whether episodes have one turn, which leaves no later states to compare.
     """
@@ -115,7 +113,6 @@ def size_tiny(draft: Config, explored: Explored, turns: int) -> tuple[dict[str, 
 
     Args:
         draft: The user's configuration without sizes. `model_fields_set` of its sections has the keys that were given.
-        explored: The environment and its test episodes.
         turns: Maximum number of turns of an episode.
     """
     spec, demonstrations = explored.spec, explored.demonstrations
@@ -142,13 +139,7 @@ def size_tiny(draft: Config, explored: Explored, turns: int) -> tuple[dict[str, 
 
 
 def size_pretrained(draft: Config, explored: Explored, turns: int) -> tuple[dict[str, Any], None]:
-    """Return values for a pretrained model, whose replies may reason. The seconds per episode are unknown (None).
-
-    Args:
-        draft: The user's configuration without sizes. `model_fields_set` of its sections has the keys that were given.
-        explored: The environment and its test episodes.
-        turns: Maximum number of turns of an episode.
-    """
+    """Return values for a pretrained model, whose replies may reason. The seconds per episode are unknown (None)."""
     from starpod.trainer.models.hf import load_tokenizer
     from starpod.trainer.prompts.template import Template
 

@@ -157,7 +157,6 @@ def difference(kind: Any, base: Mapping[str, Any], other: Mapping[str, Any], pre
 
     Args:
         kind: Type of the section, such as `Config`; see `kind_below`.
-        base: Plain values of a section.
         other: Plain values of the same section. Keys that it lacks are left as in `base`.
         prefix: Dotted key of the section with a final ".", or "" for the whole configuration.
     """

@@ -42,16 +42,7 @@ def names_environment(source: str) -> bool:
 
 
 def load_config(source: str, words: Sequence[str] = (), *, explore: Explore | None = None) -> Config:
-    """Return the configuration that `read_config` reads.
-
-    Args:
-        source: A YAML file, the name of a configuration of the package, or an environment.
-        words: Changes, as `key=value`.
-        explore: Chooses a configuration for an environment; None: environments are refused.
-
-    Raises:
-        ConfigError: The configuration cannot be used.
-    """
+    """Return the configuration that `read_config` reads."""
     return read_config(source, words, explore=explore)[0]
 
 
@@ -65,7 +56,6 @@ def read_config(
 
     Args:
         source: A YAML file, the name of a configuration of the package, or an environment (see `names_environment`).
-        words: Changes, as `key=value`.
         explore: Chooses a configuration for an environment; None: environments are refused.
 
     Raises:

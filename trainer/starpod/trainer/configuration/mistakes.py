@@ -35,8 +35,6 @@ def explain(section: type[Section], error: ValidationError, prefix: str = "") ->
     """Return an error's mistakes as sentences, joined by semicolons.
 
     Args:
-        section: Type of the section that was validated.
-        error: Its validation error.
         prefix: Dotted key of the section; "": the whole configuration.
     """
     items = [item for item in error.errors() if item["type"] != "default_factory_not_called"]

@@ -92,17 +92,7 @@ def _check_demonstrations(config: Config, task: TaskConfig) -> None:
 
 
 def refuse_held_out(config: Config, key: str, path: str, seeds: Iterable[int]) -> None:
-    """Refuse training data of a file if it comes from a seed that is held out for evaluations.
-
-    Args:
-        config: The configuration, which holds the ranges of seeds.
-        key: Key that names the file, for the message.
-        path: The file, for the message.
-        seeds: Seeds of the data.
-
-    Raises:
-        ConfigError: A seed is held out.
-    """
+    """Raise ConfigError if training data of a file comes from a seed that is held out for evaluations."""
     for seed in seeds:
         if holder := config.seeds.holds_out(seed):
             raise ConfigError(
@@ -144,12 +134,7 @@ def check_model(config: Config) -> None:
 
 
 def warn_of_rewrites(config: Config, templates: Mapping[str, Template]) -> list[str]:
-    """Return a sentence for each chat template that changes the past, if the run's prompts show a whole conversation.
-
-    Args:
-        config: The configuration.
-        templates: Chat template of each environment, by its name in the run.
-    """
+    """Return a sentence for each chat template that changes the past, if prompts show a whole conversation."""
     # A program writes its own prompts, in which replies may have thoughts.
     rewrites = {
         (Template(templates[task.name].tokenizer) if config.collect.agent.command else templates[task.name]).rewrite
@@ -178,12 +163,6 @@ def check_templates(config: Config) -> list[str]:
 
 async def check_environment(config: Config, task: TaskConfig, fleet: Fleet, facts: Facts) -> None:
     """Refuse settings and options that an environment does not support, and shaping functions that raise.
-
-    Args:
-        config: The configuration.
-        task: The environment with the sections that apply to it.
-        fleet: Where the environment is served. Some episodes are begun there.
-        facts: Facts from the environment's spec.
 
     Raises:
         ConfigError: The settings do not suit the environment.

@@ -94,8 +94,6 @@ def check_changes(old: Config, new: Config, *, allowed: Collection[str] = ()) ->
     An allowed section, such as `environment`, allows all its keys. Other training seeds are refused in any case.
 
     Args:
-        old: The run's saved configuration.
-        new: The configuration to continue with.
         allowed: Keys or sections of GUARDED that may differ, as dotted keys (`--change`).
 
     Raises:

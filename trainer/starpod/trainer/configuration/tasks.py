@@ -73,8 +73,6 @@ def merged(section: Any_Section, name: str, key: str, values: Mapping[str, Any])
     """Return a section of the run with the values of `environments.<name>.<key>` applied to it.
 
     Args:
-        section: The run's section.
-        name: Name of the environment.
         key: Name of the section, a key of OWN_KEYS.
         values: Plain values that differ for this environment.
 

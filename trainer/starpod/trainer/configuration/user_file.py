@@ -28,9 +28,6 @@ def call(what: str, function: Callable[..., Any], *arguments: Any, **keywords: A
 
     Args:
         what: Subject and verb of the error message, such as `reward function 'f' failed`.
-        function: The function.
-        arguments: Its positional arguments.
-        keywords: Its keyword arguments.
 
     Raises:
         UserCodeError: The function raised an exception, or tried to end the program. Only Ctrl-C passes.
@@ -81,8 +78,6 @@ def known_or_located(text: str, known: Sequence[str], what: str) -> str:
     """Return a known name as it is, and FILE.py:NAME with an absolute path.
 
     Args:
-        text: A known name, or FILE.py:NAME.
-        known: All known names.
         what: What the names name, for the message, such as `reply grammar`.
 
     Raises:

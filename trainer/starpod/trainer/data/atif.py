@@ -21,9 +21,7 @@ def to_atif(episode: Episode, name: str, *, model: str = "", tokens: bool = Fals
     """Convert an episode to an ATIF trajectory, as JSON values. The episode must have at least one turn.
 
     Args:
-        episode: The episode.
         name: Unique name among all exported episodes.
-        model: Name of the policy.
         tokens: Include the ids of every prompt and reply, the sampler's log-probabilities and policy versions.
     """
     steps: list[dict[str, Any]] = []

@@ -70,8 +70,6 @@ class Batch:
 
         Args:
             values: For each episode a list with one value per sampled token.
-            fill: Value of the padding on the right.
-            dtype: Dtype of the table.
 
         Returns:
             The table [B, T], on the batch's device.
@@ -86,8 +84,6 @@ class Batch:
 
         Args:
             value: For each episode a list with one value per turn, turns that are shared with a parent included.
-            fill: Value of the padding on the right.
-            dtype: Dtype of the table.
 
         Returns:
             The table [B, T], without tokens of shared turns.
@@ -207,8 +203,6 @@ class Batch:
         block. Samples of a row may be in different blocks.
 
         Args:
-            rows: Rows of the batch.
-            max_tokens: Size of a block in tokens.
             tokens_read: Returns the number of tokens that the policy reads for a block (`Policy.tokens_read`). By
                 default, a block's size is its number of samples times the longest one.
             mask_BT: Leave out samples without a token in this mask (bool). By default, none is left out.
@@ -272,7 +266,6 @@ class Advantages(NamedTuple):
         """Return advantages of an estimator with a critic, which learns at every sampled token.
 
         Args:
-            advantages_BT: Advantages.
             values_BT: The critic's values; its targets are advantage + value.
             mask_BT: Mask of the tokens (bool); targets are 0 elsewhere.
         """
@@ -337,8 +330,6 @@ class RolloutBatch:
         """Return a batch with only the engine's log-probabilities.
 
         Args:
-            batch: The episodes.
-            criteria_weights: See the field.
             blocks: Whether the estimator needs `blocks_BT`.
             branches: Number of episodes at the end of the batch that are branches.
         """
@@ -379,14 +370,7 @@ class RolloutBatch:
                 column_BT[list(rows)] = column_BT[list(rows)].masked_fill(mask_BT[list(rows)], 0.0)
 
     def mark(self, rows: Sequence[int], inside_RT: Tensor, ratios_RT: Tensor, marks_RT: Tensor) -> None:
-        """Record what the loss did with the tokens of a block.
-
-        Args:
-            rows: Rows of the block.
-            inside_RT: Mask of the block's tokens (bool).
-            ratios_RT: Their ratios, detached.
-            marks_RT: Their marks.
-        """
+        """Record what the loss did with the tokens of a block."""
         for column_BT, items_RT in ((self.ratios_BT, ratios_RT), (self.marks_BT, marks_RT)):
             if column_BT is not None:
                 column_BT[list(rows)] += items_RT * inside_RT

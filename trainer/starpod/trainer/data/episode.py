@@ -231,8 +231,6 @@ class Episode:
 
         Args:
             session: The opened session; it may be in the middle of an episode, as after a fork.
-            group: Number of the episode's group.
-            task: Key in the run's `environments`; "" if the run has only one.
         """
         return cls(
             group,

@@ -30,8 +30,6 @@ def to_inspect(episodes: Sequence[Episode], name: str, created: datetime, *, mod
     Args:
         episodes: The episodes, at least one.
         name: Unique name of the log.
-        created: Time of the evaluation.
-        model: Name of the policy.
     """
     model, epochs = model or UNNAMED, Counter[int]()
     samples = []

@@ -17,7 +17,6 @@ def read_offline(path: str, seeds: SeedsConfig) -> list[Group]:
 
     Args:
         path: A file or folder of episodes; "" means none.
-        seeds: Ranges of seeds, some of which are held out.
 
     Raises:
         ConfigError: Files cannot be used, contain no sampled token, or begin in held-out start states.
@@ -46,11 +45,6 @@ def read_offline(path: str, seeds: SeedsConfig) -> list[Group]:
 
 def check_tokens(path: str, groups: Sequence[Group], templates: Mapping[str, Template]) -> None:
     """Refuse groups that were sampled with another tokenizer.
-
-    Args:
-        path: File of the groups, for the message.
-        groups: Groups of the file.
-        templates: Chat template of each task by its name.
 
     Raises:
         ConfigError: The tokens of a turn do not decode to its text.

@@ -39,13 +39,7 @@ class Sample:
 
     @classmethod
     def of(cls, prompt: Sequence[int], reply: Sequence[int], images: Images | None = None) -> Sample:
-        """Return a sample of a prompt and the reply to it.
-
-        Args:
-            prompt: Token ids; ids below 0 refer to images.
-            reply: Ids of the sampled tokens.
-            images: Images of the prompt by key; None: it has none.
-        """
+        """Return a sample of a prompt and the reply to it."""
         return cls([*prompt, *reply], [False] * len(prompt) + [True] * len(reply), images or {})
 
 

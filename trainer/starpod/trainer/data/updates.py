@@ -100,13 +100,7 @@ def read_verdicts(path: Path | str) -> dict[int, Verdict]:
 
 
 def read_tokens(path: Path | str, group: int, member: int) -> TokenRecord | None:
-    """Return the update's record of an episode; None if it was not trained on or is unknown.
-
-    Args:
-        path: The update's file. It may be missing or damaged.
-        group: Id of the episode's group.
-        member: Number of the episode in its group.
-    """
+    """Return the update's record of an episode; None if it was not trained on or is unknown."""
     for line in _lines(path):
         if (line.get("group"), line.get("member")) == (group, member):
             try:

@@ -53,7 +53,6 @@ class EarlyStop:
         """Process an evaluation.
 
         Args:
-            step: Step whose weights were evaluated.
             success: Share of solved episodes, 0 to 1.
             own_return: Mean return of the environment's own rewards.
             results: `episode_results` of each task.

@@ -51,11 +51,9 @@ def gradient_report(
     `<component>_per_token` (per sampled token). Existing gradients are cleared, and none are left.
 
     Args:
-        model: The policies.
         groups: Groups to split into buckets by reward deviation.
         backward: Adds the gradient of one loss component over some groups to the parameters' `.grad`.
         buckets: Maximum number of buckets, besides the one without deviation.
-        components: Names of the loss components.
     """
     metrics: dict[str, float] = {}
     try:
@@ -99,7 +97,6 @@ def signal_and_noise(
     Existing gradients are cleared, and none are left.
 
     Args:
-        model: The policies.
         groups: Groups that the filter kept. Whole groups are compared, so that baselines stay correct.
         backward: Adds the share of some groups in the gradient of all of them to the parameters' `.grad`.
         collected: Number of groups before the filter, at least 2. Dropped groups are parts without a gradient.
@@ -170,8 +167,6 @@ def agent_report(
     between gradients of different episodes.
 
     Args:
-        rollout: Scored episodes.
-        advantages_BT: Their advantages.
         norm: Returns the norm of an agent's gradient with given advantages [B, T].
     """
     units, agents = agent_units(rollout)

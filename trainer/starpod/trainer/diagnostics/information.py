@@ -107,8 +107,6 @@ def reasoning_of(
     The opening tag may be prefilled in the prompt or sampled.
 
     Args:
-        turns: All turns of the episode.
-        index: Index of the turn in `turns`.
         decode: Decodes token ids to text, with special tokens.
         tags: Opening and closing tag of the reasoning, as text.
     """
@@ -151,8 +149,6 @@ def first_turns(episodes: Sequence[Episode], count: int, generator: torch.Genera
 
     Args:
         episodes: Episodes of any groups. Those without a turn are skipped.
-        count: Maximum number of turns.
-        generator: Random state of the choice.
 
     Returns:
         Each turn as its episode and its index, 0.
@@ -172,8 +168,6 @@ def random_turns(episodes: Sequence[Episode], count: int, generator: torch.Gener
 
     Args:
         episodes: Episodes of any groups. Those without a turn are skipped.
-        count: Maximum number of episodes.
-        generator: Random state of both choices.
 
     Returns:
         Each turn as its episode and its index.
@@ -226,12 +220,6 @@ class InformationProbe:
 
         Values are in nats per reasoning. Those under `per_token_` use log-probabilities divided by the number of
         tokens, so that long reasoning does not dominate.
-
-        Args:
-            episodes: Episodes of a collection.
-            score: Returns log-probabilities under the policy.
-            decode: Decodes token ids to text, with special tokens.
-            generator: Random state that chooses turns.
         """
         samplers = {"first_turn": first_turns} | ({"random_turn": random_turns} if self._config.random_turns else {})
         metrics: dict[str, float] = {}

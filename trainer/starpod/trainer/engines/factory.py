@@ -24,8 +24,6 @@ def build_engines(
 
     Args:
         config: The engine. If there are several policies, each gets an equal part of the cache.
-        policies: Policies by agent.
-        max_context: Maximum number of tokens of prompt and reply together.
         parallel: The ranks that sample; needed for engines that hand over the weights of a sharded model.
 
     Raises:
@@ -49,10 +47,6 @@ def build_engine(config: EngineConfig, policy: Policy, *, max_context: int, para
 
     `torch` and `vllm` start with the policy's current weights. Remote servers keep their own until the first `load`.
     Raises EngineError if the engine is unavailable.
-
-    Args:
-        max_context: Maximum number of tokens of prompt and reply together.
-        parallel: The ranks that sample; needed for engines that hand over the weights of a sharded model.
     """
     match config.name:
         case "torch":
@@ -75,9 +69,7 @@ def slots_within(config: EngineConfig, model_config: Any, length: int, dtype: to
 
     Args:
         config: The engine, whose `cache_gib` and `slots` are the limits.
-        model_config: Configuration of the transformers model.
         length: Number of tokens of a conversation.
-        dtype: Dtype of the cache.
 
     Raises:
         EngineError: None fits.

@@ -55,8 +55,6 @@ class OwnCaches:
         """Copy the whole cache of one slot to another slot.
 
         Args:
-            source: Slot to copy from.
-            target: Slot to overwrite.
             count: Number of tokens in the source slot. It is not used, because a state cannot be cut.
         """
         self._caches[target] = copy.deepcopy(self._caches[source])
@@ -82,8 +80,6 @@ def make_cache(model: Any, slots: int, length: int) -> SlotCache | OwnCaches:
 
     Args:
         model: A transformers model. It reads a few tokens as a test.
-        slots: Number of conversations.
-        length: Maximum number of tokens of a conversation.
 
     Raises:
         EngineError: The model cannot be read in parts.

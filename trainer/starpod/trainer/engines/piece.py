@@ -38,7 +38,6 @@ class Piece:
         Args:
             request: The request, whose `stop` ids are used.
             limit: Maximum number of tokens of this piece.
-            vocabulary: Number of token ids of the model.
 
         Raises:
             ValueError: A value or its type is impossible. The message completes "the server answered with".

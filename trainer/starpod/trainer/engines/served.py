@@ -23,13 +23,7 @@ GRACE_SECONDS = 1.0
 
 
 def sampling_parameters(request: Request, limit: int, seed: int) -> dict[str, Any]:
-    """Return vLLM's sampling parameters of a reply, for use in process and over HTTP.
-
-    Args:
-        request: The request, which has temperature, top-p and stop ids.
-        limit: Maximum number of tokens to sample.
-        seed: Seed of this call.
-    """
+    """Return vLLM's sampling parameters of a reply, for use in process and over HTTP."""
     structure = {"structured_outputs": {"structural_tag": part(request.structure)[0]}} if request.structure else {}
     return {
         **structure,

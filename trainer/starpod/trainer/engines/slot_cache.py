@@ -62,7 +62,6 @@ class Slots:
         """Release the slot of a finished reply.
 
         Args:
-            slot: The slot.
             conversation: Conversation for which the cached tokens are kept; "": they are dropped.
             tokens: Ids of the tokens in the slot.
         """
@@ -144,7 +143,6 @@ def cache_shape(model_config: Any, slots: int, length: int) -> tuple[int, int, i
     All layers count as full attention, and a model without attention counts as one head of the model's width.
 
     Args:
-        model_config: Configuration of the transformers model.
         slots: Number of conversations. One more slot is for padding rows.
         length: Maximum number of tokens of a conversation, which is padded to a multiple of VECTOR.
     """
@@ -231,13 +229,7 @@ class SlotCache:
         return zeros.masked_fill_(mask, -torch.inf)
 
     def copy(self, source: int, target: int, count: int) -> None:
-        """Copy the entries of the first tokens from one slot to another.
-
-        Args:
-            source: Slot to copy from.
-            target: Slot to overwrite.
-            count: Number of tokens to copy.
-        """
+        """Copy the entries of the first tokens from one slot to another."""
         self.layers[:, :, target, :, :count] = self.layers[:, :, source, :, :count]
 
     def begin(self, feed: Feed) -> None:
@@ -263,7 +255,6 @@ class SlotCache:
         Args:
             keys: Keys of the rows, [R, key-value heads, 1, width].
             values: Values of the rows, in the same shape.
-            layer: Index of the layer.
 
         Returns:
             Keys and values of the layer, [slots + 1, key-value heads, tokens, width] each.
@@ -280,7 +271,6 @@ class SlotCache:
 
         Args:
             feed: Layout of the R rows.
-            layer: Index of the layer.
             query: Queries of the rows, [R, heads, 1, width].
             keys: Keys of all slots, as `update` returns them.
             values: Values of all slots, as `update` returns them.

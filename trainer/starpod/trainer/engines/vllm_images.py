@@ -42,9 +42,7 @@ def write_processor(view: PretrainedView, tokenizer: PreTrainedTokenizerBase, fo
     The processor keeps each image as one square of the view's size.
 
     Args:
-        view: Image processing of the model.
         tokenizer: The model's tokenizer, which is not changed.
-        folder: Folder of the model's files.
     """
     from transformers import Idefics3ImageProcessor, Idefics3Processor
 
@@ -59,9 +57,6 @@ def image_prompt(prompt: list[int], images: Images, model: nn.Module, salt: str)
     """Return a prompt with images in the form that vLLM's own processing produces.
 
     Args:
-        prompt: Token ids; ids below 0 refer to images.
-        images: Images of the prompt by key.
-        model: The vision model.
         salt: Name of the weights. Caches of prompts and images are only shared between prompts with the same salt.
 
     Raises:

@@ -121,9 +121,7 @@ class VllmServer:
         """Send a GET request and return the result of `read`.
 
         Args:
-            path: Path at the server, such as /health.
             read: Converts the decoded JSON reply. It raises ValueError for a bad reply, and the call is retried.
-            query: Parameters of the query; None: none.
 
         Raises:
             EngineError: The request failed, for example because the server has no such path.

@@ -94,7 +94,6 @@ def write_weights(model: nn.Module, folder: Path, dtype: torch.dtype | None = No
 
     Args:
         model: The model, which may be sharded or have LoRA adapters; see `weights_of`.
-        folder: Folder to create.
         dtype: Dtype of the weights; None: the type in which the model computes.
     """
     dtype = dtype or compute_dtype(model)

@@ -206,11 +206,8 @@ async def evaluate_reference(
     """Play a reference policy, and return its metrics under its name.
 
     Args:
-        fleet: Servers of the environment.
         name: Name of the reference policy, such as "random" or "expert".
-        task: Task to play.
         seeds: Seeds of the start states, with one episode each.
-        watch: Called with each finished episode.
 
     Raises:
         ConfigError: It cannot play this environment.

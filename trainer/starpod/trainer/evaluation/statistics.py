@@ -105,11 +105,6 @@ def pass_at_k(count: int, successes: int, k: int) -> float:
 
     It is 1 - C(count - successes, k) / C(count, k), equation 1 of Chen et al. 2021 (arXiv 2107.03374).
 
-    Args:
-        count: Number of tries that were made.
-        successes: Number of these tries that succeeded.
-        k: Number of tries to estimate for, from 1 to `count`.
-
     Raises:
         ValueError: The numbers contradict each other, or there are fewer than k tries.
     """

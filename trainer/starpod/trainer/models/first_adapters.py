@@ -42,14 +42,6 @@ class FirstAdapters:
         """Score tokens with the reference, as `Policy.score` does.
 
         Weights are swapped in place, so do not call this between a forward pass of the policy and its backward pass.
-
-        Args:
-            tokens_BL: Token ids, right-padded.
-            lengths_B: Number of tokens of each sequence.
-            sampled_BL: True for the tokens to score.
-            images: Images that negative ids refer to.
-            structures: As in `Policy.score`.
-            temperature: Divisor of the logits.
         """
         with self._with_first_values():
             return self._policy.score(tokens_BL, lengths_B, sampled_BL, images, structures, temperature=temperature)

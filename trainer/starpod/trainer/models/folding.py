@@ -76,8 +76,6 @@ def lay_out(tokens_BT: Tensor, lengths_B: Tensor, *, width: int, shortest: int =
     """Fold right-padded rows with common prefixes if that is less work; otherwise lay them out separately.
 
     Args:
-        tokens_BT: Token ids, right-padded.
-        lengths_B: Number of tokens of each row.
         width: Width of the hidden states, from which the work is estimated.
         shortest: Minimum number of tokens of a folded prefix.
     """

@@ -87,7 +87,6 @@ def add_adapters(model: PreTrainedModel, config: LoraConfig, seed: int) -> torch
 
     Args:
         model: Model to adapt. It is changed in place.
-        config: Rank, scale and names of the adapted layers.
         seed: Seed of the first weights. The global random state is unchanged.
 
     Raises:

@@ -172,7 +172,6 @@ def token_logprobs(
     Args:
         head: Returns the logits [N, V] of hidden states.
         hidden_NH: Hidden states at the contexts of the tokens.
-        tokens_N: Token ids.
         linear: Weight and bias of `head`; None if it is not a single matrix product.
         temperature: Divisor of the logits.
         entropy: Whether to compute entropies; otherwise they are None.

@@ -155,8 +155,6 @@ class Policy(nn.Module):
             images: Images that negative ids refer to.
             structures: For each sequence, the replies that were sampled under a structure; empty: none.
             temperature: Divisor of the logits.
-            entropy: Whether to compute entropies.
-            values: Whether to compute the critic's values.
 
         Raises:
             ValueError: If a first token is to be scored, or if values are requested without a critic.
@@ -253,9 +251,7 @@ def build_policy(
     """Build a policy for training. The same arguments give the same weights.
 
     Args:
-        config: Configuration of the model.
         texts: Training texts for the tokenizer of a tiny model; other models ignore them.
-        critic: Kind of critic to add; "none" for none.
         seed: Seed of all weights that are not loaded.
         heads: Number of values that the critic gives per context.
 

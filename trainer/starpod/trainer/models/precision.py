@@ -30,7 +30,6 @@ def compute_in(model: nn.Module, dtype: torch.dtype, *, float32_logits: bool = F
     """Make passes inside `computing` run in `dtype`, independent of the type of the weights.
 
     Args:
-        model: Model whose passes are changed, in place.
         dtype: Type of inputs of matrix products and of the residual stream.
         float32_logits: Whether the output layer runs in float32; see `output_layer`.
     """

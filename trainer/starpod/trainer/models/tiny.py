@@ -164,11 +164,6 @@ def build_tiny(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, seed: in
 
     Its class is Llama with biases, not Qwen2: for a folder of type qwen2, transformers would ignore the saved tokenizer
     and load Qwen's own one.
-
-    Args:
-        config: Configuration of the model.
-        tokenizer: Tokenizer that gives the size of the vocabulary and the end token.
-        seed: Seed of the weights.
     """
     shape = tiny_shape(config, len(tokenizer))
     shape.eos_token_id = tokenizer.eos_token_id

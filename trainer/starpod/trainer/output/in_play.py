@@ -24,13 +24,7 @@ MOST_SESSIONS = 200
 
 @contextlib.asynccontextmanager
 async def telling(folder: RunFolder, fleets: Sequence[Fleet], screen: Screen) -> AsyncIterator[None]:
-    """Keep `folder.live_status` up to date during the context, then remove it.
-
-    Args:
-        folder: Folder of the run.
-        fleets: Servers whose addresses and sessions are written.
-        screen: Provides the current phase.
-    """
+    """Keep `folder.live_status` up to date during the context, then remove it."""
     task = asyncio.create_task(_tell(folder, fleets, screen))
     try:
         yield

@@ -33,7 +33,6 @@ def write_report(run_dir: Path | str, commands: Mapping[str, str] | None = None)
     Raises FileNotFoundError for a folder without metrics or evaluations.
 
     Args:
-        run_dir: folder of the run.
         commands: command lines to type next, by purpose.
     """
     folder = RunFolder(Path(run_dir))

@@ -83,7 +83,6 @@ class RunFolder:
         """Create the folder. Existing content stays unchanged.
 
         Args:
-            path: Folder of the run.
             resume: Accept a folder that contains a run, as well as one that does not. The same command line therefore
                 works for the first start and for every restart.
 
@@ -118,10 +117,7 @@ class RunFolder:
         """Write config.yaml and run.json, and return this folder. A resumption is recorded with its changes.
 
         Args:
-            config: The resolved configuration.
             defaults: The default configuration. The report shows the differences.
-            title: Title of the run.
-            model: Description of the initial model.
             files: Digests of the user's files by path.
 
         Raises:
@@ -243,7 +239,6 @@ class RunFolder:
         """Record in run.json how the run ended.
 
         Args:
-            outcome: The reason in words.
             seconds: Duration, including earlier parts.
             limits: Keys of `stop` whose limits were reached.
         """

@@ -54,16 +54,7 @@ def run_values(
     final: Mapping[str, Any] | None,
     best_step: int | None,
 ) -> dict[str, Any]:
-    """Return the values of the template run.html that depend on the run's figures alone.
-
-    Args:
-        title: Title of the page.
-        facts: Contents of run.json.
-        lines: Lines of metrics.jsonl, in order of their steps.
-        evaluations: Evaluations on the selection seeds, in order of their steps.
-        final: The final evaluation; None before it.
-        best_step: Step of the best checkpoint; None if there is none.
-    """
+    """Return the values of the template run.html that depend on the run's figures alone."""
     sections = [
         evaluation(evaluations, lines),
         environments(lines, evaluations, final),
@@ -94,7 +85,6 @@ def warning_marks(lines: Lines, name: str = "", colour: int | None = None) -> li
     """Return marks for charts at the steps with warnings.
 
     Args:
-        lines: Lines of metrics.jsonl.
         name, colour: Name and colour of the run, if a chart shows several runs.
     """
     return [Mark(step, text, name, colour) for step, text in _warnings(lines)]
@@ -279,10 +269,7 @@ def evaluated(label: str, evaluations: Lines, figure: str = "success", colour: i
     """Return success or return in evaluations as a line with its interval.
 
     Args:
-        label: Label of the line.
-        evaluations: Summaries of evaluations with their steps.
         figure: "success" or "return".
-        colour: Number of the line's colour, from 0.
     """
     name, low, high = {"return": "return_mean"}.get(figure, figure), f"{figure}_low", f"{figure}_high"
     points = [(row["step"], row[name]) for row in evaluations if row.get(name) is not None]

@@ -58,7 +58,6 @@ class Screen:
         """Show the start of a run.
 
         Args:
-            title: What is trained.
             plan: The main settings by name: model, environments, algorithm, budget. "budget_seconds" is a number, the
                 time limit, and becomes a progress bar. "live" is the address of the run's pages, shown in full on its
                 own line.
@@ -86,9 +85,7 @@ class Screen:
         """Show a finished step.
 
         Args:
-            step: Number of the step, from 1.
             total: Number of steps of the run; None if a time limit decides.
-            metrics: The step's metrics by name.
         """
 
     def evaluation(self, step: int, summary: Mapping[str, Any]) -> None:
@@ -230,9 +227,7 @@ def step_line(step: int, total: int | None, metrics: Mapping[str, float]) -> str
     Example: step 12/200 · success 41 % · return 0.32 · ... · 2.1 s (generating 61 %, environments 12 %, updating 24 %)
 
     Args:
-        step: Number of the step, from 1.
         total: Number of steps of the run; None if a time limit decides.
-        metrics: The step's metrics by name.
     """
     parts = [f"step {step}" + (f"/{total}" if total else "")]
     parts += [f"{label} {show(metrics[name], kind)}" for label, name, kind in LINE if name in metrics]

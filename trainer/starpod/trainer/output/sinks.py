@@ -46,11 +46,6 @@ class JsonlSink:
     def write(self, step: int, metrics: Mapping[str, float], warnings: Sequence[str] = ()) -> None:
         """Append a line.
 
-        Args:
-            step: Number of the step.
-            metrics: Metrics by name.
-            warnings: Texts of the step's warnings.
-
         Raises:
             CannotWrite: The line may be incomplete; the next resumption removes it.
         """
@@ -170,9 +165,7 @@ class Sinks:
         """Write the metrics to all sinks.
 
         Args:
-            step: Number of the step.
             metrics: Metrics by name. Infinite and undefined values are written to metrics.jsonl only.
-            warnings: Texts of the step's warnings, for metrics.jsonl.
 
         Raises:
             CannotWrite: metrics.jsonl cannot be written.

@@ -25,9 +25,7 @@ def shard(model: nn.Module, world: int, device: torch.device) -> None:
     only.
 
     Args:
-        model: Model to shard, in place.
         world: Number of ranks. With 1 the model is only moved.
-        device: Device of this rank.
     """
     if world == 1:
         model.to(device)
@@ -74,7 +72,6 @@ def load_full_state_dict(model: nn.Module, state: Mapping[str, Tensor], *, witho
     """Load a state dict of unsharded tensors, such as a checkpoint's, on every rank. Each rank keeps its shards.
 
     Args:
-        model: Model to load into, sharded or not.
         state: Whole tensors by name, on every rank.
         without: Names that may be missing.
 
@@ -116,8 +113,6 @@ def load_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer, sta
     """Load an optimiser state of unsharded tensors on every rank. The number of ranks may have changed.
 
     Args:
-        model: Model whose parameters are optimised, sharded or not.
-        optimizer: Optimiser to load into.
         state: State with whole tensors by parameter name, on every rank.
 
     Raises:

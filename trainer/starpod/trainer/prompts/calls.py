@@ -25,8 +25,6 @@ class CallGrammar(Grammar):
     program, is the argument of the tool `act`.
 
     Args:
-        calls: The format of the calls.
-        thinking: Whether replies begin with reasoning.
         actions: The environment's action names, matched case-insensitively; empty if it lists none.
     """
 

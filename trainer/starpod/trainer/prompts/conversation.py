@@ -53,7 +53,6 @@ class Conversation:
     trained on once, even if several parts of a split conversation show it (KLong's splitting, arXiv 2602.17547).
 
     Args:
-        template: Chat template.
         context: Context of a reply; see `prompt.ContextConfig`.
         window: Number of turns shown by `window` and `single_turn`, including the current one; None is all.
         pinned, overlap: See `part_start`.
@@ -118,7 +117,6 @@ class Conversation:
 
         Args:
             reply: Sampled ids. A reply that stopped includes its stop id, because the policy has to learn that id.
-            finish: Why the reply ended.
             text: Text of the reply, decoded by `Template.decode`.
 
         Raises:

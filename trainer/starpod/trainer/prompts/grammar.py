@@ -143,7 +143,6 @@ class Grammar:
 
         Args:
             thought: The reasoning; ignored if thinking is off, empty if None.
-            actions: The actions, in order.
             blocks: Text of each further block by name. All blocks of the grammar are required.
 
         Raises:
@@ -198,12 +197,7 @@ class Grammar:
 
 
 class UserGrammar(Grammar):
-    """A grammar of a user's file, whose methods are called through the border to users' code.
-
-    Args:
-        grammar: The user's grammar.
-        name: Its name in messages.
-    """
+    """A grammar of a user's file, whose methods are called through the border to users' code."""
 
     def __init__(self, grammar: Grammar, name: str) -> None:
         super().__init__(grammar.thinking, grammar.actions, grammar.blocks)

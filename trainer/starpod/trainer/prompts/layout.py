@@ -33,8 +33,6 @@ class TemplateLayout:
     """The text that a chat template writes around messages, found by rendering short dummy conversations.
 
     Args:
-        tokenizer: Tokenizer with a chat template.
-        view: Image processing of the model; None for a text model.
         calls: Name of the format of tool calls; "" for the one that the chat template uses.
 
     Attributes:

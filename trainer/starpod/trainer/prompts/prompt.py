@@ -172,9 +172,7 @@ class Prompter:
     """Writes the messages about an environment's task and turns, and parses the replies.
 
     Args:
-        config: Configuration of the prompt.
         instructions: The environment's instructions, which depend on its options.
-        actions: Action names that the environment lists.
         limits: Limits of the session; 0 and None mean no limit.
     """
 
@@ -218,7 +216,6 @@ class Prompter:
 
         Args:
             number: Number of the turn, from 1.
-            observation: The observation as text.
             image: Whether to insert a placeholder for an image.
             reward: Reward of the previous turn, if there was one.
             actions_left: Number of actions left in the episode; None is no limit.
@@ -243,13 +240,7 @@ class Prompter:
         return "\n".join(line for line in lines if line)
 
     def following(self, episode: Episode, observation: str, *, image: bool = False) -> str:
-        """Return the message of the episode's next turn, with the environment's reward for the previous turn.
-
-        Args:
-            episode: The turns so far.
-            observation: Text of the current observation.
-            image: Whether the observation has an image, for which the message has a placeholder.
-        """
+        """Return the message of the episode's next turn, with the environment's reward for the previous turn."""
         last_turn = episode.turns[-1] if episode.turns else None
         actions_left = None
         if limit := self.limits.max_actions:

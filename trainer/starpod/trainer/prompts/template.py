@@ -28,9 +28,7 @@ class Template:
     """A tokenizer's chat template: it encodes prompts and replies, and decodes replies.
 
     Args:
-        tokenizer: Tokenizer with a chat template.
         prefill: Text at the end of every prompt, such as a reply's first tag. It is neither sampled nor trained on.
-        view: Image processing of the model; None for a text model.
         calls: Name of the format of tool calls; "" for the one that the chat template uses.
 
     Attributes:
@@ -110,7 +108,6 @@ class Template:
         Args:
             system: System message; an empty one is left out.
             exchanges: User message and reply text of each previous turn.
-            user: Message of the current turn.
         """
         messages = []
         for message, reply in exchanges:
@@ -183,7 +180,6 @@ class Template:
         """Return how many of a reply's first ids show the beginning of its text.
 
         Args:
-            reply: Sampled ids.
             length: Number of characters of the beginning.
             least: Minimum result.
         """
@@ -205,7 +201,6 @@ class Template:
         """Encode a reply that was not sampled, such as a demonstration, without `opening` and with the end token.
 
         Args:
-            text: The reply, which must begin with `opening`.
             rendered: Whether the chat template wrote `text`. Control tokens that it wrote then become single ids.
 
         Raises:

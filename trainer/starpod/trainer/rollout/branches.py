@@ -67,7 +67,6 @@ class Brancher:
         forked. If the state cannot be reached, the branches are failed episodes.
 
         Args:
-            line: Line to branch.
             turn: Index of the turn before which the branches begin.
             members: Number of each branch in the group. There is one branch per number.
         """
@@ -197,7 +196,6 @@ def adopt(episodes: Sequence[Episode], first: int, rewards: Rewards) -> None:
     Args:
         episodes: Episodes of one group. Shared turns must be the same objects.
         first: Number of the first of them in the group. The others follow it.
-        rewards: Computes the rewards of each episode that did not fail.
     """
     for index, episode in enumerate(episodes):
         episode.member, episode.parent = first + index, None

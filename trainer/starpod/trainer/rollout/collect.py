@@ -104,7 +104,6 @@ async def of_all_ranks(collecting: Awaitable[Collected], parallel: Parallel, war
     """Return on every rank the groups of all ranks, ordered by id, and warn if episodes failed.
 
     Args:
-        collecting: Collection of this rank.
         parallel: The ranks, all of which must call this.
         warn: Called with the number and the first error of failed episodes.
     """
@@ -150,7 +149,6 @@ class Collector(Generic[Players]):
 
         Args:
             starts: Starts of the groups, which are returned in this order.
-            size: Episodes per group.
             min_size: Groups with fewer episodes than this are dropped.
         """
         limit = self.agents.at_once
@@ -166,8 +164,6 @@ class Collector(Generic[Players]):
         """Play `size` episodes from one start state.
 
         Args:
-            start: The start of the group.
-            size: Episodes to play.
             begun: The group's episodes by member; updated while they are played. Finished episodes in it are not
                 played again, and unfinished ones are continued.
         """

@@ -97,9 +97,7 @@ class TaskPool(Curriculum):
     learnability of arXiv 2408.15099. A task is played once in an iteration, while there are others.
 
     Args:
-        config: Size of the pool, and how fast episodes are forgotten.
         seeds: Seeds of training, the first of which are the pool.
-        stream: Seed of the draws.
     """
 
     enabled = True

@@ -19,13 +19,7 @@ from starpod.v1.environment_word import installed_ids
 
 
 def make_task(config: EnvironmentConfig, actions: Sequence[str], name: str = "") -> Task:
-    """Return the task that agents play.
-
-    Args:
-        config: The environment.
-        actions: Its action names, if they are fixed.
-        name: As in `Task`.
-    """
+    """Return the task that agents play."""
     limits = Limits(config.max_turns, config.max_actions_per_turn, config.max_actions)
     return Task(config.id, config.version, config.options, limits, tuple(actions), name, config.expert_moves_left)
 
@@ -79,9 +73,7 @@ def local_services(environments: Sequence[str], *, workers: int = 1, arguments: 
     """Run `starpod serve` inside the context and yield its address.
 
     Args:
-        environments: Environments to host.
         workers: Number of server processes. They and their supervisor are restarted if they die.
-        arguments: More arguments of the command.
 
     Raises:
         ServiceFailed: If the service does not start.

@@ -21,14 +21,6 @@ async def open_near_success(
 
     The sessions are in the start state if the expert needs at most that many moves, or fails. The limits are extended
     by the number of moves that the expert made. Errors of `Fleet.open` are raised.
-
-    Args:
-        task: Environment, its options and limits.
-        fleet: Servers of the environment.
-        seed: Seed of the start state.
-        count: Number of sessions.
-        want: What observations contain beside their text.
-        moves: Number of moves to success.
     """
     (session,) = await task.open(fleet, seed, 1, REFERENCES["expert"][1])
     try:

@@ -23,11 +23,6 @@ class Mixture:
 
     Each group goes to the environment that is furthest behind its share of all groups so far; ties go to the first. A
     replacement for a lost group is played in the same environment and does not count.
-
-    Args:
-        tasks: Environments of the run.
-        seeds: Seeds of training.
-        run_seed: Seed of the run.
     """
 
     def __init__(self, tasks: Sequence[TaskConfig], seeds: SeedRange = TRAINING, run_seed: int = 0) -> None:

@@ -57,11 +57,6 @@ async def play(
     UserCodeError and ConfigError are raised.
 
     Args:
-        agent: Chooses the moves.
-        session: Session of the environment.
-        group: Group number of a new record.
-        task: Task name of a new record.
-        rewards: Computes the rewards of each turn.
         watch: Called with the episode when it is over.
         deadline: Seconds after which the episode fails; None is no limit.
         episode: Record to extend. The agent must have played its turns so far, or know them from `Agent.recall`.

@@ -69,10 +69,6 @@ async def open_saved(task: Task, fleet: Fleet, start: SavedStart, count: int, wa
 
     Args:
         task: Environment and limits. Its options are replaced by those of the saved start.
-        fleet: Servers of the environment.
-        start: The saved state.
-        count: Number of sessions.
-        want: What observations contain beside their text.
 
     Raises:
         ConfigError: The replay ends with another observation than the saved one.

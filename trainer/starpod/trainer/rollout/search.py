@@ -37,7 +37,6 @@ class Search:
     """Finds groups of episodes with the configured strategy.
 
     Args:
-        config: Strategy and its options.
         pivots: Model of recoverable states, fitted to past branches. Searches of several environments share it.
     """
 

@@ -42,8 +42,6 @@ class Diagnosis:
 
         Args:
             groups: All groups of the step, including dropped groups, because these may have collapsed.
-            step: Number of the step.
-            version: Current version of the policies, as in `Learner.learn`.
         """
         if not episodes_of(groups):
             return {}
@@ -54,15 +52,7 @@ class Diagnosis:
     async def measure_noise(
         self, groups: Sequence[Group], kept_fraction: float, algorithm: AlgorithmConfig, step: int, version: int
     ) -> dict[str, float]:
-        """Return metrics of the noise in the gradient of an update; nothing if they are not due.
-
-        Args:
-            groups: Groups that the filter kept.
-            kept_fraction: Fraction of the step's groups that the filter kept.
-            algorithm: Configuration of the update.
-            step: Number of the step.
-            version: Current version of the policies, as in `Learner.learn`.
-        """
+        """Return metrics of the noise in the gradient of an update; nothing if they are not due."""
         collected = round(sum(bool(group.episodes) for group in groups) / kept_fraction) if kept_fraction else 0
         if not self._gradients_are_due(step) or collected < 2 or algorithm.order != "together":
             return {}

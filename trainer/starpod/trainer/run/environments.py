@@ -115,11 +115,8 @@ async def demonstrate(
     """Fill in the demonstrations of each environment. Rank 0 plays them for all.
 
     Args:
-        config: Configuration of the run.
         served: Environments of the run, in the order in which they take seeds.
         parallel: The ranks, all of which must call this.
-        screen: Shows the progress.
-        interrupts: Ends the play if a stop is requested.
 
     Raises:
         Interrupted: A stop was requested.
@@ -145,9 +142,7 @@ async def episodes_to_imitate(
     """Return the demonstrations as episodes in the policy's format; an empty list if the run does not imitate.
 
     Args:
-        config: Configuration of the run.
         served: Environments with their demonstrations. Each demonstration becomes a group.
-        templates: Chat template of each environment, by its name.
 
     Raises:
         ConfigError: The agents in the demonstrations are not those in `script.policies`.

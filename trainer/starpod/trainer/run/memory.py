@@ -244,8 +244,6 @@ def kept_for_backward(config: ModelConfig, shape: Shape, tokens: int) -> int:
     """Return the number of bytes that a forward pass of the layers keeps for the backward pass.
 
     Args:
-        config: Types and checkpointing of the model.
-        shape: Numbers of layers and widths of the model.
         tokens: Number of tokens of the pass, including padding.
     """
     size: int = getattr(torch, config.dtype).itemsize

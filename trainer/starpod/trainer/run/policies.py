@@ -39,9 +39,7 @@ def build_models(config: Config, texts: Callable[[], Iterable[str]], folder: Run
     """Build the policies, sharded over the ranks.
 
     Args:
-        config: Configuration of the run.
         texts: Returns training texts for the tokenizer of a tiny model, whose demonstrations may be played later.
-        folder: Folder of the run.
         parallel: The ranks, all of which must call this.
     """
 
@@ -73,12 +71,6 @@ def make_replica(policies: Policies) -> Policies:
 
 def make_policy(config: Config, texts: Callable[[], Iterable[str]], folder: RunFolder, parallel: Parallel) -> Policy:
     """Return the policy that the run begins with. It is the same on all ranks and after a resumption.
-
-    Args:
-        config: Configuration of the run.
-        texts: Returns training texts for the tokenizer of a tiny model. Other models ignore it.
-        folder: Folder of the run, which keeps a tiny model.
-        parallel: The ranks, all of which must call this.
 
     Raises:
         CannotWrite: A tiny model cannot be saved.

@@ -42,13 +42,7 @@ class RolloutLog:
         self._groups, self._verdicts = groups, {group.id: verdict for group in rejected_groups}
 
     def judge(self, config: Filter, groups: Sequence[Group], kept_groups: Sequence[Group]) -> None:
-        """Record which groups the filter kept, and why.
-
-        Args:
-            config: The filter.
-            groups: Groups before the filter.
-            kept_groups: Groups that `filter_groups` returned.
-        """
+        """Record which groups the filter kept, and why."""
         if self.enabled and self._parallel.is_main:
             self._verdicts |= verdicts(config, groups, kept_groups)
 

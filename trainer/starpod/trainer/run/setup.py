@@ -278,9 +278,7 @@ def make_scorer(config: Config, make_model: Callable[[], Policy], parallel: Para
     """Return the configured turn scorer, or None.
 
     Args:
-        config: Configuration of the run.
         make_model: Builds a policy with the initial weights, to be trained by the scorer.
-        parallel: Gives the device.
     """
     scorer = config.scorer
     if not isinstance(scorer, ImplicitConfig | QConfig):

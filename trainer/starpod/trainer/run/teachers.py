@@ -184,10 +184,6 @@ def _load(settings: ModelTeacher, student: ModelConfig, parallel: Parallel) -> P
 def check_ids(student_ids: Mapping[str, int], teacher_ids: Mapping[str, int], teacher: str) -> None:
     """Check that the teacher's tokenizer has all of the policy's tokens, under the same ids.
 
-    Args:
-        student_ids, teacher_ids: Id of each token.
-        teacher: Name of the teacher's model, for the message.
-
     Raises:
         ConfigError: A token is missing or has another id.
     """

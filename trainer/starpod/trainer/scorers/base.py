@@ -28,11 +28,8 @@ class TurnScorer(ABC):
     """Base class of scorers, each with its own model.
 
     Args:
-        config: The scorer's configuration.
         model: A policy with the same architecture as the trained one.
-        lr: Learning rate.
         micro_batch_tokens: Maximum number of tokens per forward pass.
-        temperature: Temperature of sampling.
     """
 
     def __init__(

@@ -21,11 +21,8 @@ def encode_chats(
     """Return the conversations of a file with token ids. Conversations that get no ids are counted in `left_out`.
 
     Args:
-        contents: The file's conversations.
-        template: Chat template of the policy.
         most_tokens: Maximum tokens of a context with its reply.
         group: Number of the first conversation's group.
-        task: Key in the run's `environments`.
     """
     episodes: list[Episode] = []
     written: list[Chat] = []

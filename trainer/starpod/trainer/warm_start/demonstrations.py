@@ -71,14 +71,6 @@ async def play_start(
 ) -> tuple[Episode, Limits]:
     """Play an episode from the start state of a seed. Return it and its session's limits.
 
-    Args:
-        fleet: Servers of the environment.
-        task: Task to play.
-        seed: Seed of the start state.
-        want: What observations contain beside their text.
-        make_agent: Builds the agent that plays the session.
-        group: Number of the episode's group.
-
     Raises:
         StarpodError: The episode failed.
     """
@@ -106,10 +98,6 @@ async def collect_demonstrations(
     """Play one episode per seed, preceded by other attempts at its start state if `attempts` is above 1.
 
     Args:
-        fleet: Servers of the environment.
-        config: The warm start's configuration.
-        task: Task to play.
-        seeds: Seeds of the start states.
         attempts: Number of episodes per seed.
         images: Whether turns keep images.
         explore: Plays instead of the configured reference policy.
@@ -154,7 +142,6 @@ def join_turns(demonstration: Demonstration, max_moves: int, rng: random.Random)
     Args:
         demonstration: Demonstration to copy. It is not changed.
         max_moves: Maximum number of moves of a turn. Each turn draws its number from 1 to this, uniformly.
-        rng: Source of these numbers.
     """
     turns: list[Turn] = []
     imitate: list[bool] = []
@@ -198,7 +185,6 @@ def choose_best(demonstrations: Sequence[Demonstration], share: float) -> Sequen
     Their moves without effect are not imitated.
 
     Args:
-        demonstrations: The demonstrations to choose from.
         share: Fraction of the demonstrations to return; 1 returns all of them unchanged.
     """
     if share == 1:
@@ -222,7 +208,6 @@ def of_episodes(episodes: Sequence[Episode], limits: Limits) -> list[Demonstrati
 
     Args:
         episodes: Episodes of an environment, all of whose turns have an action.
-        limits: Limits of a session of the environment.
     """
     return [
         Demonstration(episode, limits, [turn.valid == len(turn.actions) for turn in episode.turns])

@@ -92,10 +92,7 @@ class Scouting:
         Invalid moves are not imitated, and random ones only if that is configured.
 
         Args:
-            seed: Seed of the start state.
-            make_agent: Builds the agent of the scout's episode.
             want: What observations of the scout's episode contain beside their text.
-            group: Number of the scout's group.
 
         Raises:
             ConfigError: The moves have other results in the other task.

@@ -111,9 +111,6 @@ class Teacher(Speaker):
     """Speaker whose replies are the recorded turns.
 
     Args:
-        writer: Writes the replies.
-        session: Session of the demonstration.
-        prompter: Writes the messages to this speaker.
         template: Template of the ids; None: replies have no ids.
         verdicts: Random numbers of a verifier, None for other speakers. Verdicts are random, because nobody has judged
             which proposals are right: they only teach the format.
@@ -208,13 +205,7 @@ class DemonstrationWriter:
         return texts
 
     async def episode(self, demonstration: Demonstration, template: Template, group: int) -> Episode:
-        """Return the demonstration with tokens. A turn's weight in the loss is 1 if it is imitated, else 0.
-
-        Args:
-            demonstration: Demonstration to write.
-            template: Chat template of the policy.
-            group: Number of the episode's group.
-        """
+        """Return the demonstration with tokens. A turn's weight in the loss is 1 if it is imitated, else 0."""
         turns, replies = await self._play(demonstration, template)
         for turn, reply in zip(turns, replies, strict=True):
             turn.weight = reply.weight
@@ -254,8 +245,6 @@ class DemonstrationWriter:
         """Return the whole reply, including any prefilled part.
 
         Args:
-            turn: The turn to write.
-            previous_turn: The previous turn.
             texts: Additional texts to fill in, by name.
 
         Raises:

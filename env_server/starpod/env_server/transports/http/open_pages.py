@@ -36,14 +36,7 @@ class OpenPages:
     def refuse(
         self, exchange: HTTPExchange, error: CallError, status: HTTPStatus | None = None, headers: Headers = ()
     ) -> Awaitable[None]:
-        """Refuse a request that needs no token.
-
-        Args:
-            exchange: the request, and the response to send.
-            error: why it is refused.
-            status: status of the response; None derives it from the error.
-            headers: additional names and values.
-        """
+        """Refuse a request that needs no token."""
         return self.answer(lambda exchange: exchange.fail(error, status, headers), exchange)
 
     async def refuse_host(self, exchange: HTTPExchange) -> None:

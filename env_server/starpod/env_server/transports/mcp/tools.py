@@ -60,10 +60,8 @@ def result_of(
     The facts are added both as a line of JSON and as structured content.
 
     Args:
-        observation: the observation to show; None if the tool has none.
         facts: values for programs, by name.
         message: a message whose fields, except the observation, are added to the facts; facts take precedence.
-        text: text before the observation, such as the instructions; by default none.
     """
     if message is not None:
         facts = {**json.loads(write_json(message)), **facts}

@@ -174,8 +174,6 @@ class Browser:
         """Set the size of the window.
 
         Args:
-            width: width in CSS pixels.
-            height: height in CSS pixels.
             mobile: whether pages are laid out as on a phone.
         """
         self.command(

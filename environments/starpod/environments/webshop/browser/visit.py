@@ -75,9 +75,7 @@ class Visit:
         """Fill a field of the page.
 
         Args:
-            view: the current state of the page.
             field: number, name or label of the field.
-            words: text that replaces the field's.
         """
         index = view.find_field(field)
         if index is None:

@@ -20,9 +20,6 @@ class SearchIndex:
     Its methods number documents in the order given to `build`. The arrays number them by asin, because documents with
     equal scores are ranked by asin.
 
-    Args:
-        arrays: the arrays made by `invert`; they may be memory-mapped.
-
     Raises:
         KeyError: an array is missing.
         ValueError: the sizes of the arrays do not agree.

@@ -44,9 +44,7 @@ def render_html(shop: Shop, *, action_url: str = "act", hidden: Mapping[str, str
     """Render the shop's current page.
 
     Args:
-        shop: the shop.
         action_url: target of the forms, relative to the page's address. If it is empty, all buttons are disabled.
-        hidden: further fields of each form.
     """
     state = shop.state
     fields: dict[str, Any] = {
@@ -75,7 +73,6 @@ def with_fields(page: str, hidden: Mapping[str, str], banner: str = "") -> str:
     """Add hidden fields to each form of a page, and a banner at the top of its body.
 
     Args:
-        page: HTML of the page.
         hidden: values of the fields by name, which are escaped.
         banner: HTML, which is not escaped; by default none.
     """

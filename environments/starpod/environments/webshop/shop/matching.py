@@ -50,11 +50,6 @@ def token_set_ratio(purchased: str, goal: str, ratio: Ratio = "difflib") -> int:
 
     It is 100 if one set contains the other, and 0 if a text has no words. With difflib it is not symmetric. The
     characters U+0080 to U+00FF are removed first.
-
-    Args:
-        purchased: attribute or normalised option of the purchase.
-        goal: attribute or normalised option of the goal.
-        ratio: how the similarity of two texts is computed.
     """
     similarity = _difflib if ratio == "difflib" else _levenshtein
     return max((_percent(similarity(*pair), *pair) for pair in _pairs(purchased, goal)), default=0)
@@ -62,13 +57,7 @@ def token_set_ratio(purchased: str, goal: str, ratio: Ratio = "difflib") -> int:
 
 @lru_cache(maxsize=1 << 16)
 def matches(purchased: str, goal: str, ratio: Ratio = "difflib") -> bool:
-    """Return whether the token-set ratio is above THRESHOLD. Cheap upper bounds are tried first.
-
-    Args:
-        purchased: attribute or normalised option of the purchase.
-        goal: attribute or normalised option of the goal.
-        ratio: how the similarity of two texts is computed.
-    """
+    """Return whether the token-set ratio is above THRESHOLD. Cheap upper bounds are tried first."""
     similarity = _difflib if ratio == "difflib" else _levenshtein
     return any(
         all(_percent(bound(*pair), *pair) > THRESHOLD for bound in (_length_bound, _letter_bound, similarity))

@@ -22,7 +22,6 @@ def show(shop: Shop, mode: TextMode) -> str:
     """Return the current page.
 
     Args:
-        shop: the shop.
         mode: "text": the stripped texts, joined by [SEP]; "text_rich": one text per line, with marks around buttons and
             clicked buttons; "url": only the address.
     """

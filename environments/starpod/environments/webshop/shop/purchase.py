@@ -15,13 +15,7 @@ if TYPE_CHECKING:
 
 
 def purchase_outcome(shop: Shop, store: Store, options: WebShopOptions) -> Outcome:
-    """Return the outcome of the purchase that was just made in the shop.
-
-    Args:
-        shop: the shop, with a product open.
-        store: its store, with the prices.
-        options: the environment's options: form and scale of the reward.
-    """
+    """Return the outcome of the purchase that was just made in the shop."""
     grade, item, goal = shop.appraise(), shop.item(), shop.goal
     assert item is not None
     scale, is_solved = options.reward_scale, grade.reward == 1.0

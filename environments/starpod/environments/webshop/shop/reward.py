@@ -70,13 +70,8 @@ def grade(
     """Grade a purchase.
 
     Args:
-        product: the bought product.
-        goal: what the shopper was asked to buy.
         goal_product: the product from which the goal was made.
-        price: price of `product` in dollars.
         options: chosen options (group -> value).
-        tagger: finds the nouns of both titles.
-        ratio: how the similarity of two texts is computed.
 
     Raises:
         ValueError: the goal has no attributes or no positive price cap. The original WebShop cannot grade it either.
@@ -112,14 +107,7 @@ def grade(
 def checklist(
     product: Product, goal: Goal, options: Mapping[str, str], ratio: Ratio = "difflib"
 ) -> tuple[dict[str, bool], dict[str, bool]]:
-    """Return which of the goal's attributes and options (`group: value`, or only a value) a purchase matches.
-
-    Args:
-        product: the bought product.
-        goal: what the shopper was asked to buy.
-        options: chosen options (group -> value).
-        ratio: how the similarity of two texts is computed.
-    """
+    """Return which of the goal's attributes and options (`group: value`, or only a value) a purchase matches."""
     attributes = {name: _matched_attributes(product, (name,), ratio) == 1 for name in goal.attributes}
     values, pairs = options.values(), goal.options
     if isinstance(pairs, Mapping):

@@ -50,9 +50,6 @@ def goals_of(store: Store, kind: Kind, caps: Caps, limit: int | None) -> Goals:
     """Return the goals of a store.
 
     Args:
-        store: the store.
-        kind: "human" or "synthetic".
-        caps: how price caps are derived, as in the option `caps`.
         limit: number of goals to draw by weight; None means all goals.
 
     Raises:
@@ -77,8 +74,6 @@ def choose_goal(options: WebShopOptions, goals: Goals, rng: random.Random, seed:
     """Select the goal of an episode.
 
     Args:
-        options: the options of the environment.
-        goals: all goals.
         rng: random state. As in the original WebShop, a weighted draw takes ten letters and one uniform number from it.
         seed: the episode's seed. With `choose=seed`, the goal's index in the split is the seed modulo the split's size.
 

@@ -98,8 +98,6 @@ class ShopSite:
     """A site for one server.
 
     Args:
-        service: access to the server.
-        environment: id of the environment to open.
         pictures: show the products' pictures, which browsers load over the network, instead of drawn ones.
     """
 
@@ -262,8 +260,6 @@ def create_app(
     """Make the site as an ASGI application, which closes the service when it ends.
 
     Args:
-        service: access to the server.
-        environment: id of the environment to open.
         pictures: show the products' pictures, which browsers load over the network.
         hosts: accepted names in the Host header.
     """

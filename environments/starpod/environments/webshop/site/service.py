@@ -44,10 +44,6 @@ class Service:
 
     A `Fleet` would not do: it knows its own sessions only, and it moves them.
 
-    Args:
-        address: `host:port`.
-        transport: token and certificates.
-
     Raises:
         OSError, ValueError: a certificate cannot be read.
     """
@@ -77,11 +73,7 @@ class Service:
         """Open a session without limits and return its id.
 
         Args:
-            environment: id of the environment.
-            options: options of the environment by name.
-            seed: seed of the start; None lets the server draw one.
             key: equal keys give the same session. The key selects the worker, because workers know only their own keys.
-            lease_seconds: how long the session lives without a call.
         """
         workers = list(self._wires)
         address = workers[crc32(key.encode()) % len(workers)]
@@ -111,9 +103,7 @@ class Service:
         """Play one turn at exactly that step. Repeating the call returns the same reply.
 
         Args:
-            session: id of the session.
             place: epoch and index of the step. A step that is not the session's next or last one is refused.
-            action: text of the action.
         """
         request = pb.StepRequest(
             session_id=session, epoch=place.epoch, step_index=place.index, actions=[pb.Action(text=action)]

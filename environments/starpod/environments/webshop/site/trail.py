@@ -38,8 +38,6 @@ class Trail:
 
         Args:
             session: id of the session. One that the trail has forgotten is skipped.
-            place: epoch and index of the step.
-            action: text of the action.
         """
         if session in self._sessions:
             self._actions[session] = (place, action)

@@ -34,7 +34,6 @@ def build(
     """Build a store, or continue an unfinished build. A complete store from equal arguments is left unchanged.
 
     Args:
-        out: the folder of the store.
         source: the products. With `num_products` = n, the shop has the valid products among the first n records, but
             search ranks the first n valid products. The original WebShop also does so: its index was made separately.
         price_seed: seed of drawn prices and caps.
@@ -42,7 +41,6 @@ def build(
         on_malformed: called for each malformed record, which is skipped; None raises BuildError for the first one.
         force: replace a different store. It stays in use until the new one is complete.
         wait: if another process builds here, wait for it instead of raising BuildError.
-        progress: see `Progress`.
 
     Raises:
         BuildError: the store cannot be built. The message says why.

@@ -190,7 +190,6 @@ class ReplyParser:
     """Parser of one reply, whose text may come in pieces of any length. The pieces do not change the result.
 
     Args:
-        form: the format.
         tools: OpenAI's definitions of the tools, for the types of arguments; None: parse thoughts, but no calls.
     """
 

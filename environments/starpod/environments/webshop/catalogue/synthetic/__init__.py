@@ -21,8 +21,6 @@ def generate(count: int, seed: int = 0, *, plain: bool = False) -> Iterator[Reco
     The same seed gives the same products in every process. A smaller `count` gives the first of these products.
 
     Args:
-        count: number of products.
-        seed: any integer.
         plain: use short texts with a small vocabulary, for policies that learn from scratch.
     """
     return plain_products(count, seed) if plain else Maker(seed).products(count)
