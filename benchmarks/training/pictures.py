@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.results import picture
 from starpod.report.curves import Chart
+
+LABEL_SIZE = 8
 
 
 def draw_charts(path: Path, charts: Sequence[Chart]) -> None:
@@ -29,18 +32,24 @@ def draw_charts(path: Path, charts: Sequence[Chart]) -> None:
                     axes.fill_between(places, *edges, color=colour, alpha=0.15, lw=0)
             for rule in chart.rules:
                 axes.axhline(rule.y * scale, color="grey", linestyle=":")
-                axes.annotate(
-                    rule.label,
-                    (1, rule.y * scale),
-                    xycoords=("axes fraction", "data"),
-                    ha="right",
-                    va="bottom",
-                    fontsize=8,
-                )
             axes.set(title=chart.title, xlabel=chart.x_label, ylabel="%" if scale == 100 else "")
             axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
+            _label_rules(axes, [(rule.y * scale, rule.label) for rule in chart.rules])
             axes.grid(alpha=0.3)
             if len(chart.lines) > 1:
                 axes.legend(frameon=False)
         for axes in grid.flat[len(charts) :]:
             axes.remove()
+
+
+def _label_rules(axes: Any, rules: Sequence[tuple[float, str]]) -> None:
+    """Write the label of each horizontal line above its right end. Labels of close lines are moved apart."""
+    low, high = axes.get_ylim()
+    line_height = LABEL_SIZE * 1.25 * (high - low) / (72 * axes.get_window_extent().height / axes.figure.dpi)
+    floor = low
+    for y, text in sorted(rules):
+        floor = max(y, floor)
+        axes.annotate(
+            text, (1, floor), xycoords=("axes fraction", "data"), ha="right", va="bottom", fontsize=LABEL_SIZE
+        )
+        floor += line_height

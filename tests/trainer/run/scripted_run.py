@@ -21,6 +21,7 @@ from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.rollout.collect import Collector, Start
 from starpod.trainer.run.interrupts import Interrupts
 from starpod.trainer.run.policies import Models
+from starpod.trainer.run.progress import Progress, Settings, Shared
 from starpod.trainer.run.run import Parts, Run
 from starpod.trainer.run.step_report import Output
 from tests.trainer.tiny_learner import learner_of, make_trainer
@@ -98,6 +99,17 @@ def make_run(
             scorer=turn_scorer,
         ),
     )
+
+
+def make_shared(
+    config: Config,
+    *,
+    progress: Progress | None = None,
+    parallel: Parallel | None = None,
+    screen: Screen | None = None,
+) -> Shared:
+    """What the parts of a run of one process know."""
+    return Shared(Settings(config), progress or Progress(), parallel or Parallel(), Interrupts(), screen or Screen())
 
 
 async def nothing(*_: Any) -> None:

@@ -8,13 +8,11 @@ import pytest
 from starpod.trainer.configuration.loading import parse_config
 from starpod.trainer.data.group import Group
 from starpod.trainer.engines.base import EngineStats
-from starpod.trainer.output.screen import Screen
 from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.rollout.collect import CollectionFailed
 from starpod.trainer.run.collecting import Collecting
-from starpod.trainer.run.interrupts import Interrupts
-from starpod.trainer.run.progress import Progress, Settings
-from tests.trainer.run.scripted_run import Outcome, ScriptedCollector, TwoRanks, episode, make_collector
+from starpod.trainer.run.progress import Progress
+from tests.trainer.run.scripted_run import Outcome, ScriptedCollector, TwoRanks, episode, make_collector, make_shared
 
 
 def make_collecting(
@@ -26,14 +24,8 @@ def make_collecting(
     **values: Any,
 ) -> Collecting:
     config = parse_config({"collect": {"groups": 4, "group_size": 2}} | values)
-    return Collecting(
-        Settings(config),
-        [make_collector(config, plays, outcome)],
-        parallel=parallel or Parallel(),
-        interrupts=Interrupts(),
-        screen=Screen(),
-        offline=offline,
-    )
+    shared = make_shared(config, parallel=parallel)
+    return Collecting(shared, [make_collector(config, plays, outcome)], offline=offline)
 
 
 def asked_by(collecting: Collecting) -> list[int]:
@@ -53,7 +45,7 @@ async def test_groups_that_are_too_small_are_asked_for_again_as_often_as_configu
 async def test_the_cause_of_failed_episodes_is_reported_and_a_run_without_groups_ends() -> None:
     collecting = make_collecting(lambda n: [1.0, 0.0] if n % 4 else [1.0], algorithm="starpo-grpo")
     told: list[str] = []
-    cast(Any, collecting)._screen.warn = told.append
+    cast(Any, collecting)._shared.screen.warn = told.append
     await collecting.collect(Progress())
     assert told[0] == "1 episodes failed, the first one with: Unavailable: the server is gone"
     with pytest.raises(CollectionFailed, match=r"40 episodes failed .* error: Unavailable: the server is gone"):

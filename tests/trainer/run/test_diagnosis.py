@@ -10,8 +10,8 @@ from starpod.trainer.configuration.config import Config
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.group import Group
 from starpod.trainer.output.screen import Screen
-from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.run.diagnosis import Diagnosis
+from tests.trainer.run.scripted_run import make_shared
 from tests.trainer.turns import a_turn
 
 
@@ -24,7 +24,7 @@ async def test_a_filter_that_drops_signal_below_the_critical_batch_is_named(
     screen.warn = told.append  # type: ignore[method-assign]
     learner = cast(Any, SimpleNamespace(signal_and_noise=lambda groups, *, collected, **_: (signal, collected / 5)))
     config = Config.model_validate({"monitor": {"gradients": {"every": 2}}})
-    diagnosis = Diagnosis(config, learner, weights=cast(Any, None), parallel=Parallel(), screen=screen)
+    diagnosis = Diagnosis(make_shared(config, screen=screen), learner, weights=cast(Any, None))
     algorithm = AlgorithmConfig.model_validate({"filter": {"value": share}})
     kept = [
         Group(number, [Episode(number, member, "toy-v1", turns=[a_turn([1])]) for member in (0, 1)])

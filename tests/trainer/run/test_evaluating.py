@@ -13,12 +13,10 @@ from starpod.trainer.data.group import Group
 from starpod.trainer.diagnostics.monitor import Monitor
 from starpod.trainer.evaluation.held_out import HeldOut
 from starpod.trainer.output.run_folder import RunFolder
-from starpod.trainer.output.screen import Screen
-from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.rollout.collect import Collected
 from starpod.trainer.run.evaluating import Evaluating
 from starpod.trainer.run.progress import Progress
-from tests.trainer.run.scripted_run import episode
+from tests.trainer.run.scripted_run import episode, make_shared
 
 
 class Scripted:
@@ -37,15 +35,8 @@ class Scripted:
 
 def make_evaluating(path: Path, returns: Iterable[list[float]], **values: Any) -> Evaluating:
     config = parse_config(values)
-    held_out = cast(HeldOut, Scripted(returns))
-    return Evaluating(
-        config,
-        held_out,
-        early_stop=Monitor(config.monitor).early_stop,
-        folder=RunFolder.create(path),
-        parallel=Parallel(),
-        screen=Screen(),
-    )
+    held_out, early_stop = cast(HeldOut, Scripted(returns)), Monitor(config.monitor).early_stop
+    return Evaluating(make_shared(config), held_out, early_stop=early_stop, folder=RunFolder.create(path))
 
 
 async def test_the_best_step_is_the_first_one_that_no_later_one_beats(tmp_path: Path) -> None:

@@ -14,11 +14,11 @@ from starpod.trainer.checkpoints.checkpoint import CheckpointError, Checkpoints,
 from starpod.trainer.checkpoints.folders import list_checkpoints
 from starpod.trainer.configuration.config import Config
 from starpod.trainer.output.screen import Screen
-from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.run.evaluating import Evaluating
 from starpod.trainer.run.interrupts import Interrupted
 from starpod.trainer.run.persistence import Persistence, Persistent
 from starpod.trainer.run.progress import Progress
+from tests.trainer.run.scripted_run import make_shared
 from tests.trainer.run.test_collecting import make_collecting
 from tests.trainer.run.test_evaluating import make_evaluating
 
@@ -47,7 +47,6 @@ def make_persistence(tmp_path: Path, told: list[str]) -> tuple[Persistence, Prog
         learner=cast(Any, learner),
         scorer=None,
         warm_start=cast(Any, warm_start),
-        progress=progress,
         collecting=make_collecting(),
         evaluating=evaluating,
         parts={},
@@ -55,7 +54,8 @@ def make_persistence(tmp_path: Path, told: list[str]) -> tuple[Persistence, Prog
     screen = Screen()
     cast(Any, screen).warn = told.append
     checkpoints = Checkpoints(tmp_path / "run" / "checkpoints", config.checkpoint)
-    return Persistence(config, held, checkpoints, parallel=Parallel(), screen=screen), progress, learner, evaluating
+    shared = make_shared(config, progress=progress, screen=screen)
+    return Persistence(shared, held, checkpoints), progress, learner, evaluating
 
 
 async def test_an_error_is_survived_by_the_last_step_whose_weights_were_whole(tmp_path: Path) -> None:

@@ -241,10 +241,10 @@ async def test_an_interrupted_warm_start_continues_from_its_step(
 
     def interrupt() -> None:
         if next(steps) == 2:
-            cut.schedule.interrupts.signal = signal.SIGINT
+            cut.shared.interrupts.signal = signal.SIGINT
             raise Interrupted
 
-    monkeypatch.setattr(cut.schedule.interrupts, "raise_if_requested", interrupt)
+    monkeypatch.setattr(cut.shared.interrupts, "raise_if_requested", interrupt)
     assert await train(cut) == ("stopped by SIGINT and saved", ())
     assert (saved_by(cut).step, next(steps)) == (0, 3)
     resumed = begin("cut")
@@ -360,7 +360,7 @@ async def test_a_kl_term_cannot_be_added_to_a_run_that_kept_no_reference(tmp_pat
 @pytest.mark.parametrize(("mine", "others"), [(False, False), (False, True), (True, False)])
 async def test_all_ranks_evaluate_the_end_or_none_does(tmp_path: Path, mine: bool, others: bool) -> None:
     run = make_run(tmp_path, parallel=TwoRanks(others))
-    run.schedule.interrupts.signal = signal.SIGTERM if mine else None
+    run.shared.interrupts.signal = signal.SIGTERM if mine else None
     await run.finish(StopReason("over"))
     assert bool(asked_by(run)) == (not mine and not others)
 

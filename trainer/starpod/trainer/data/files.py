@@ -128,7 +128,10 @@ def episode_files(path: Path | str) -> list[Path]:
     if not path.exists():
         raise BadEpisodes(f"{path} does not exist")
     folder = path / "episodes" if (path / "episodes").is_dir() else path
-    files = sorted(file for file in folder.iterdir() if file.name.endswith(SUFFIXES) and not file.name.startswith("."))
+    try:
+        files = sorted(path for path in folder.iterdir() if path.name.endswith(SUFFIXES) and path.name[0] != ".")
+    except OSError as error:
+        raise BadEpisodes(f"{folder} cannot be read: {error.strerror}") from error
     if not files:
         raise BadEpisodes(f"{folder} holds no episodes (*{' or *'.join(SUFFIXES)})")
     return files

@@ -25,14 +25,11 @@ from starpod.trainer.diagnostics.metrics import (
     tokens_spent,
 )
 from starpod.trainer.engines.base import EngineStats
-from starpod.trainer.output.screen import Screen
-from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.rewards.truth import punish_repetition
 from starpod.trainer.rollout.ahead import Ahead
 from starpod.trainer.rollout.collect import Collected, CollectionFailed, Collector, of_all_ranks
 from starpod.trainer.rollout.mixture import Mixture
-from starpod.trainer.run.interrupts import Interrupts
-from starpod.trainer.run.progress import Progress, Settings
+from starpod.trainer.run.progress import Progress, Shared
 
 
 @dataclass(slots=True)
@@ -72,27 +69,17 @@ class Collecting:
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        collectors: Sequence[Collector[EngineAgents]],
-        *,
-        parallel: Parallel,
-        interrupts: Interrupts,
-        screen: Screen,
-        offline: Sequence[Group] = (),
+        self, shared: Shared, collectors: Sequence[Collector[EngineAgents]], *, offline: Sequence[Group] = ()
     ) -> None:
-        config = settings.whole
-        self.settings = settings
+        config = shared.config
         self.collectors = collectors
         self.offline = offline
         self.cursor = SeedCursor(config.seeds.train, config.seed)
         self.mixture = Mixture(config.tasks, config.seeds.train, config.seed)
         self.replay = ReplayBuffer(config.replay)
         sizes = [stage.collect.group_size for stage in config.in_stages]
-        self.ahead = Ahead(list(zip(collectors, sizes, strict=True)), parallel)
-        self._parallel = parallel
-        self._interrupts = interrupts
-        self._screen = screen
+        self.ahead = Ahead(list(zip(collectors, sizes, strict=True)), shared.parallel)
+        self._shared = shared
         self._restarts = 0
         self._last_collection_end: float | None = None
 
@@ -109,7 +96,7 @@ class Collecting:
 
     def begin_stage(self) -> None:
         """Use the current stage's configuration for groups admitted from now on. Groups in play keep the old one."""
-        self.ahead.stage = self.settings.stages.index
+        self.ahead.stage = self._shared.settings.stages.index
 
     async def collect(self, progress: Progress) -> Collection:
         """Return P groups of N fresh episodes.
@@ -122,15 +109,15 @@ class Collecting:
         if self.offline:
             groups = self._offline_groups(progress.step)
             return Collection(groups, groups, metrics=episode_metrics(groups))
-        config = self.settings.now.collect
+        config = self._shared.settings.now.collect
         start_time, stats = perf_counter(), self.collector.agents.engine.stats()
-        self._screen.phase("collecting")
+        self._shared.screen.phase("collecting")
         rounds = await self._play_rounds(progress)
         total = Collected.joined(rounds.collected)
         # Measure all groups that were played. Dynamic sampling selects the varied ones, which would hide a collapse of
         # diversity.
         played = [*rounds.groups, *rounds.uniform]
-        for task in self.settings.now.tasks:
+        for task in self._shared.settings.now.tasks:
             episodes = [episode for group in played for episode in group.members if episode.task == task.name]
             punish_repetition(task.rewards.relations, episodes)
         if not played:
@@ -163,15 +150,15 @@ class Collecting:
 
     async def _play_rounds(self, progress: Progress) -> _Rounds:
         """Take the oldest groups, and play replacements for lost or uniform groups, round by round."""
-        config, dynamic = self.settings.now.collect, self.settings.now.algorithm.dynamic_sampling
+        config, dynamic = self._shared.settings.now.collect, self._shared.settings.now.algorithm.dynamic_sampling
         rounds = _Rounds()
         free_places = config.groups + self._groups_ahead(progress.step) - len(self.ahead)
         self.ahead.admit(self.mixture.starts(self.mixture.divide(max(free_places, 0)), self.cursor))
         starts = self.ahead.oldest(config.groups)
         while starts:
             pending_groups = self.ahead.take(starts, min_size=config.min_group_size)
-            collected = await self._interrupts.unless_requested(
-                of_all_ranks(pending_groups, self._parallel, self._screen.warn)
+            collected = await self._shared.interrupts.unless_requested(
+                of_all_ranks(pending_groups, self._shared.parallel, self._shared.screen.warn)
             )
             rounds.stale += self._drop_stale(collected, progress.version)
             task_by_id = {start.id: start.task for start in starts}
@@ -192,11 +179,11 @@ class Collecting:
         """Return times and rates of a collection. start_time, before: clock and engine counts at its start."""
         after = self.collector.agents.engine.stats()
         seconds = perf_counter() - start_time
-        config = self.settings.now
+        config = self._shared.settings.now
         if after.restarts > self._restarts:
             self._restarts = after.restarts
             allowance = config.engine.restarts
-            self._screen.warn(
+            self._shared.screen.warn(
                 f"the engine lost a process and recovered ({self._restarts} of engine.restarts={allowance})"
             )
         # With groups played ahead, some work was done before this collection. Divide by the time since the last one
@@ -206,7 +193,7 @@ class Collecting:
         generate_seconds = after.seconds - before.seconds
         # Sum the tokens of all ranks. The time is this rank's.
         counts = [getattr(after, name) - getattr(before, name) for name in ("sampled", "reused", "prefilled")]
-        sampled, reused, prefilled = map(sum, zip(*self._parallel.gather_objects(counts), strict=True))
+        sampled, reused, prefilled = map(sum, zip(*self._shared.parallel.gather_objects(counts), strict=True))
         turns = sum(len(episode.turns) for group in groups for episode in group.episodes)
         return {
             "time/collect": seconds,
@@ -220,14 +207,16 @@ class Collecting:
 
     def _follow_tasks(self, groups: Sequence[Group]) -> dict[str, float]:
         """Return metrics per environment if there are several, and update their curricula."""
-        several = bool(self.settings.whole.environments)
+        several = bool(self._shared.config.environments)
         metrics = metrics_by_task(groups) if several else {}
         for task, values in self.mixture.metrics().items():
             metrics |= {f"{f'environments/{task}' if several else 'collect'}/{key}": values[key] for key in values}
         for task in self.mixture.silent(groups):
-            self._screen.warn(f"{task or 'the environment'} does not report success, so its curriculum learns nothing")
+            self._shared.screen.warn(
+                f"{task or 'the environment'} does not report success, so its curriculum learns nothing"
+            )
         for task in self.mixture.update(groups):
-            self._screen.phase(f"{task} continues at level {self.mixture.levels()[task]}".lstrip())
+            self._shared.screen.phase(f"{task} continues at level {self.mixture.levels()[task]}".lstrip())
         return metrics
 
     def _groups_ahead(self, step: int) -> int:
@@ -236,13 +225,13 @@ class Collecting:
         Each step trains on the oldest groups, so a group admitted now is trained on at most `max_staleness` versions
         later. This is the bound of arXiv 2505.24298 with batches in the order of admission.
         """
-        config = self.settings.now
+        config = self._shared.settings.now
         steps = config.collect.max_staleness // config.replay.reuse
         return config.collect.groups * min(steps, max(config.stop.iterations - step, 0))
 
     def _drop_stale(self, collected: Collected, version: int) -> int:
         """Remove and count groups that are too old. They occur if a run is resumed with a smaller bound."""
-        oldest = version - self.settings.now.collect.max_staleness
+        oldest = version - self._shared.settings.now.collect.max_staleness
         fresh_groups = [group for group in collected.groups if oldest_version(group, version) >= oldest]
         dropped = len(collected.groups) - len(fresh_groups)
         collected.groups = fresh_groups
@@ -250,17 +239,17 @@ class Collecting:
 
     def _offline_groups(self, step: int) -> list[Group]:
         count = len(self.offline)
-        size = min(self.settings.now.collect.groups, count)
+        size = min(self._shared.settings.now.collect.groups, count)
         # Groups left over at the end of a pass are skipped in that pass, so that no batch contains a group twice.
         sweep, batch = divmod(step - 1, count // size)
-        order = np.random.default_rng(derive(self.settings.whole.seed, "offline", sweep)).permutation(count)
+        order = np.random.default_rng(derive(self._shared.config.seed, "offline", sweep)).permutation(count)
         return [self.offline[index] for index in order[batch * size : (batch + 1) * size]]
 
     def with_replayed(self, groups: list[Group], progress: Progress) -> tuple[list[Group], Mapping[str, float]]:
         """Return the fresh groups plus older groups from the replay buffer if replay is on, and metrics."""
         if not self.replay.enabled or self.offline:
             return groups, {}
-        rng = np.random.default_rng(derive(self.settings.whole.seed, "replay", progress.step))
+        rng = np.random.default_rng(derive(self._shared.config.seed, "replay", progress.step))
         stale_groups, dropped = self.replay.sample(progress.version, rng)
         self.replay.add(groups, progress.version)
         return groups + stale_groups, {"collect/stale_dropped": float(dropped)}

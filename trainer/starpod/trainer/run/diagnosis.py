@@ -11,31 +11,25 @@ import torch
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.filters import loss_scale
 from starpod.trainer.algorithms.sections import KeepAll
-from starpod.trainer.configuration.config import Config
 from starpod.trainer.configuration.seeds import derive
 from starpod.trainer.data.group import Group, episodes_of
 from starpod.trainer.data.images import by_key
 from starpod.trainer.diagnostics.gradients import NoiseScale
 from starpod.trainer.diagnostics.information import InformationProbe
 from starpod.trainer.learner import Learner
-from starpod.trainer.output.screen import Screen
-from starpod.trainer.parallel.ranks import Parallel
+from starpod.trainer.run.progress import Shared
 from starpod.trainer.run.weights import EngineWeights
 
 
 class Diagnosis:
     """Measurement of mutual information, of gradients by the reward deviation of groups, and of gradients' noise."""
 
-    def __init__(
-        self, config: Config, learner: Learner, *, weights: EngineWeights, parallel: Parallel, screen: Screen
-    ) -> None:
-        self.information = InformationProbe(config.monitor)
+    def __init__(self, shared: Shared, learner: Learner, weights: EngineWeights) -> None:
+        self.information = InformationProbe(shared.config.monitor)
         self.noise = NoiseScale()
-        self._screen = screen
-        self._config = config
+        self._shared = shared
         self._learner = learner
         self._weights = weights
-        self._parallel = parallel
 
     async def measure(self, groups: Sequence[Group], step: int, version: int) -> dict[str, float]:
         """Return the metrics that are due at a step; nothing if there are no episodes.
@@ -47,7 +41,7 @@ class Diagnosis:
             return {}
         if self.information.due(step) or self._gradients_are_due(step):
             await self._weights.leave_gpu()
-        return await self._parallel.in_thread(self._measure, groups, step, version)
+        return await self._shared.parallel.in_thread(self._measure, groups, step, version)
 
     async def measure_noise(
         self, groups: Sequence[Group], kept_fraction: float, algorithm: AlgorithmConfig, step: int, version: int
@@ -58,19 +52,19 @@ class Diagnosis:
             return {}
         measure = partial(self._learner.signal_and_noise, collected=collected, version=version)
         scale = loss_scale(algorithm, kept_fraction)
-        signal, noise = await self._parallel.in_thread(measure, groups, scale=scale)
+        signal, noise = await self._shared.parallel.in_thread(measure, groups, scale=scale)
         metrics = self.noise.update(signal, noise, len(episodes_of(groups)) / kept_fraction)
         chosen = algorithm.filter
         is_noisy = self.noise.is_settled and metrics.get("update/signal_to_noise", 1.0) < 1
         if is_noisy and not isinstance(chosen, KeepAll) and chosen.value < 1:
-            self._screen.warn(
+            self._shared.screen.warn(
                 "the gradient of a collection is mostly noise (update/signal_to_noise is below 1), and "
                 f"algorithm.filter.value {chosen.value:g} can drop groups whose returns differ: set it to 1"
             )
         return metrics
 
     def _gradients_are_due(self, step: int) -> bool:
-        every = self._config.monitor.gradients.every
+        every = self._shared.config.monitor.gradients.every
         return every > 0 and step % every == 0
 
     def _measure(self, groups: Sequence[Group], step: int, version: int) -> dict[str, float]:
@@ -84,9 +78,9 @@ class Diagnosis:
                 episodes,
                 partial(trainer.log_likelihoods, images=images),
                 lambda ids: str(trainer.policy.tokenizer.decode(ids, skip_special_tokens=False)),
-                torch.Generator().manual_seed(derive(self._config.seed, "information", step)),
+                torch.Generator().manual_seed(derive(self._shared.config.seed, "information", step)),
             )
         if self._gradients_are_due(step):
-            buckets = self._config.monitor.gradients.buckets
+            buckets = self._shared.config.monitor.gradients.buckets
             metrics |= self._learner.gradients(groups, version=version, buckets=buckets)
         return metrics | {"time/diagnose": perf_counter() - start_time}

@@ -6,16 +6,13 @@ from collections.abc import Mapping
 from time import perf_counter, time
 from typing import Any, Literal
 
-from starpod.trainer.configuration.config import Config
 from starpod.trainer.diagnostics.early_stop import EarlyStop
 from starpod.trainer.evaluation.figures import episode_results, facts_of, held_out_figures, overall
 from starpod.trainer.evaluation.held_out import HeldOut
 from starpod.trainer.output.run_folder import RunFolder
-from starpod.trainer.output.screen import Screen
 from starpod.trainer.output.words import missing_result
-from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.rollout.collect import Collected
-from starpod.trainer.run.progress import Progress
+from starpod.trainer.run.progress import Progress, Shared
 
 
 class Evaluating:
@@ -26,23 +23,12 @@ class Evaluating:
         early_stop: Early stopping, which counts scheduled evaluations.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        held_out: HeldOut,
-        *,
-        early_stop: EarlyStop,
-        folder: RunFolder,
-        parallel: Parallel,
-        screen: Screen,
-    ) -> None:
+    def __init__(self, shared: Shared, held_out: HeldOut, *, early_stop: EarlyStop, folder: RunFolder) -> None:
         self.held_out = held_out
         self.early_stop = early_stop
         self.success: float | None = None
-        self._config = config
+        self._shared = shared
         self._folder = folder
-        self._parallel = parallel
-        self._screen = screen
         self._evaluated_step = -1
         self._best, self._best_step = 0.0, -1
 
@@ -52,12 +38,12 @@ class Evaluating:
 
     def is_scheduled(self, step: int) -> bool:
         """Return whether an evaluation is scheduled after this step. The end of a run alone does not schedule one."""
-        every = self._config.evaluation.every
+        every = self._shared.config.evaluation.every
         return step == 0 or (every > 0 and step % every == 0)
 
     def is_best(self, step: int) -> bool:
         """Return whether this step has the best evaluation so far and its weights are to be kept. All ranks agree."""
-        return self._config.checkpoint.keep_best and self._best_step == step
+        return self._shared.config.checkpoint.keep_best and self._best_step == step
 
     async def play(self, progress: Progress, references: Mapping[str, Any] | None = None) -> None:
         """Play the start states that are used to choose the best checkpoint.
@@ -76,7 +62,7 @@ class Evaluating:
         # Only scheduled evaluations count towards early stopping. The extra one after an interruption does not, or a
         # run that is resumed often would stop too early.
         if problem := missing_result(summary):
-            self._screen.warn(f"the evaluation at step {step} has no result: {problem}")
+            self._shared.screen.warn(f"the evaluation at step {step} has no result: {problem}")
         else:
             if self.is_scheduled(step) and not self.is_done(step):
                 results = {name: episode_results(collected.episodes) for name, collected in collections.items()}
@@ -84,8 +70,8 @@ class Evaluating:
             if self._best_step < 0 or summary["success"] > self._best:
                 self._best, self._best_step = summary["success"], step
             self.success, self._evaluated_step = summary["success"], step
-            self._screen.evaluation(step, summary)
-        if self._parallel.is_main:
+            self._shared.screen.evaluation(step, summary)
+        if self._shared.parallel.is_main:
             self._folder.append_evaluation(summary)
             self._folder.episodes.write(step, self.held_out.kept_episodes(collections))
 
@@ -104,8 +90,8 @@ class Evaluating:
             "policy_version": progress.version,
         }
         figures = {name: held_out_figures(collected) for name, collected in collections.items()}
-        modes: list[Literal["greedy", "best_of"]] = ["greedy"] if self._config.evaluation.greedy else []
-        modes += ["best_of"] if self._config.evaluation.best_of > 1 else []
+        modes: list[Literal["greedy", "best_of"]] = ["greedy"] if self._shared.config.evaluation.greedy else []
+        modes += ["best_of"] if self._shared.config.evaluation.best_of > 1 else []
         for mode in modes:
             for name, collected in (await self.held_out.play("final", "evaluation", decoding=mode)).items():
                 if collected.episodes:
@@ -113,8 +99,8 @@ class Evaluating:
         summary |= overall(figures)
         summary["seconds"] = perf_counter() - start_time
         if problem := missing_result(summary):
-            self._screen.warn(f"the final evaluation has no result: {problem}")
-        if self._parallel.is_main:
+            self._shared.screen.warn(f"the final evaluation has no result: {problem}")
+        if self._shared.parallel.is_main:
             self._write_final(summary, collections)
 
     def _write_final(self, summary: dict[str, Any], collections: Mapping[str, Collected]) -> None:

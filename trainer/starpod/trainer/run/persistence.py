@@ -11,18 +11,16 @@ from typing import Any, Protocol
 
 from starpod.trainer.checkpoints.checkpoint import CheckpointError, Checkpoints, Loaded
 from starpod.trainer.checkpoints.state import capture_rng, restore_rng
-from starpod.trainer.configuration.config import Config
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.data.replay import ReplayBuffer
 from starpod.trainer.learner import Learner
-from starpod.trainer.output.screen import Screen
-from starpod.trainer.parallel.ranks import Parallel, RankFailed
+from starpod.trainer.parallel.ranks import RankFailed
 from starpod.trainer.rollout.ahead import Admitted
 from starpod.trainer.rollout.collect import CollectionFailed
 from starpod.trainer.run.collecting import Collecting
 from starpod.trainer.run.evaluating import Evaluating
 from starpod.trainer.run.interrupts import Interrupted
-from starpod.trainer.run.progress import Progress
+from starpod.trainer.run.progress import Shared
 from starpod.trainer.run.warm_start import WarmStart
 from starpod.trainer.scorers.base import TurnScorer
 
@@ -42,7 +40,6 @@ class Persistent:
     learner: Learner
     scorer: TurnScorer | None
     warm_start: WarmStart
-    progress: Progress
     collecting: Collecting
     evaluating: Evaluating
     parts: Mapping[str, Stateful]
@@ -55,14 +52,10 @@ class Persistence:
     A thread writes a snapshot of the run while training continues.
     """
 
-    def __init__(
-        self, config: Config, contents: Persistent, checkpoints: Checkpoints, *, parallel: Parallel, screen: Screen
-    ) -> None:
+    def __init__(self, shared: Shared, contents: Persistent, checkpoints: Checkpoints) -> None:
         self.checkpoints = checkpoints
-        self._config = config
+        self._shared = shared
         self._contents = contents
-        self._parallel = parallel
-        self._screen = screen
         self._parts = {**contents.parts, **contents.collecting.parts}
         # What `_present` returned at the end of the last finished step, if a later step has begun.
         self._last_step_state: tuple[dict[str, Any], Sequence[Admitted], ReplayBuffer] | None = None
@@ -111,7 +104,7 @@ class Persistence:
         if warm_start:
             tensors["imitation"] = imitation
         ahead = contents.collecting.ahead
-        groups = [group for share in self._parallel.gather_objects(ahead.state(admitted)) for group in share]
+        groups = [group for share in self._shared.parallel.gather_objects(ahead.state(admitted)) for group in share]
         # Omit the score of an older evaluation, because it was measured with other weights.
         score = progress["success"] if progress["evaluated"] == step else None
         state = {
@@ -121,10 +114,10 @@ class Persistence:
             "warm_start": warm_start,
             "replay": replay.state_dict(),
             "ahead": groups,
-            "config": self._config.to_dict(),
+            "config": self._shared.config.to_dict(),
         }
         snapshot = self.checkpoints.snapshot(step, tensors, state, score=score)
-        self._writing = step, asyncio.ensure_future(self._parallel.in_thread(self.checkpoints.write, snapshot))
+        self._writing = step, asyncio.ensure_future(self._shared.parallel.in_thread(self.checkpoints.write, snapshot))
 
     async def close(self) -> None:
         """Wait for the thread that writes. Its errors are ignored, because another error already ends the run."""
@@ -134,7 +127,7 @@ class Persistence:
     def _present(self) -> tuple[dict[str, Any], Sequence[Admitted], ReplayBuffer]:
         """Return the part of a checkpoint that a collection changes: progress, groups in play and replay buffer."""
         progress = {
-            **self._contents.progress.state_dict(),
+            **self._shared.progress.state_dict(),
             **self._contents.evaluating.state_dict(),
             **{name: copy.deepcopy(part.state_dict()) for name, part in self._parts.items()},
             "rng": capture_rng(),
@@ -148,7 +141,9 @@ class Persistence:
         Nothing is saved if the error interrupted an update, because the weights are then between two versions. With
         several ranks, this only works for an error that all ranks raise, such as RankFailed or CollectionFailed.
         """
-        on_all_ranks = self._parallel.world == 1 or isinstance(error, RankFailed | CollectionFailed | CheckpointError)
+        on_all_ranks = self._shared.parallel.world == 1 or isinstance(
+            error, RankFailed | CollectionFailed | CheckpointError
+        )
         if not (self._weights_are_whole and on_all_ranks):
             return
         state = self._last_step_state or self._present()
@@ -161,7 +156,7 @@ class Persistence:
         except CheckpointError as problem:
             if isinstance(error, Interrupted | CheckpointError):
                 raise  # there is no other cause to report
-            self._screen.warn(str(problem))
+            self._shared.screen.warn(str(problem))
 
     # --- resuming -----------------------------------------------------------------------------------------------------
 
@@ -171,7 +166,7 @@ class Persistence:
         Raises:
             ConfigError: The configuration needs something that the checkpoint does not contain.
         """
-        contents, config, state = self._contents, self._config, loaded.state
+        contents, config, state = self._contents, self._shared.config, loaded.state
         # A checkpoint from the warm start has no reference policy yet.
         needs_reference = config.needs_reference and not state.get("warm_start")
         if needs_reference and "reference" not in loaded.tensors:
@@ -190,7 +185,7 @@ class Persistence:
                     "checkpoint: give the same value, or begin another run with another --run-dir"
                 )
             contents.scorer.load_state(loaded.tensors["scorer"], state["scorer"])
-        contents.progress.load_state_dict(state)
+        self._shared.progress.load_state_dict(state)
         contents.evaluating.load_state_dict(state)
         for name, part in {**self._parts, "replay": contents.collecting.replay}.items():
             if name in state:
@@ -201,4 +196,4 @@ class Persistence:
         restore_rng(state["rng"])
         contents.warm_start.load_state(loaded.tensors.get("imitation", {}), state.get("warm_start", {}))
         if contents.warm_start.over:
-            self._weights_are_whole, self._saved_step = True, contents.progress.step
+            self._weights_are_whole, self._saved_step = True, self._shared.progress.step

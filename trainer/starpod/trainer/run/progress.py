@@ -9,6 +9,9 @@ from typing import Any, NamedTuple
 
 from starpod.trainer.configuration.config import Config
 from starpod.trainer.configuration.stages import Stages
+from starpod.trainer.output.screen import Screen
+from starpod.trainer.parallel.ranks import Parallel
+from starpod.trainer.run.interrupts import Interrupts
 
 
 @dataclass(slots=True)
@@ -72,3 +75,19 @@ class Settings:
     def several(self) -> bool:
         """Whether the run has stages."""
         return len(self._configs) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all parts of a run know."""
+
+    settings: Settings
+    progress: Progress
+    parallel: Parallel
+    interrupts: Interrupts
+    screen: Screen
+
+    @property
+    def config(self) -> Config:
+        """The unchanged configuration."""
+        return self.settings.whole

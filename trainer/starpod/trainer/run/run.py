@@ -22,7 +22,7 @@ from starpod.trainer.run.evaluating import Evaluating
 from starpod.trainer.run.interrupts import Interrupted, Interrupts
 from starpod.trainer.run.persistence import Persistence, Persistent
 from starpod.trainer.run.policies import Models
-from starpod.trainer.run.progress import Progress, Settings, StopReason
+from starpod.trainer.run.progress import Progress, Settings, Shared, StopReason
 from starpod.trainer.run.rollout_log import RolloutLog
 from starpod.trainer.run.schedule import RunSchedule
 from starpod.trainer.run.step_report import Output, StepReport
@@ -55,61 +55,32 @@ class Run:
     """A training run. `starpod.trainer.run.setup` builds it; `starpod.trainer.loop` drives it."""
 
     def __init__(self, config: Config, parts: Parts) -> None:
-        output, parallel, interrupts = parts.output, parts.parallel, parts.interrupts
-        screen, learner, scorer = output.screen, parts.learner, parts.scorer
+        output, learner, scorer = parts.output, parts.learner, parts.scorer
         self.settings = Settings(config)
         self.progress = Progress()
+        self.shared = shared = Shared(self.settings, self.progress, parts.parallel, parts.interrupts, output.screen)
         self.output = output
-        self.collecting = Collecting(
-            self.settings,
-            parts.collectors,
-            parallel=parallel,
-            interrupts=interrupts,
-            screen=screen,
-            offline=parts.offline,
-        )
+        self.collecting = Collecting(shared, parts.collectors, offline=parts.offline)
         collector = self.collecting.collector
-        weights = EngineWeights(collector.agents.engine, parts.models, parallel, sleeps=config.engine.sleep)
-        held_out = HeldOut(config, collector, parallel=parallel, screen=screen, interrupts=interrupts, scorer=scorer)
-        self.report = StepReport(self.settings, self.progress, output)
-        early_stop = self.report.monitor.early_stop
-        self.evaluating = Evaluating(
-            config, held_out, early_stop=early_stop, folder=output.folder, parallel=parallel, screen=screen
-        )
-        self.schedule = RunSchedule(
-            self.settings,
-            self.progress,
-            evaluating=self.evaluating,
-            early_stop=early_stop,
-            parallel=parallel,
-            interrupts=interrupts,
-        )
-        self.warm_start = WarmStart(
-            config,
-            learner,
-            parts.demonstrations,
-            held_out=held_out,
-            weights=weights,
-            parallel=parallel,
-            interrupts=interrupts,
-            screen=screen,
-        )
-        self.diagnosis = Diagnosis(config, learner, weights=weights, parallel=parallel, screen=screen)
+        weights = EngineWeights(collector.agents.engine, parts.models, parts.parallel, sleeps=config.engine.sleep)
+        held_out = HeldOut(shared, collector, scorer)
+        self.report = StepReport(shared, output)
+        self.evaluating = Evaluating(shared, held_out, early_stop=self.report.monitor.early_stop, folder=output.folder)
+        self.schedule = RunSchedule(shared, self.evaluating)
+        self.warm_start = WarmStart(shared, learner, parts.demonstrations, held_out=held_out, weights=weights)
+        self.diagnosis = Diagnosis(shared, learner, weights)
         mib = 0.0 if parts.offline else config.collect.keep_mib
-        self.rollouts = RolloutLog(output.folder.episodes, parallel, screen, mib=mib)
+        self.rollouts = RolloutLog(shared, output.folder.episodes, mib=mib)
         self.updating = Updating(
-            self.settings,
-            self.progress,
+            shared,
             learner,
             scorer,
             weights=weights,
             collecting=self.collecting,
             diagnosis=self.diagnosis,
             rollouts=self.rollouts,
-            parallel=parallel,
-            screen=screen,
         )
-        self.persistence = Persistence(config, self._contents(), output.checkpoints, parallel=parallel, screen=screen)
+        self.persistence = Persistence(shared, self._contents(), output.checkpoints)
         if config.stages:
             self._begin_stage()
 
@@ -119,7 +90,6 @@ class Run:
             learner=self.updating.learner,
             scorer=self.updating.scorer,
             warm_start=self.warm_start,
-            progress=self.progress,
             collecting=self.collecting,
             evaluating=self.evaluating,
             parts={
@@ -205,7 +175,7 @@ class Run:
 
     async def learn(self, groups: Sequence[Group]) -> None:
         """Update the policy, or skip the update if the filter kept nothing."""
-        self.schedule.interrupts.raise_if_requested()
+        self.shared.interrupts.raise_if_requested()
         await self.updating.make_room(groups)
         self.persistence.begin_update()
         kept_fraction = self.report.metrics.get("collect/kept_fraction", 1.0)
@@ -220,7 +190,7 @@ class Run:
 
     async def evaluate(self) -> None:
         """Evaluate on the seeds that select the best checkpoint; at step 0, also evaluate the reference policies."""
-        self.schedule.interrupts.raise_if_requested()
+        self.shared.interrupts.raise_if_requested()
         await self.sync()
         references = None
         if self.progress.step == 0:
@@ -256,11 +226,11 @@ class Run:
         if not self.schedule.is_interrupted():
             await self.evaluate_final()
         await self.end(reason)
-        if self.schedule.parallel.is_main and self.schedule.interrupts.signal is None:
+        if self.shared.parallel.is_main and self.shared.interrupts.signal is None:
             await self.evaluating.held_out.draw(self.output.folder)
 
     async def end(self, reason: StopReason) -> None:
         """Stop the groups in play and record why the run is over."""
         await self.collecting.ahead.close()
-        if self.schedule.parallel.is_main:
+        if self.shared.parallel.is_main:
             self.output.folder.end(reason.text, seconds=self.progress.elapsed, limits=reason.limits)

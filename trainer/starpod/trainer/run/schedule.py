@@ -2,48 +2,34 @@
 
 from __future__ import annotations
 
-from starpod.trainer.diagnostics.early_stop import EarlyStop
-from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.run.evaluating import Evaluating
-from starpod.trainer.run.interrupts import Interrupts
-from starpod.trainer.run.progress import Progress, Settings, StopReason
+from starpod.trainer.run.progress import Shared, StopReason
 
 
 class RunSchedule:
     """Decides after each step what is due. All ranks decide alike."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        progress: Progress,
-        *,
-        evaluating: Evaluating,
-        early_stop: EarlyStop,
-        parallel: Parallel,
-        interrupts: Interrupts,
-    ) -> None:
-        self._settings = settings
-        self._progress = progress
+    def __init__(self, shared: Shared, evaluating: Evaluating) -> None:
+        self._shared = shared
         self._evaluating = evaluating
-        self._early_stop = early_stop
-        self.parallel = parallel
-        self.interrupts = interrupts
 
     def reason_to_stop(self) -> StopReason | None:
         """Return why the run is over; None if it is not over."""
         reason = None
-        if self.interrupts.signal is not None:
-            reason = StopReason(f"stopped by {self.interrupts.signal.name} and saved")
-        elif self._early_stop.reason:
-            reason = StopReason(self._early_stop.reason)
+        if self._shared.interrupts.signal is not None:
+            reason = StopReason(f"stopped by {self._shared.interrupts.signal.name} and saved")
+        elif self._evaluating.early_stop.reason:
+            reason = StopReason(self._evaluating.early_stop.reason)
         elif reached := self._limits_reached():
             reason = StopReason(next(iter(reached.values())), tuple(reached))
         # Compare the ranks, because a signal may have reached only one of them.
-        return max((rank_reason for rank_reason in self.parallel.gather_objects(reason) if rank_reason), default=None)
+        return max(
+            (rank_reason for rank_reason in self._shared.parallel.gather_objects(reason) if rank_reason), default=None
+        )
 
     def _limits_reached(self) -> dict[str, str]:
         """Return a sentence for each key of `stop` whose limit is reached."""
-        stop, progress, success = self._settings.now.stop, self._progress, self._evaluating.success
+        stop, progress, success = self._shared.settings.now.stop, self._shared.progress, self._evaluating.success
         reached = {}
         if progress.step >= stop.iterations:
             reached["iterations"] = f"iteration {stop.iterations} of {stop.iterations} done"
@@ -57,26 +43,28 @@ class RunSchedule:
 
     def is_interrupted(self) -> bool:
         """Return whether a signal has reached any rank."""
-        return self.parallel.any(self.interrupts.requested)
+        return self._shared.parallel.any(self._shared.interrupts.requested)
 
     def _is_due(self, every: int) -> bool:
         """Return whether this step is a multiple of `every`, except for the last step, which `Run.finish` handles."""
-        step = self._progress.step
-        return every > 0 and step % every == 0 and step < self._settings.now.stop.iterations
+        step = self._shared.progress.step
+        return every > 0 and step % every == 0 and step < self._shared.settings.now.stop.iterations
 
     @property
     def evaluation_is_due(self) -> bool:
         """Whether to evaluate this step."""
-        return self._is_due(self._settings.now.evaluation.every)
+        return self._is_due(self._shared.settings.now.evaluation.every)
 
     @property
     def first_evaluation_is_due(self) -> bool:
         """Whether the step that a run begins or continues with still has to be evaluated, which an error may have
         prevented in a run that is resumed."""
-        step = self._progress.step
+        step = self._shared.progress.step
         return not self._evaluating.is_done(step) and (step == 0 or self.evaluation_is_due)
 
     @property
     def checkpoint_is_due(self) -> bool:
         """Whether to save this step: on schedule, or because it has the best evaluation so far."""
-        return self._is_due(self._settings.now.checkpoint.every) or self._evaluating.is_best(self._progress.step)
+        return self._is_due(self._shared.settings.now.checkpoint.every) or self._evaluating.is_best(
+            self._shared.progress.step
+        )

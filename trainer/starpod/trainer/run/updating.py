@@ -8,11 +8,9 @@ from time import perf_counter
 from starpod.trainer.algorithms.filters import loss_scale
 from starpod.trainer.data.group import Group, branches_of, episodes_of
 from starpod.trainer.learner import Learner
-from starpod.trainer.output.screen import Screen
-from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.run.collecting import Collecting
 from starpod.trainer.run.diagnosis import Diagnosis
-from starpod.trainer.run.progress import Progress, Settings
+from starpod.trainer.run.progress import Shared
 from starpod.trainer.run.rollout_log import RolloutLog
 from starpod.trainer.run.weights import EngineWeights
 from starpod.trainer.scorers.base import TurnScorer, score_and_fit
@@ -28,8 +26,7 @@ class Updating:
 
     def __init__(
         self,
-        settings: Settings,
-        progress: Progress,
+        shared: Shared,
         learner: Learner,
         scorer: TurnScorer | None,
         *,
@@ -37,23 +34,18 @@ class Updating:
         collecting: Collecting,
         diagnosis: Diagnosis,
         rollouts: RolloutLog,
-        parallel: Parallel,
-        screen: Screen,
     ) -> None:
         self.learner = learner
         self.scorer = scorer
         self.weights = weights
-        self._settings = settings
-        self._progress = progress
+        self._shared = shared
         self._collecting = collecting
         self._diagnosis = diagnosis
         self._rollouts = rollouts
-        self._parallel = parallel
-        self._screen = screen
 
     @property
     def fresh_version(self) -> int:
-        return -1 if self._collecting.offline else self._progress.version
+        return -1 if self._collecting.offline else self._shared.progress.version
 
     async def make_room(self, groups: Sequence[Group]) -> None:
         """Let the engine leave the GPU if there is something to learn from."""
@@ -65,20 +57,20 @@ class Updating:
 
         kept_fraction: Fraction of the step's groups that the filter kept.
         """
-        is_empty, step = not _has_episodes(groups), self._progress.step
+        is_empty, step = not _has_episodes(groups), self._shared.progress.step
         metrics = {"update/skipped": float(is_empty)}
         start_time, busy_seconds = perf_counter(), self._collecting.ahead.busy_seconds
         if self.scorer is not None:
             if not is_empty:
-                self._screen.phase("scoring turns")
-                metrics |= await self._parallel.in_thread(score_and_fit, self.scorer, groups)
+                self._shared.screen.phase("scoring turns")
+                metrics |= await self._shared.parallel.in_thread(score_and_fit, self.scorer, groups)
             await self._rollouts.write_rollouts(step)
         if not is_empty:
-            algorithm, version = self._settings.now.algorithm, self.fresh_version
+            algorithm, version = self._shared.settings.now.algorithm, self.fresh_version
             metrics |= await self._diagnosis.measure_noise(groups, kept_fraction, algorithm, step, version)
             metrics |= await self._update(groups, kept_fraction)
             seconds = metrics["time/update"] = max(perf_counter() - start_time, 1e-9)
-            if self._settings.now.collect.max_staleness:
+            if self._shared.settings.now.collect.max_staleness:
                 overlap_seconds = self._collecting.ahead.busy_seconds - busy_seconds
                 metrics["time/overlap_share"] = min(overlap_seconds / seconds, 1.0)
             episodes = (episode for group in groups for episode in (*group.episodes, *group.branches))
@@ -87,15 +79,15 @@ class Updating:
         return metrics
 
     async def _update(self, groups: Sequence[Group], kept_fraction: float) -> dict[str, float]:
-        self._screen.phase("updating")
-        config, metrics = self._settings.now, dict[str, float]()
+        self._shared.screen.phase("updating")
+        config, metrics = self._shared.settings.now, dict[str, float]()
         scale = loss_scale(config.algorithm, kept_fraction)
-        rate = config.optimizer.rate_factor(self._progress.step, config.stop.iterations)
+        rate = config.optimizer.rate_factor(self._shared.progress.step, config.stop.iterations)
         for _ in range(config.replay.reuse):
-            metrics |= await self._parallel.in_thread(
+            metrics |= await self._shared.parallel.in_thread(
                 self.learner.learn, groups, version=self.fresh_version, scale=scale, rate=rate
             )
-            self._progress.version += 1
+            self._shared.progress.version += 1
         return metrics
 
 

@@ -9,14 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from starpod.trainer.checkpoints.state import join_parts, split_parts
-from starpod.trainer.configuration.config import Config
 from starpod.trainer.configuration.seeds import derive
 from starpod.trainer.data.episode import Episode, turns_of
 from starpod.trainer.evaluation.held_out import HeldOut
 from starpod.trainer.learner import Learner
-from starpod.trainer.output.screen import Screen
-from starpod.trainer.parallel.ranks import Parallel
-from starpod.trainer.run.interrupts import Interrupts
+from starpod.trainer.run.progress import Shared
 from starpod.trainer.run.weights import EngineWeights
 from starpod.trainer.warm_start.imitation import Imitation
 
@@ -32,26 +29,20 @@ class WarmStart:
 
     def __init__(
         self,
-        config: Config,
+        shared: Shared,
         learner: Learner,
         demonstrations: Sequence[Episode],
         *,
         held_out: HeldOut,
         weights: EngineWeights,
-        parallel: Parallel,
-        interrupts: Interrupts,
-        screen: Screen,
     ) -> None:
         self.demonstrations = demonstrations
         self.references: dict[str, Any] = {}
         self.over = False
-        self._config = config
+        self._shared = shared
         self._learner = learner
         self._held_out = held_out
         self._weights = weights
-        self._parallel = parallel
-        self._interrupts = interrupts
-        self._screen = screen
         self._imitations: dict[str, Imitation] = {}
 
     async def run(self) -> bool:
@@ -65,35 +56,35 @@ class WarmStart:
         """
         # Play the references first, so that one that cannot play here is reported before minutes of imitation.
         self.references = self.references or await self._held_out.play_references()
-        if self._config.warm_start.imitates:
+        if self._shared.config.warm_start.imitates:
             await self._imitate()
-        return self._config.warm_start.imitates
+        return self._shared.config.warm_start.imitates
 
     async def _imitate(self) -> None:
         self._imitations = self._imitations or self._begin()
         steps = max(imitation.steps for imitation in self._imitations.values())
         steps_left = max(imitation.steps - imitation.step for imitation in self._imitations.values())
-        self._screen.phase(f"imitating {len(self.demonstrations)} demonstrations for {steps_left} steps")
+        self._shared.screen.phase(f"imitating {len(self.demonstrations)} demonstrations for {steps_left} steps")
 
         def progress(agent: str, step: int, loss: float) -> None:
-            self._interrupts.raise_if_requested()
-            show = self._screen.phase if step % 10 == 0 or step == steps else self._screen.progress
+            self._shared.interrupts.raise_if_requested()
+            show = self._shared.screen.phase if step % 10 == 0 or step == steps else self._shared.screen.progress
             show(f"imitation {step}/{steps}, loss {loss:.3f} nats per token {agent}".rstrip())
 
         await self._weights.leave_gpu()
         for agent, imitation in self._imitations.items():
-            await self._parallel.in_thread(imitation.run, partial(progress, agent))
+            await self._shared.parallel.in_thread(imitation.run, partial(progress, agent))
         self._imitations = {}
 
     def _begin(self) -> dict[str, Imitation]:
         """Return the imitation of each agent's policy, before its first step."""
-        config = self._config
+        config = self._shared.config
         return {
             agent: Imitation(
                 trainer.policy,
                 [turns_of(demonstration, agent) for demonstration in self.demonstrations],
                 config.warm_start,
-                self._parallel,
+                self._shared.parallel,
                 lr=config.warm_start.rate(config.model),
                 micro_batch_tokens=config.optimizer.micro_batch_tokens,
                 temperature=config.sampling.temperature,
