@@ -1,5 +1,6 @@
 # Environment servers, without torch. Each image also has `starpod load`.
 #   --target environment       the symbolic environments
+#   --target machines          tasks in containers; it needs the socket of an engine
 #   --target webshop           the shop
 #   --target webshop-browser   the shop, as text and as pages in Chromium
 ARG BASE_IMAGE=python:3.11-slim-bookworm
@@ -10,6 +11,7 @@ FROM ${BASE_IMAGE} AS requirements
 WORKDIR /requirements
 COPY pyproject.toml deploy/docker/requirements.py ./
 RUN python requirements.py server http mcp tracing load > environment.txt \
+ && python requirements.py containers > containers.txt \
  && python requirements.py webshop > webshop.txt \
  && python requirements.py browser > browser.txt
 
@@ -50,6 +52,19 @@ LABEL org.opencontainers.image.title="Starpod environments" \
       org.opencontainers.image.version="${VERSION}"
 USER 1000:1000
 CMD ["serve", "--host", "0.0.0.0", "--metrics-port", "9100"]
+
+FROM server AS machines
+COPY --from=requirements /requirements/containers.txt ./
+RUN python -m pip --python bin/python install --quiet --no-cache-dir -c constraints/main.txt -r containers.txt
+COPY --from=wheel /wheel wheel
+RUN python -m pip --python bin/python install --quiet --no-cache-dir --no-deps wheel/*.whl
+ARG VERSION=0.1.0
+LABEL org.opencontainers.image.title="Starpod machines" \
+      org.opencontainers.image.description="Tasks in containers for LLM agents, served over gRPC" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}"
+USER 1000:1000
+CMD ["serve", "harbor:/tasks", "--host", "0.0.0.0", "--metrics-port", "9100"]
 
 # The first start builds stores and compiles code, and keeps both in the volume /stores.
 FROM server AS shop

@@ -14,6 +14,7 @@ from starpod.client import SyncFleet, Want
 from tests.deploy.engine import Compose, docker, inspect, measured, missing
 from tests.deploy.files import project
 from tests.e2e.test_train import COMMAND, SMALL, learnt, lines, overlaid
+from tests.env_server.machines.tasks import write_tasks
 
 pytestmark = [pytest.mark.containers, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -33,7 +34,7 @@ MODEL_JOB = (
     "stop.iterations=2",
     "stop.minutes=null",
 )
-PROFILES = ("--profile", "browser", "--profile", "vllm")
+PROFILES = ("--profile", "browser", "--profile", "vllm", "--profile", "machines")
 IMAGES = ("starpod-environment", "starpod-trainer")
 USER = os.getuid() or 1000
 PUBLIC_BASE_MB = 130
@@ -189,6 +190,27 @@ def test_the_shop_is_open(compose: Compose, service: str) -> None:
                 assert action is not None
                 transition = session.step(action)
             assert transition.reward > 0
+
+
+def test_tasks_run_in_containers_of_the_engine_whose_socket_is_mounted(compose: Compose, tmp_path: Path) -> None:
+    """Here it is the engine that runs the stack, since tests cannot start a second one."""
+    write_tasks(tmp_path)
+    socket = Path(os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock").removeprefix("unix://"))
+    owner = socket.stat()
+    compose("--profile", "machines", "build", "machines", timeout=1500)
+    compose(
+        *("--profile", "machines", "up", "--detach", "machines"),
+        STARPOD_TASKS=str(tmp_path),
+        STARPOD_ENGINE_SOCKET=str(socket),
+        STARPOD_ENGINE_UID=str(owner.st_uid),
+        STARPOD_ENGINE_GID=str(owner.st_gid),
+    )
+    compose.wait_until_healthy("machines")
+    with SyncFleet(compose("--profile", "machines", "port", "machines", "50051")) as fleet:
+        for seed in range(3):
+            (session,) = fleet.open("harbor-machine_tasks-v1", seed=seed, want=Want(expert_action=True))
+            session.step(session.observation.expert_action)
+            assert session.step("done").reward == 1.0
 
 
 def test_a_vllm_server_samples_for_the_trainer(compose: Compose) -> None:
