@@ -11,7 +11,8 @@ import jsonschema
 import pytest
 import yaml
 
-from tests.deploy.manifests import KUBERNETES, RENDERED, Manifest, containers, find, flag, parse, read, words
+from tests.deploy.manifest_checks import schemas
+from tests.deploy.manifests import KUBERNETES, RENDERED, Manifest, containers, find, flag, of_kind, parse, read, words
 
 CHART = KUBERNETES / "chart"
 TRAINER = {"enabled": True, "addresses": ["environments:50051"]}
@@ -134,6 +135,31 @@ def test_a_fleet_that_requires_the_sandbox_may_give_and_end_users(tmp_path: Path
         "runAsUser": 0,
         "capabilities": {"drop": ["ALL"], "add": ["SETUID", "SETGID", "KILL"]},
     }
+
+
+@needs_helm
+def test_only_a_fleet_that_makes_pods_has_the_rights_to(tmp_path: Path) -> None:
+    (file := tmp_path / "values.yaml").write_text(yaml.safe_dump({"fleets": {"a": {"machinePods": True}, "b": {}}}))
+    made = parse(helm("template", "x", CHART, "--values", file).stdout)
+    assert list(schemas(made)) == []
+    specs = {each["metadata"]["name"]: each["spec"]["template"]["spec"] for each in of_kind(made, "Deployment")}
+    tokens = {
+        name: (spec["automountServiceAccountToken"], spec.get("serviceAccountName")) for name, spec in specs.items()
+    }
+    assert tokens == {"x-a": (True, "x-machines"), "x-b": (False, None)}
+    binding = find(made, "RoleBinding")
+    assert binding["roleRef"]["name"] == find(made, "Role")["metadata"]["name"]
+    assert [(each["kind"], each["name"]) for each in binding["subjects"]] == [("ServiceAccount", "x-machines")]
+    policies = {each["metadata"]["name"]: each["spec"] for each in of_kind(made, "NetworkPolicy")}
+    assert policies["x-machines"]["podSelector"]["matchExpressions"][0]["values"] == ["a"]
+    assert policies["starpod-machines-none"] == {
+        "podSelector": {"matchLabels": {"starpod.network": "none"}},
+        "policyTypes": ["Ingress", "Egress"],
+    }
+
+
+def test_manifests_of_machines_are_valid() -> None:
+    assert list(schemas(parse((CHART / "files" / "machines.yaml").read_text()))) == []
 
 
 @needs_helm

@@ -17,7 +17,7 @@ from tests.support import ServerProcess, start_server
 def engine() -> Any:
     if reason := missing():
         pytest.skip(reason)
-    from starpod.env_server.machines.engine import connect
+    from starpod.env_server.machines.docker_engine import connect
 
     return connect()
 

@@ -72,7 +72,7 @@ def missing() -> str:
     """Return why no machines can run here, or an empty text."""
     try:
         from starpod.env_server.authoring.environment import Unavailable
-        from starpod.env_server.machines.engine import connect
+        from starpod.env_server.machines.docker_engine import connect
     except ModuleNotFoundError as error:
         return f"there is no package {error.name} here"
     try:

@@ -37,10 +37,13 @@ app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version }}
 {{- end -}}
 
-{{/* The pod's spec that all pods share: user 1000, no API token. Arguments: root, node (values with nodeSelector, tolerations,
-affinity and priorityClassName). */}}
+{{/* The pod's spec that all pods share: user 1000, no API token unless it creates pods. Arguments: root, node (values with
+nodeSelector, tolerations, affinity, priorityClassName and perhaps machinePods). */}}
 {{- define "starpod.pod" -}}
-automountServiceAccountToken: false
+automountServiceAccountToken: {{ .node.machinePods | default false }}
+{{- if .node.machinePods }}
+serviceAccountName: {{ include "starpod.name" (dict "root" .root "name" "machines") }}
+{{- end }}
 enableServiceLinks: false
 shareProcessNamespace: true # as process 1, the server would miss an early SIGTERM and would have to reap orphans
 securityContext:

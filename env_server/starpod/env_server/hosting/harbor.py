@@ -20,18 +20,20 @@ from starpod.env_server.authoring.environment import (
     Limits,
     Outcome,
     Tool,
-    Unavailable,
     digest,
 )
 from starpod.env_server.hosting.harbor_task import LOGS, SOLUTION, TESTS, TaskError, TaskFolder
 from starpod.env_server.hosting.hosted import read_call, starpod_id
-from starpod.env_server.hosting.request import HostingError, HostingRequest, fitting
-from starpod.env_server.machines.machine import ROOT, Machine, MachinePlan
+from starpod.env_server.hosting.request import HostingError, HostingRequest, fitting, import_named
+from starpod.env_server.machines.engine import ROOT, MachinePlan
+from starpod.env_server.machines.machine import Machine
 from starpod.env_server.machines.pool import machine_pool
 from starpod.v1.untrusted import read_untrusted_json
 from starpod.v1.values import MAX_REWARD, Action
 
-SETTINGS = "user warm max_turns command_seconds output boot_seconds lifetime copies build_network".split()
+SETTINGS = (
+    "user warm max_turns command_seconds output boot_seconds lifetime copies build_network engine namespace registry"
+).split()
 NOBODY = "1000:1000"
 """User of the agent's commands where neither the task nor its image names one."""
 MAX_LENGTH = 100_000
@@ -75,6 +77,8 @@ class HarborTask(Environment):
     user: ClassVar[str]
     """The operator's choice of the agent's user; may be empty."""
     build_network: ClassVar[str]
+    engine: ClassVar[tuple[str, str]]
+    """Name of the engine, docker or pods, and namespace of pods."""
 
     told: str
     """The observation."""
@@ -88,26 +92,18 @@ class HarborTask(Environment):
 
     @classmethod
     def prepare(cls) -> None:
-        """Build or pull the image, and read its user and working folder."""
-        engine, environment = machine_pool().engine, cls.task.configuration.environment
-        if engine.find_image(cls.task.image) is None:
-            if environment.docker_image:
-                engine.pull_image(cls.task.image, environment.build_timeout_sec)
-            else:
-                folder, seconds = cls.task.path / "environment", environment.build_timeout_sec
-                engine.build_image(folder, cls.task.image, seconds, cls.build_network)
-        image = engine.find_image(cls.task.image)
-        if image is None:
-            raise Unavailable(f"the image {cls.task.image} is missing")
-        cls._plan_machine(image["Config"])
-
-    @classmethod
-    def _plan_machine(cls, image: dict[str, Any]) -> None:
+        """Build or pull the image, and read its user and working folder where the engine can."""
         configuration = cls.task.configuration
-        named = cls.user or str(configuration.agent.user or "") or image["User"]
-        user, folder = named or NOBODY, configuration.environment.workdir or image["WorkingDir"] or "/"
-        cls.verifier_user = str(configuration.verifier.user or "") or image["User"] or ROOT
-        quoted, shared = shlex.quote(folder), f"{LOGS}/agent {LOGS}/artifacts {SOLUTION}"
+        needs = configuration.environment
+        folder = None if needs.docker_image else cls.task.path / "environment"
+        image_user, image_folder = machine_pool(*cls.engine).engine.prepare(
+            cls.plan, folder, needs.build_timeout_sec, cls.build_network
+        )
+        named = cls.user or str(configuration.agent.user or "") or image_user
+        user, workdir = named or NOBODY, needs.workdir or image_folder
+        cls.verifier_user = str(configuration.verifier.user or "") or image_user or ROOT
+        quoted = shlex.quote(workdir) if workdir else '"$PWD"'
+        shared = f"{LOGS}/agent {LOGS}/artifacts {SOLUTION}"
         setup = [
             f"mkdir -p {quoted} {shared} {LOGS}/verifier",
             f"chown {shlex.quote(user)} {shared}",
@@ -116,16 +112,16 @@ class HarborTask(Environment):
         variables = cls.task.variables("environment")
         if not named:
             # An image that names no user expects root, whose folder this user could not write to.
-            setup += [f"chown -R {NOBODY} {quoted}"] * (folder != "/")
+            setup.append(f"[ {quoted} = / ] || chown -R {NOBODY} {quoted}")
             variables = {"HOME": "/tmp", **variables}
         cls.plan = dataclasses.replace(
-            cls.plan, user=user, folder=folder, setup="\n".join(setup), variables=tuple(variables.items())
+            cls.plan, user=user, folder=workdir, setup="\n".join(setup), variables=tuple(variables.items())
         )
 
     # --- the episode -------------------------------------------------------------------------------------------------
 
     def reset(self, rng: random.Random) -> None:
-        self._cached_machine = machine_pool().take(self.plan)
+        self._cached_machine = machine_pool(*self.engine).take(self.plan)
         self.told = self.task.instruction
         self.spent = 0.0
         self.is_solving = False
@@ -220,7 +216,7 @@ class HarborTask(Environment):
         self.dynamics_seed = state["dynamics_seed"]
         self.told, self.spent, self.is_solving = str(state["told"]), float(state["spent"]), bool(state["is_solving"])
         if image:
-            pool = machine_pool()
+            pool = machine_pool(*self.engine)
             if not pool.engine.find_snapshot(image, self.spec.id):
                 raise ValueError("its engine does not have the snapshot, which is kept for a day")
             self._cached_machine = Machine.boot(pool.engine, self.plan, image, folder)
@@ -300,6 +296,7 @@ def host(text: str) -> type[HarborTask]:
         raise request.fail("a task takes no arguments; settings follow a #, as in harbor:tasks#max_turns=20")
     request.choice("concurrency", "container")
     copies = request.choice("copies", "no", "fork", "yes")
+    engine, image = _choose_engine(request, task, copies)
     turns = int(request.number("max_turns", 50))
     spec = EnvironmentSpec(
         id=starpod_id(request, "harbor", task.path.name, 1),
@@ -318,7 +315,7 @@ def host(text: str) -> type[HarborTask]:
     sizes: dict[str, Any] = {"cpus": needs.cpus, "memory_mb": needs.memory_mb, "storage_mb": needs.storage_mb}
     plan = MachinePlan(
         environment=spec.id,
-        image=task.image,
+        image=image,
         user="",
         folder="/",
         network=task.configuration.network_mode == "public",
@@ -339,10 +336,31 @@ def host(text: str) -> type[HarborTask]:
         "output": int(request.number("output", 16_384)),
         "success_at": request.number("success_at", 1.0),
         "build_network": request.settings.get("build_network", "default"),
+        "engine": (engine, request.settings.get("namespace", "")),
         "reference": (__name__, "host", text),
         "__module__": base.__module__,
     }
     return type(base.__name__, (base,), members)
+
+
+def _choose_engine(request: HostingRequest, task: TaskFolder, copies: str) -> tuple[str, str]:
+    """Return the names of the engine and of the image. Raises HostingError if they cannot run the task."""
+    engine, registry = request.choice("engine", "docker", "pods"), request.settings.get("registry", "").rstrip("/")
+    import_named(request, "docker" if engine == "docker" else "kubernetes")
+    if engine == "docker":
+        if wrong := {"namespace", "registry"} & request.settings.keys():
+            raise request.fail(f"{min(wrong)} is a setting of engine=pods")
+        return engine, task.image
+    if copies != "no":
+        raise request.fail(f"copies={copies} needs engine=docker: Kubernetes cannot save a pod as an image")
+    if task.configuration.environment.docker_image:
+        return engine, task.image
+    if not registry:
+        raise request.fail(
+            f"pods cannot build its image, and task.toml names no docker_image: push {task.image} to a registry "
+            "and set registry=PREFIX, or set docker_image"
+        )
+    return engine, f"{registry}/{task.image}"
 
 
 def installed(pattern: str) -> list[str]:

@@ -10,8 +10,8 @@ import threading
 from collections import Counter, defaultdict, deque
 
 from starpod.env_server.authoring.environment import Busy
-from starpod.env_server.machines.engine import ENGINE_ERRORS, ContainerEngine, connect
-from starpod.env_server.machines.machine import Machine, MachinePlan
+from starpod.env_server.machines.engine import Engine, MachinePlan
+from starpod.env_server.machines.machine import Machine
 from starpod.env_server.machines.metrics import DEAD_WARM
 
 logger = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ _SWEEP_SECONDS = 30.0
 class MachinePool:
     """The machines of a process. The first use of a plan boots one; later uses find one that was booted ahead."""
 
-    def __init__(self, engine: ContainerEngine) -> None:
+    def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._lock = threading.Lock()
         self._warm: defaultdict[MachinePlan, deque[Machine]] = defaultdict(deque)
@@ -69,7 +69,7 @@ class MachinePool:
     def keep_up(self) -> None:
         """Remove containers that were left behind or whose lease is over, until the pool closes."""
         while not self._closed.wait(_SWEEP_SECONDS):
-            with contextlib.suppress(*ENGINE_ERRORS):
+            with contextlib.suppress(*self.engine.errors):
                 self.engine.sweep()
 
     def close(self) -> None:
@@ -83,14 +83,26 @@ class MachinePool:
 
 
 def _close(machine: Machine) -> None:
-    with contextlib.suppress(*ENGINE_ERRORS):
+    with contextlib.suppress(*machine.engine.errors):
         machine.close()
 
 
 @functools.cache
-def machine_pool() -> MachinePool:
-    """Return the pool of this process. Raises Unavailable if no engine answers."""
-    pool = MachinePool(connect())
+def machine_pool(engine: str = "docker", namespace: str = "") -> MachinePool:
+    """Return the pool of this process for an engine. Raises Unavailable if it does not answer.
+
+    Args:
+        engine: docker or pods.
+        namespace: namespace of pods; empty for the default.
+    """
+    if engine == "pods":
+        from starpod.env_server.machines.pods import connect_cluster
+
+        pool = MachinePool(connect_cluster(namespace))
+    else:
+        from starpod.env_server.machines.docker_engine import connect
+
+        pool = MachinePool(connect())
     atexit.register(pool.close)
     threading.Thread(target=pool.keep_up, name="starpod sweeps machines", daemon=True).start()
     return pool

@@ -1,20 +1,20 @@
-"""A shell in a container that lives as long as its session: commands in, bounded output and exit status out."""
+"""A shell in a machine that lives as long as its session: commands in, bounded output and exit status out."""
 
 from __future__ import annotations
 
-import contextlib
 import re
 import secrets
 import shlex
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+
+from starpod.env_server.machines.engine import Stream
 
 _CHUNK = 65_536
-_HEADER = 8
 _ROOM = 16_384
 """Bytes of output that are searched for the end of a command: its mark holds a path of up to 4,096 bytes."""
-_START = 'cd "$1" 2>/dev/null; command -v bash >/dev/null 2>&1 && exec bash --noprofile --norc -s; exec /bin/sh -s'
+START = 'cd "$1" 2>/dev/null; command -v bash >/dev/null 2>&1 && exec bash --noprofile --norc -s; exec /bin/sh -s'
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,61 +76,18 @@ class BoundedOutput:
         return f"{head}\n[{omitted:,} bytes left out]\n{tail.decode(errors='replace')}"
 
 
-class Frames:
-    """Input and output of a process in a container. The engine sends the output in frames of a header and bytes."""
-
-    def __init__(self, connection: Any) -> None:
-        self._connection = connection
-        self._socket = getattr(connection, "_sock", connection)
-        self._header = bytearray()
-        self._left = 0
-
-    def send(self, data: bytes, deadline: float) -> None:
-        self._socket.settimeout(max(deadline - time.monotonic(), 0.001))
-        self._socket.sendall(data)
-
-    def read(self, deadline: float) -> bytes:
-        """Return the next bytes of output, or nothing at its end. Raises TimeoutError at the deadline."""
-        while not self._left:
-            data = self._receive(_HEADER - len(self._header), deadline)
-            if not data:
-                return b""
-            self._header += data
-            if len(self._header) == _HEADER:
-                self._left = int.from_bytes(self._header[4:], "big")
-                self._header.clear()
-        data = self._receive(min(self._left, _CHUNK), deadline)
-        self._left -= len(data)
-        return data
-
-    def _receive(self, size: int, deadline: float) -> bytes:
-        seconds = deadline - time.monotonic()
-        if seconds <= 0:
-            raise TimeoutError
-        self._socket.settimeout(seconds)
-        try:
-            data: bytes = self._socket.recv(size)
-        except ConnectionError:
-            return b""
-        return data
-
-    def close(self) -> None:
-        resources: list[Any] = [self._socket, self._connection, getattr(self._connection, "_response", None)]
-        for resource in resources:
-            with contextlib.suppress(Exception):
-                resource.close()
-
-
 class Shell:
-    """A shell of one user in a container. It is started by its first command, and again if a command ended it."""
+    """A shell of one user in a machine. It is started by its first command, and again if a command ended it."""
 
-    def __init__(self, api: Any, container: str, user: str, folder: str, variables: dict[str, str]) -> None:
-        self._api = api
-        self._container = container
-        self._user = user
+    def __init__(self, start: Callable[[str, float], Stream], folder: str) -> None:
+        """
+        Args:
+            start: starts a shell in a folder until a deadline.
+            folder: first working folder.
+        """
+        self._start = start
         self.folder = folder
-        self._variables = variables
-        self._frames: Frames | None = None
+        self._stream: Stream | None = None
 
     def run(self, command: str, seconds: float, limit: int, max_bytes: float) -> CommandResult:
         """Run a command.
@@ -150,9 +107,11 @@ class Shell:
         # The command reads nothing, or it would read the shell's own input.
         line = f"eval {shlex.quote(command)} </dev/null\nprintf '\\n%s %d %s %s\\n' {token} $? \"$PWD\" {token} >&9\n"
         try:
-            frames = self._frames or self._start(deadline)
-            frames.send(line.encode(errors="replace"), deadline)
-            while data := frames.read(deadline):
+            if self._stream is None:
+                self._stream = self._start(self.folder, deadline)
+                self._stream.send(b"exec 2>&1 9>&1\n", deadline)
+            self._stream.send(line.encode(errors="replace"), deadline)
+            while data := self._stream.read(deadline):
                 output.add(data)
                 if match := output.find(mark):
                     self.folder = match[2].decode(errors="replace")
@@ -168,23 +127,10 @@ class Shell:
 
     @property
     def running(self) -> bool:
-        return self._frames is not None
+        return self._stream is not None
 
     def drop(self) -> None:
         """Close the connection. The next command starts another shell in the same folder."""
-        if self._frames:
-            self._frames.close()
-        self._frames = None
-
-    def _start(self, deadline: float) -> Frames:
-        process = self._api.exec_create(
-            self._container,
-            ["/bin/sh", "-c", _START, "sh", self.folder],
-            stdin=True,
-            user=self._user,
-            workdir="/",
-            environment=self._variables,
-        )
-        self._frames = Frames(self._api.exec_start(process["Id"], socket=True))
-        self._frames.send(b"exec 2>&1 9>&1\n", deadline)
-        return self._frames
+        if self._stream:
+            self._stream.close()
+        self._stream = None
