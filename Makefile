@@ -180,7 +180,7 @@ $(TORCH_READY): $(UV)
 $(READY): $(TORCH_READY) pyproject.toml constraints/main.txt
 	@$(call make_venv,$(VENV))
 	@$(INSTALL) $(VENV) $(TORCH_WHEEL)
-	@$(INSTALL) $(VENV) -c constraints/main.txt -e '.[server,http,mcp,webshop,browser,tracing,tasks,gymnasium,pods,load,trainer,ui,gateway,notebook,smollm,dev]'
+	@$(INSTALL) $(VENV) -c constraints/main.txt -e '.[server,http,mcp,webshop,browser,tracing,tasks,gymnasium,pods,load,trainer,ui,gateway,notebook,smollm,containers,dev]'
 	@$(INSTALL) $(VENV) -c constraints/main.txt --no-deps $(XGRAMMAR)
 	@touch $@
 
