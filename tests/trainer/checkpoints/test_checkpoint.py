@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest import TestCase
 
 import numpy as np
 import pytest
@@ -27,6 +28,8 @@ from starpod.trainer.checkpoints.config import CheckpointConfig
 from starpod.trainer.checkpoints.state import capture_rng, flatten_optimizer, restore_rng, unflatten_optimizer
 from tests.forks import run_forks
 from tests.support import small_files
+
+LOGGER = checkpoint_module.__name__
 
 
 def tensors_of(step: int) -> dict[str, dict[str, torch.Tensor]]:
@@ -259,16 +262,16 @@ def test_any_damage_is_seen_and_the_one_before_is_used(two_checkpoints, tmp_path
         victim.unlink()
     else:
         victim.write_bytes(content)
-    reports: list[str] = []
-    assert_is(Checkpoints(folder, report=reports.append).latest(), 1)
-    (told,) = reports
+    with TestCase().assertLogs(LOGGER) as logs:
+        assert_is(Checkpoints(folder).latest(), 1)
+    (told,) = (record.getMessage() for record in logs.records)
     assert f"{folder / 'step-00000002'} cannot be used" in told and victim.name in told and "\n" not in told
 
 
 def test_if_none_can_be_used_it_says_so(tmp_path):
     with pytest.raises(CheckpointError, match=r"it has no manifest\.json"):
         load_checkpoint(tmp_path)
-    checkpoints = Checkpoints(tmp_path, report=lambda _: None)
+    checkpoints = Checkpoints(tmp_path)
     for step in (1, 2):
         (save(checkpoints, step, score=0.5) / "state.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"can be used: .*step-00000002.*step-00000001"):
@@ -387,11 +390,12 @@ def kill_everywhere(folder: Path) -> None:
         run = folder / f"killed-{line}"
         shutil.copytree(before.folder, run)
         killed = killed_at(line, run)
-        checkpoints = Checkpoints(run, config, report=pytest.fail)
-        latest = checkpoints.latest()
-        assert latest is not None
-        assert_is(latest, latest.step)
-        assert_is(checkpoints.best(), 1)
+        checkpoints = Checkpoints(run, config)
+        with TestCase().assertNoLogs(LOGGER):
+            latest = checkpoints.latest()
+            assert latest is not None
+            assert_is(latest, latest.step)
+            assert_is(checkpoints.best(), 1)
         save(checkpoints, 4)  # and the next save works
         assert_is(checkpoints.latest(), 4)
         assert names(run) == ["best", "latest", "step-00000001", "step-00000004"]

@@ -138,11 +138,11 @@ def spread(values: Sequence[T], most: int) -> list[T]:
     return [values[round(index * (len(values) - 1) / (most - 1))] for index in range(most)]
 
 
-def thin(points: Sequence[Point], limit: int = POINTS) -> list[Point]:
-    """Return at most `limit` points, each the mean of neighbouring points."""
-    if len(points) <= limit:
+def thin(points: Sequence[Point]) -> list[Point]:
+    """Return at most `POINTS` points, each the mean of neighbouring points."""
+    if len(points) <= POINTS:
         return list(points)
-    cuts = [round(index * len(points) / limit) for index in range(limit + 1)]
+    cuts = [round(index * len(points) / POINTS) for index in range(POINTS + 1)]
     parts = [points[low:high] for low, high in pairwise(cuts)]
     return [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]
 
@@ -163,16 +163,13 @@ def smooth(points: Sequence[Point], window: int | None = None) -> list[Point]:
     return result
 
 
-def spark(values: Sequence[float], label: str, kind: Kind = "number", *, width: int = 120, height: int = 26) -> Markup:
+def spark(values: Sequence[float], label: str, kind: Kind = "number") -> Markup:
     """Return a line without axes as an <svg> element; empty with fewer than two values.
 
-    Its scale begins at 0, and shares end at 20 % or more, so that a small change looks small.
-
-    Args:
-        values: values at equal distances.
-        label: description for screen readers.
-        kind: what the values are.
+    Its scale begins at 0, and shares end at 20 % or more, so that a small change looks small. The label is for screen
+    readers.
     """
+    width, height = 120, 26
     known = [value for value in values if math.isfinite(value)]
     if len(known) < 2:
         return Markup("")

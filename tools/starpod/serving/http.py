@@ -107,13 +107,13 @@ class Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def listening(app: ASGIApp, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
-    """Serve an application while the context lasts. Yield its URL, without a slash at the end.
+async def listening(app: ASGIApp) -> AsyncIterator[str]:
+    """Serve an application on this machine while the context lasts. Yield its URL, without a slash at the end.
 
-    Args:
-        app: the application. Its lifespan is not run.
+    The application's lifespan is not run.
     """
-    with closing(listen(host, port)) as listener:
+    host = "127.0.0.1"
+    with closing(listen(host, 0)) as listener:
         server = Server(app, [listener])
         await server.start()
         try:

@@ -143,9 +143,8 @@ def create_app(
         lifespan=lifespan,
     )
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(BadFile, _bad_file)
-    app.add_exception_handler(sqlite3.Error, _bad_index)
-    app.add_exception_handler(Impossible, _not_possible)
+    for kind, (status, sentence) in _EXPECTED.items():
+        app.add_exception_handler(kind, partial(_explained, status, sentence))
     app.add_exception_handler(StarpodError, _server_failed(continuing))
     app.add_exception_handler(Exception, _failed)
     return app
@@ -227,12 +226,16 @@ def _http_error(request: Request, error: Exception) -> Response:
     return _problem(request, error.status_code, message)
 
 
-def _bad_file(request: Request, error: Exception) -> Response:
-    return _problem(request, 410, f"This can no longer be read: {error}.")
+_EXPECTED: dict[type[Exception], tuple[int, str]] = {
+    BadFile: (410, "This can no longer be read: {}."),
+    sqlite3.Error: (503, "The index cannot be read ({}). Start `starpod ui` again; it is rebuilt."),
+    Impossible: (409, "{}"),
+}
+"""Status and sentence of the page for each kind of error."""
 
 
-def _bad_index(request: Request, error: Exception) -> Response:
-    return _problem(request, 503, f"The index cannot be read ({error}). Start `starpod ui` again; it is rebuilt.")
+def _explained(status: int, sentence: str, request: Request, error: Exception) -> Response:
+    return _problem(request, status, sentence.format(error))
 
 
 def _failed(request: Request, error: Exception) -> Response:
@@ -245,10 +248,6 @@ def _failed(request: Request, error: Exception) -> Response:
     response = _problem(request, 500, f"{text} Its terminal shows where.")
     response.headers.update(HEADERS)  # this answer does not pass through the middleware that adds them
     return response
-
-
-def _not_possible(request: Request, error: Exception) -> Response:
-    return _problem(request, 409, str(error))
 
 
 def _server_failed(continuing: Continuing | None) -> Callable[[Request, Exception], Response]:

@@ -39,12 +39,11 @@ class Indexer(threading.Thread):
         changes: number of changes to any run so far.
     """
 
-    def __init__(self, index: RunIndex, *, seconds: float = 1.0) -> None:
+    def __init__(self, index: RunIndex) -> None:
         super().__init__(name="starpod-indexer", daemon=True)
         self.problem = ""
         self.progress = ""
         self._index = index
-        self._seconds = seconds
         self._stopping = threading.Event()
         self._unreadable: dict[str, tuple[str, str]] = {}
         self._changes: dict[str, int] = {}
@@ -53,7 +52,7 @@ class Indexer(threading.Thread):
     def run(self) -> None:
         while not self._stopping.is_set():
             self.update()
-            self._stopping.wait(self._seconds)
+            self._stopping.wait(1.0)
 
     def stop(self) -> None:
         self._stopping.set()

@@ -18,7 +18,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ MANIFEST = "manifest.json"
 STATE = "state.json"
 TEMPORARY = ".temporary-"
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+logger = logging.getLogger(__name__)
 
 
 class CheckpointError(Exception):
@@ -81,7 +83,6 @@ class Checkpoints:
     """The checkpoints of one run. Only one run may write them; any number of processes may read.
 
     Args:
-        report: Called with a sentence for each checkpoint that could not be used.
         parallel: The ranks that write together. They exchange objects in the thread that writes, so they need their own
             process group.
     """
@@ -90,14 +91,12 @@ class Checkpoints:
         self,
         folder: Path,
         config: CheckpointConfig | None = None,
-        report: Callable[[str], None] | None = None,
         *,
         parallel: Parallel | None = None,
     ) -> None:
         self.folder = folder
         self._parallel = parallel or Parallel()
         self.config = config or CheckpointConfig()
-        self._report = report or logging.getLogger(__name__).warning
 
     # --- writing -----------------------------------------------------------------------------------------------------
 
@@ -264,7 +263,7 @@ class Checkpoints:
             except CheckpointError as error:
                 errors.append(str(error))
                 if path != paths[-1]:
-                    self._report(f"{error}; the next one is tried")
+                    logger.warning("%s; the next one is tried", error)
         if errors:
             raise CheckpointError(f"no checkpoint in {self.folder} can be used: {'; '.join(errors)}")
         return None

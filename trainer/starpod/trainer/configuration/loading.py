@@ -41,9 +41,9 @@ def names_environment(source: str) -> bool:
     return word.id != source or any(source in (id, id.rpartition("-v")[0]) for id in installed_ids())
 
 
-def load_config(source: str, words: Sequence[str] = (), *, explore: Explore | None = None) -> Config:
+def load_config(source: str, words: Sequence[str] = ()) -> Config:
     """Return the configuration that `read_config` reads."""
-    return read_config(source, words, explore=explore)[0]
+    return read_config(source, words)[0]
 
 
 def read_config(

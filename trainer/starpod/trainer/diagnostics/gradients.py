@@ -43,7 +43,6 @@ def gradient_report(
     backward: Callable[[Sequence[Group], str], None],
     *,
     buckets: int = 6,
-    components: Sequence[str] = GRADIENT_TERMS,
 ) -> dict[str, float]:
     """Return gradient norms by bucket and component, as metrics `gradients/<bucket>/...`. No optimiser step is taken.
 
@@ -63,7 +62,7 @@ def gradient_report(
             metrics[f"{prefix}/groups"] = float(len(bucket))
             metrics[f"{prefix}/reward_std_low"] = bucket[0].reward_std
             metrics[f"{prefix}/reward_std_high"] = bucket[-1].reward_std
-            for component in components:
+            for component in GRADIENT_TERMS:
                 norm = gradient_norm(model, partial(backward, bucket, component))
                 metrics[f"{prefix}/{component}"] = norm
                 metrics[f"{prefix}/{component}_per_token"] = norm / max(tokens, 1)

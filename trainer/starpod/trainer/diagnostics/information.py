@@ -17,6 +17,7 @@ from torch import Tensor
 
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.diagnostics.config import MonitorConfig
+from starpod.trainer.prompts.grammar import THINK, THINK_END
 
 Score = Callable[[list[list[int]], list[list[int]]], Sequence[float] | Tensor]
 """Function that returns the log-probability of each continuation after its prompt, in nats, summed over tokens. Its two
@@ -195,13 +196,10 @@ class InformationProbe:
 
     Attributes:
         regimes: The latest regime by sampler: "first_turn", "random_turn".
-
-    tags: the opening and closing think tags, as text.
     """
 
-    def __init__(self, config: MonitorConfig, tags: tuple[str, str] = ("<think>", "</think>")) -> None:
+    def __init__(self, config: MonitorConfig) -> None:
         self._config = config.information
-        self._tags = tags
         self._histories: dict[str, _History] = {}
         self.regimes: dict[str, Regime] = {}
 
@@ -225,7 +223,7 @@ class InformationProbe:
         metrics: dict[str, float] = {}
         for name, sampler in samplers.items():
             turns = sampler(episodes, self._config.samples, generator)
-            samples = [reasoning_of(episode.turns, index, decode, self._tags) for episode, index in turns]
+            samples = [reasoning_of(episode.turns, index, decode, (THINK, THINK_END)) for episode, index in turns]
             valid_samples = [sample for sample in samples if sample is not None]
             if samples:
                 metrics[f"information/{name}/valid_thinking_rate"] = len(valid_samples) / len(samples)

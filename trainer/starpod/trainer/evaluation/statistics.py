@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from statistics import NormalDist, fmean, stdev
 
 CONFIDENCE = 0.95
+"""Probability with which an interval contains the true value."""
 
 
-def wilson_interval(successes: float, count: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
+def wilson_interval(successes: float, count: float) -> tuple[float, float]:
     """Return the score interval of a share (Wilson 1927). It stays within 0 and 1, and is valid for few trials or none.
 
     Args:
         successes, count: Numbers of successes and trials. Both may be fractions, such as the effective counts of
             `clustered_interval`.
-        confidence: Probability with which such intervals contain the share, 0.95 by default.
 
     Raises:
         ValueError: `successes` is below 0 or above `count`.
@@ -25,14 +25,14 @@ def wilson_interval(successes: float, count: float, confidence: float = CONFIDEN
         raise ValueError(f"{successes} successes of {count} trials")
     if not count:
         return 0.0, 1.0
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     share = successes / count
     middle = (share + z * z / (2 * count)) / (1 + z * z / count)
     half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / (1 + z * z / count)
     return max(0.0, middle - half) if successes else 0.0, min(1.0, middle + half) if successes < count else 1.0
 
 
-def clustered_interval(outcomes: Sequence[Sequence[bool]], confidence: float = CONFIDENCE) -> tuple[float, float]:
+def clustered_interval(outcomes: Sequence[Sequence[bool]]) -> tuple[float, float]:
     """Return Wilson's interval for the mean share of successes over clusters, such as several episodes per start.
 
     Tries from one start are correlated, so they carry less information than tries from different starts. The interval
@@ -44,20 +44,20 @@ def clustered_interval(outcomes: Sequence[Sequence[bool]], confidence: float = C
     if not shares:
         return 0.0, 1.0
     if tries == len(shares):
-        return wilson_interval(sum(shares), tries, confidence)
+        return wilson_interval(sum(shares), tries)
     share = fmean(shares)
     count = float(len(shares))
     if 0 < share < 1 and len(shares) > 1:
         spread = stdev(shares) ** 2 / len(shares)
         count = min(max(share * (1 - share) / spread, count), tries) if spread else float(tries)
-    return wilson_interval(share * count, count, confidence)
+    return wilson_interval(share * count, count)
 
 
-def mean_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     """Return Student's interval for a mean. It is infinite for fewer than two values."""
     if len(values) < 2:
         return -math.inf, math.inf
-    half = t_quantile((1 + confidence) / 2, len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    half = t_quantile((1 + CONFIDENCE) / 2, len(values) - 1) * stdev(values) / math.sqrt(len(values))
     middle = fmean(values)
     return middle - half, middle + half
 
@@ -73,7 +73,7 @@ def interval_of_mean(estimates: Sequence[tuple[float, float, float]]) -> tuple[f
     return middle - lower_half, middle + upper_half
 
 
-def paired_interval(differences: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float]:
+def paired_interval(differences: Sequence[float]) -> tuple[float, float]:
     """Return the interval of the difference of two shares from paired trials. It stays within -1 and 1.
 
     This is Wald's interval with two pairs added (Agresti and Min 2005): one with equal outcomes, and half a pair for
@@ -82,10 +82,9 @@ def paired_interval(differences: Sequence[float], confidence: float = CONFIDENCE
     Args:
         differences: Second minus first outcome of each pair, from -1 to 1. With several pairs per start state, their
             mean.
-        confidence: Probability with which such intervals contain the difference, 0.95 by default.
     """
     count = len(differences) + 2
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     middle = sum(differences) / count
     half = z * math.sqrt(sum(each * each for each in differences) + 1 - count * middle * middle) / count
     return max(-1.0, middle - half), min(1.0, middle + half)

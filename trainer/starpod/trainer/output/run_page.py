@@ -81,13 +81,9 @@ def curve(lines: Lines, name: str) -> list[Point]:
     return [(line["step"], line["metrics"][name]) for line in lines if line["metrics"].get(name) is not None]
 
 
-def warning_marks(lines: Lines, name: str = "", colour: int | None = None) -> list[Mark]:
-    """Return marks for charts at the steps with warnings.
-
-    Args:
-        name, colour: Name and colour of the run, if a chart shows several runs.
-    """
-    return [Mark(step, text, name, colour) for step, text in _warnings(lines)]
+def warning_marks(lines: Lines) -> list[Mark]:
+    """Return marks for charts at the steps with warnings."""
+    return [Mark(step, text) for step, text in _warnings(lines)]
 
 
 def _warnings(lines: Lines) -> list[tuple[int, str]]:

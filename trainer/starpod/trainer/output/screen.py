@@ -35,6 +35,8 @@ LINE: tuple[tuple[str, str, Kind], ...] = (
 
 PAUSE = 20.0
 """Seconds without a line after which a log shows the progress of the current phase."""
+STEP_SECONDS = 1.0
+"""Minimum time between the lines of two steps."""
 
 SHARES = (
     ("generating", "time/generate_wait"),
@@ -113,10 +115,9 @@ class Screen:
 class PlainScreen(Screen):
     """Log with a line per step (at most one per second), evaluation and warning."""
 
-    def __init__(self, file: IO[str], *, clock: Callable[[], float] = time.monotonic, interval: float = 1.0) -> None:
+    def __init__(self, file: IO[str], *, clock: Callable[[], float] = time.monotonic) -> None:
         self._file = file
         self._clock = clock
-        self._interval = interval
         self._start_time = clock()
         self._last_line_time = float("-inf")
         self._withheld = ""
@@ -156,7 +157,7 @@ class PlainScreen(Screen):
     def step(self, step: int, total: int | None, metrics: Mapping[str, float]) -> None:
         line = f"{self._stamp()} {step_line(step, total, metrics)}"
         now = self._clock()
-        if now - self._last_line_time < self._interval and step != total:
+        if now - self._last_line_time < STEP_SECONDS and step != total:
             self._withheld = line
             return
         self._last_line_time, self._withheld = now, ""

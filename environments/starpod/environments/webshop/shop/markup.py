@@ -1,8 +1,8 @@
 """Pages of the shop as HTML: our own markup, with the texts, fields and links of the original WebShop's pages.
 
 A page contains its styles and pictures and works without JavaScript. All clickable texts are buttons of forms that post
-`action=click[...]` to `action_url`; the search field posts `search_query`. A program that serves such a page can add
-hidden fields to each form with `with_fields`.
+`action=click[...]` to `act`, relative to the page's address; the search field posts `search_query`. A program that
+serves such a page can add hidden fields to each form with `with_fields`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from starpod.environments.webshop.catalogue.prices import NO_CAP
 from starpod.environments.webshop.shop import actions
@@ -40,21 +40,13 @@ _TEMPLATES = {
 _ICONS: dict[str, str] = DRAWINGS["icons"]
 
 
-def render_html(shop: Shop, *, action_url: str = "act", hidden: Mapping[str, str] | None = None) -> str:
-    """Render the shop's current page.
-
-    Args:
-        action_url: target of the forms, relative to the page's address. If it is empty, all buttons are disabled.
-    """
+def render_html(shop: Shop) -> str:
+    """Render the shop's current page."""
     state = shop.state
     fields: dict[str, Any] = {
         "page": state.page,
         "instruction": shop.goal.instruction_text,
         "keywords": " ".join(state.keywords or ()),
-        "action": Markup(f' action="{escape(action_url)}"') if action_url else "",
-        "url": action_url,
-        "off": "" if action_url else Markup(" disabled"),
-        "hidden": _fields(hidden or {}),
         "offered": shop.clickables(),
     }
     fields["title"] = _title(shop)
@@ -76,7 +68,9 @@ def with_fields(page: str, hidden: Mapping[str, str], banner: str = "") -> str:
         hidden: values of the fields by name, which are escaped.
         banner: HTML, which is not escaped; by default none.
     """
-    fields = str(_fields(hidden))  # concatenation with a Markup would escape the page
+    fields = "".join(
+        Markup('<input type="hidden" name="{}" value="{}">\n').format(name, value) for name, value in hidden.items()
+    )
     page = _FORM.sub(lambda form: form[0] + fields, page)
     return _BODY.sub(lambda body: body[0] + banner, page, count=1)
 
@@ -116,12 +110,6 @@ _PICTURE = re.compile(r'src="data:[^"]*" data-image="(https://[^"]*)"')
 def _picture(product: Product) -> Markup:
     """Return the attributes of an image: a drawn picture, and the address of the product's picture."""
     return Markup('src="{}" data-image="{}"').format(picture(product.asin, product.category), product.image)
-
-
-def _fields(hidden: Mapping[str, str]) -> Markup:
-    return Markup("").join(
-        Markup('<input type="hidden" name="{}" value="{}">\n').format(name, value) for name, value in hidden.items()
-    )
 
 
 def _product(shop: Shop) -> Product:
