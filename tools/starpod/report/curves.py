@@ -163,13 +163,12 @@ def smooth(points: Sequence[Point], window: int | None = None) -> list[Point]:
     return result
 
 
-def spark(values: Sequence[float], label: str, kind: Kind = "number") -> Markup:
+def spark(values: Sequence[float], label: str, kind: Kind = "number", *, width: int = 120, height: int = 26) -> Markup:
     """Return a line without axes as an <svg> element; empty with fewer than two values.
 
     Its scale begins at 0, and shares end at 20 % or more, so that a small change looks small. The label is for screen
     readers.
     """
-    width, height = 120, 26
     known = [value for value in values if math.isfinite(value)]
     if len(known) < 2:
         return Markup("")
