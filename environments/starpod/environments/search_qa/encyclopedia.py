@@ -48,7 +48,6 @@ class Encyclopedia:
 
     articles: list[Article]
     index: SearchIndex
-    by_kind: dict[str, list[int]]
 
     def name(self, value: int | str) -> str:
         """Return a fact's value as text."""
@@ -78,12 +77,10 @@ def encyclopedia() -> Encyclopedia:
     """Return the encyclopedia. It is made once per process, in a fraction of a second."""
     rng = random.Random(_CORPUS_SEED)
     articles = _draw(rng)
-    by_kind: dict[str, list[int]] = {}
-    for number, article in enumerate(articles):
+    for article in articles:
         article.text = _write(rng, articles, article)
-        by_kind.setdefault(article.kind, []).append(number)
     documents = ((f"{number:05}", f"{article.title} {article.text}") for number, article in enumerate(articles))
-    return Encyclopedia(articles, SearchIndex.build(documents), by_kind)
+    return Encyclopedia(articles, SearchIndex.build(documents))
 
 
 def _draw(rng: random.Random) -> list[Article]:
