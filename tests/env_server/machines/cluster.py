@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import trustme
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -55,7 +56,8 @@ class Cluster:
         pods: manifests by name, with their status.
         policies: network policies.
         waits: status of new pods that never start; empty if pods start.
-        address: URL of the API.
+        port: port of the API on 127.0.0.1.
+        authority: file with the certificate that signed the API's.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -74,8 +76,19 @@ class Cluster:
             WebSocketRoute(f"{pods}/{{name}}/exec", self._exec),
         ]
         self._socket = socket.create_server(("127.0.0.1", 0))
-        self.address = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
-        self._server = uvicorn.Server(uvicorn.Config(Starlette(routes=routes), log_level="error", ws="wsproto"))
+        self.port = self._socket.getsockname()[1]
+        authority, self.authority = trustme.CA(), folder / "ca.crt"
+        authority.cert_pem.write_to_path(self.authority)
+        certificate = folder / "api.pem"
+        authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(certificate)
+        config = uvicorn.Config(
+            Starlette(routes=routes),
+            log_level="error",
+            ws="wsproto",
+            ssl_certfile=certificate,
+            timeout_graceful_shutdown=1,
+        )
+        self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],))
         self._thread.start()
 

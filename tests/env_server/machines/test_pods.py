@@ -35,7 +35,15 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
         pytest.skip(f"pods need namespaces: {problem}")
     cluster = Cluster(tmp_path)
     kubeconfig = {
-        "clusters": [{"name": "c", "cluster": {"server": cluster.address}}],
+        "clusters": [
+            {
+                "name": "c",
+                "cluster": {
+                    "server": f"https://127.0.0.1:{cluster.port}",
+                    "certificate-authority": str(cluster.authority),
+                },
+            }
+        ],
         "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u", "namespace": "agents"}}],
         "users": [{"name": "u", "user": {"token": "secret"}}],
         "current-context": "x",
@@ -193,11 +201,18 @@ def test_a_missing_network_policy_is_reported(
     assert caplog.text.count("tasks without network may reach it: no NetworkPolicy of the namespace agents") == warns
 
 
-def test_pods_belong_to_the_pod_of_their_server(
+def test_pods_of_a_server_in_the_cluster_belong_to_its_pod(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.pods["server-1"] = {"metadata": {"name": "server-1", "uid": "7"}, "status": {"phase": "Running"}}
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    (tmp_path / "token").write_text("secret")
+    (tmp_path / "namespace").write_text("agents\n")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", str(cluster.port))
+    monkeypatch.setattr("kubernetes.config.incluster_config.SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+    monkeypatch.setattr("kubernetes.config.incluster_config.SERVICE_CERT_FILENAME", str(cluster.authority))
+    monkeypatch.setattr("starpod.env_server.machines.pods._NAMESPACE_FILE", tmp_path / "namespace")
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", "/nonexistent")
     monkeypatch.setattr(socket, "gethostname", lambda: "server-1")
     environment = start(tmp_path / "owned")
     owner = cluster.pods[environment.machine.id]["metadata"]["ownerReferences"]
@@ -236,5 +251,5 @@ def test_images_come_from_the_registry(tmp_path: Path) -> None:
 
 def test_an_api_that_does_not_answer(cluster: Cluster, tmp_path: Path) -> None:
     cluster.close()
-    with pytest.raises(Unavailable, match=r"no Kubernetes API lists pods at http://127.0.0.1:\d+ .*KUBECONFIG"):
+    with pytest.raises(Unavailable, match=r"no Kubernetes API lists pods at https://127.0.0.1:\d+ .*KUBECONFIG"):
         machine_pool("pods")

@@ -80,11 +80,7 @@ class Shell:
     """A shell of one user in a machine. It is started by its first command, and again if a command ended it."""
 
     def __init__(self, start: Callable[[str, float], Stream], folder: str) -> None:
-        """
-        Args:
-            start: starts a shell in a folder until a deadline.
-            folder: first working folder.
-        """
+        """Remember how to start the shell in a folder, until a deadline."""
         self._start = start
         self.folder = folder
         self._stream: Stream | None = None
