@@ -71,7 +71,7 @@ async def collect(run: Run) -> list[int]:
     groups = await run.collect()
     for _ in range(5):
         await asyncio.sleep(0)
-    run.progress.version += run.settings.now.replay.reuse
+    run.progress.version += run.shared.settings.now.replay.reuse
     return [group.id for group in groups]
 
 
@@ -206,7 +206,7 @@ async def test_a_resumed_run_too_finishes_groups_in_the_stage_in_which_they_bega
     whole.begin_step()
     await whole.collect()
     whole.finish_step()
-    assert whole.settings.now.collect.group_size == 3
+    assert whole.shared.settings.now.collect.group_size == 3
     await save(whole)
     resumed = make_run(tmp_path, plays=Whole, collect=collect, stages=stages)
     resumed.restore(saved_by(whole))

@@ -56,9 +56,8 @@ class Run:
 
     def __init__(self, config: Config, parts: Parts) -> None:
         output, learner, scorer = parts.output, parts.learner, parts.scorer
-        self.settings = Settings(config)
         self.progress = Progress()
-        self.shared = shared = Shared(self.settings, self.progress, parts.parallel, parts.interrupts, output.screen)
+        self.shared = shared = Shared(Settings(config), self.progress, parts.parallel, parts.interrupts, output.screen)
         self.output = output
         self.collecting = Collecting(shared, parts.collectors, offline=parts.offline)
         collector = self.collecting.collector
@@ -93,7 +92,7 @@ class Run:
             collecting=self.collecting,
             evaluating=self.evaluating,
             parts={
-                "stages": self.settings.stages,
+                "stages": self.shared.settings.stages,
                 "monitor": self.report.monitor,
                 "information": self.diagnosis.information,
                 "noise": self.diagnosis.noise,
@@ -104,13 +103,13 @@ class Run:
         """Continue from a checkpoint. Raises CheckpointError if its tensors are not finite, and ConfigError."""
         loaded.check_finite()
         if "stages" in loaded.state:
-            self.settings.stages.load_state_dict(loaded.state["stages"])
+            self.shared.settings.stages.load_state_dict(loaded.state["stages"])
             self._begin_stage()
         self.persistence.restore(loaded)
 
     def _begin_stage(self) -> None:
         """Apply the configuration of the current stage."""
-        config = self.settings.now
+        config = self.shared.settings.now
         self.updating.learner.configure(config.algorithm, config.optimizer, config.criteria_weights)
         self.collecting.begin_stage()
 
@@ -126,7 +125,7 @@ class Run:
             self.persistence.finish_step()  # the interruption comes between two imitation steps
             raise
         self.progress.version += imitated
-        if self.settings.whole.needs_reference:
+        if self.shared.config.needs_reference:
             self.updating.learner.freeze_reference(None)
         if self.updating.scorer is not None:
             self.updating.scorer.begin(self.updating.learner.by_agent[""].policy)
@@ -162,7 +161,7 @@ class Run:
 
     def filter(self, groups: Sequence[Group]) -> list[Group]:
         """Return the groups that are worth an update."""
-        config = self.settings.now
+        config = self.shared.settings.now
         kept_groups = filter_groups(config.algorithm.filter, groups)
         self.report.metrics["collect/kept_fraction"] = len(kept_groups) / max(len(groups), 1)
         self.rollouts.judge(config.algorithm.filter, groups, kept_groups)
