@@ -40,9 +40,5 @@ class Snapshot:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Snapshot:
-        """Read what `to_bytes` wrote.
-
-        Raises:
-            google.protobuf.message.DecodeError: the bytes are not a snapshot.
-        """
+        """Read what `to_bytes` wrote. Raises google.protobuf.message.DecodeError for other bytes."""
         return cls.from_proto(pb.SessionSnapshot.FromString(data))

@@ -170,11 +170,7 @@ def _scrub() -> None:
 
 
 def _leave_root(report: SandboxReport) -> bool:
-    """Drop all capabilities, and change to another user if this one is root and others can read Python's files.
-
-    Returns:
-        Whether the user was changed.
-    """
+    """Drop all capabilities, and leave root if others can read Python's files. Return whether the user was changed."""
     own_user = False
     if os.geteuid() == 0:
         user = _free_user()

@@ -19,11 +19,7 @@ from .questions import TasksSettings
 
 
 def host(text: str) -> type[Tasks]:
-    """Return the environment of `FILE?name=value&...`.
-
-    Raises:
-        WordError: a setting or a row cannot be used. The message names the line of the row.
-    """
+    """Return the environment of `FILE?name=value&...`. Raises WordError with the line of a row that cannot be used."""
     name, _, query = text.partition("?")
     file = TaskFile(Path(name), _read_settings(query))
     settings = file.settings

@@ -193,11 +193,7 @@ class Agent(ABC):
         """
 
     def repeat(self, observation: Observation, episode: Episode, turn: Turn) -> Move | None:
-        """Return a recorded turn's move as if it were made now.
-
-        Returns:
-            The move; None if the agent's prompt would be different now, so that the recorded reply does not fit.
-        """
+        """Return a recorded turn's move as if it were made now; None if its reply does not fit the prompt."""
         return None
 
     def recall(self, episode: Episode) -> None:

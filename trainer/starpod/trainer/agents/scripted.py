@@ -21,21 +21,13 @@ Choose = Callable[[Observation, Sequence[str], random.Random], str | None]
 
 
 def choose_randomly(observation: Observation, actions: Sequence[str], rng: random.Random) -> str | None:
-    """Choose one of the valid actions if the environment lists them, otherwise one of its action names.
-
-    Returns:
-        An action; None if neither list has one.
-    """
+    """Return one of the valid actions if they are listed, else one of the action names; None if there is none."""
     choices = [action for action in observation.valid_actions or actions if isinstance(action, str)]
     return rng.choice(choices) if choices else None
 
 
 def choose_expertly(observation: Observation, actions: Sequence[str], rng: random.Random) -> str | None:
-    """Choose the action of the environment's expert.
-
-    Returns:
-        The expert's action; None if the expert knows none.
-    """
+    """Return the action of the environment's expert; None if it knows none."""
     return observation.expert_action if isinstance(observation.expert_action, str) else None
 
 

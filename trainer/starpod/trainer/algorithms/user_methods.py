@@ -29,11 +29,7 @@ from starpod.trainer.data.episode import Episode, Turn
 
 
 def check_user_methods(config: AlgorithmConfig) -> None:
-    """Try the methods of a user's file on a made-up group of two episodes.
-
-    Raises:
-        ConfigError: A method cannot be loaded, fails, or returns something wrong.
-    """
+    """Try the methods of a user's file on a made-up group of two episodes. Raises ConfigError if one cannot be used."""
     rollout = _two_episodes()
 
     def estimate(rollout: RolloutBatch) -> Tensor:

@@ -84,11 +84,7 @@ def _step(turn: Turn, name: str, observation: str, context: list[int] | None, pr
 
 
 def from_atif(trajectory: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a trajectory as the values of a conversation, for `parse_chat`.
-
-    Raises:
-        ValueError: It is no trajectory of ATIF.
-    """
+    """Return a trajectory as the values of a conversation, for `parse_chat`. Raises ValueError if it is none."""
     try:
         is_ours = trajectory["agent"]["name"] == "starpod"
         messages = [message for step in trajectory["steps"] for message in _messages(step, is_ours)]

@@ -44,11 +44,7 @@ def read_offline(path: str, seeds: SeedsConfig) -> list[Group]:
 
 
 def check_tokens(path: str, groups: Sequence[Group], templates: Mapping[str, Template]) -> None:
-    """Refuse groups that were sampled with another tokenizer.
-
-    Raises:
-        ConfigError: The tokens of a turn do not decode to its text.
-    """
+    """Raise ConfigError for groups that were sampled with another tokenizer, which does not decode to their texts."""
     for episode in episodes_of(groups):
         template = templates.get(episode.task) or next(iter(templates.values()))
         for number, turn in enumerate(episode.turns, 1):

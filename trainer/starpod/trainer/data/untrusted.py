@@ -51,11 +51,7 @@ def open_text(path: Path | str) -> IO[bytes]:
 
 
 def read_lines(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the lines of an open file.
-
-    Raises:
-        BadData: A line is longer than MAX_LINE, or all lines together are longer than MAX_TEXT.
-    """
+    """Yield the lines of an open file. Raises BadData beyond MAX_LINE for one line or MAX_TEXT for all."""
     total = 0
     while line := file.readline(MAX_LINE + 1):
         total += len(line)

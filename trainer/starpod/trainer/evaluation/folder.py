@@ -91,11 +91,7 @@ class EvaluationFolder:
         append_line(self.file(plan, model), line)
 
     def read(self, plan: EvaluationPlan, model: str) -> dict[Key, Episode]:
-        """Return the episodes of a model. The last one of each key counts.
-
-        Raises:
-            BadEpisodes: A line is damaged. The message names it.
-        """
+        """Return the episodes of a model. The last one of each key counts. Raises BadEpisodes for a damaged line."""
         file, number = self.file(plan, model), 0
         episodes: dict[Key, Episode] = {}
         try:

@@ -44,11 +44,7 @@ class JsonlSink:
             raise CannotWrite(path, error) from error
 
     def write(self, step: int, metrics: Mapping[str, float], warnings: Sequence[str] = ()) -> None:
-        """Append a line.
-
-        Raises:
-            CannotWrite: The line may be incomplete; the next resumption removes it.
-        """
+        """Append a line. Raises CannotWrite; the line may then be incomplete, and the next resumption removes it."""
         line: dict[str, Any] = {"step": step, "time": round(time.time(), 3), "metrics": metrics}
         if warnings:
             line["warnings"] = list(warnings)

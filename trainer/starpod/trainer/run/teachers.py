@@ -182,11 +182,7 @@ def _load(settings: ModelTeacher, student: ModelConfig, parallel: Parallel) -> P
 
 
 def check_ids(student_ids: Mapping[str, int], teacher_ids: Mapping[str, int], teacher: str) -> None:
-    """Check that the teacher's tokenizer has all of the policy's tokens, under the same ids.
-
-    Raises:
-        ConfigError: A token is missing or has another id.
-    """
+    """Raise ConfigError unless the teacher's tokenizer has all of the policy's tokens, under the same ids."""
     different = [token for token, id_ in student_ids.items() if teacher_ids.get(token) != id_]
     if different:
         token = min(different, key=lambda each: student_ids[each])

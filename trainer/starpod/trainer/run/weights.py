@@ -33,11 +33,7 @@ class EngineWeights:
             self._paused = True
 
     async def load(self, version: int) -> float | None:
-        """Load the policy's weights into the engine if they changed or the engine is asleep.
-
-        Returns:
-            Seconds taken; None if there was nothing to do.
-        """
+        """Load the policy's weights if they changed or the engine is asleep. Return the seconds; None if not needed."""
         if self._version == version and not self._paused:
             return None
         start_time = perf_counter()
