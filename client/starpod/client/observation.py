@@ -285,11 +285,7 @@ class Transition:
 
 
 def as_actions(actions: Action | Iterable[Action]) -> Actions:
-    """Return one or several actions as a tuple. Mutable actions are copied, because the tuple is logged for replays.
-
-    Raises:
-        TypeError: an item is not an action.
-    """
+    """Return actions as a tuple. Mutable ones are copied, because the tuple is logged for replays. Raises TypeError."""
     if isinstance(actions, Action | Mapping | bytes) or not isinstance(actions, Iterable):
         return (_copy_action(actions),)
     return tuple(map(_copy_action, actions))

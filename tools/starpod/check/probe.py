@@ -113,11 +113,7 @@ class Target:
         return self._script
 
     async def record(self) -> None:
-        """Record the script before anything else is tested.
-
-        Raises:
-            grpc.aio.AioRpcError: The server is draining, so that nothing can be tested.
-        """
+        """Record the script before anything is tested. Raises grpc.aio.AioRpcError if the server is draining."""
         probe = Probe(self)
         try:
             async with asyncio.timeout(RECORDING * self.connection.seconds):

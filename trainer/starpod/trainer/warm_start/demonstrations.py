@@ -69,11 +69,7 @@ class Demonstrator(Agent):
 async def play_start(
     fleet: Fleet, task: Task, seed: int, want: Want, make_agent: Callable[[Session], Agent], *, group: int = 0
 ) -> tuple[Episode, Limits]:
-    """Play an episode from the start state of a seed. Return it and its session's limits.
-
-    Raises:
-        StarpodError: The episode failed.
-    """
+    """Play an episode from the start state of a seed. Return it and its limits. Raises StarpodError if it failed."""
     (session,) = await task.open(fleet, seed, 1, want)
     try:
         episode = await play(make_agent(session), session, group=group)

@@ -155,11 +155,7 @@ class Store:
 
 
 def verify(path: Path, progress: Callable[[int], None] = lambda count: None) -> Manifest:
-    """Read a whole store and compare all checksums. `progress` is called with the number of bytes done.
-
-    Raises:
-        StoreError: the store is damaged.
-    """
+    """Read a whole store and compare all checksums. `progress` gets the number of bytes done. Raises StoreError."""
     manifest = Manifest.read(path)
     total = 0
     for name, section in manifest.sections.items():
