@@ -8,7 +8,6 @@ from starpod.env_server.episodes.errors import overloaded
 from starpod.env_server.episodes.live_episode import Want
 from starpod.env_server.operation.config import ServerLimits
 from starpod.env_server.processes.child_process import ChildProcess
-from starpod.env_server.processes.container_host import ContainerHost
 from starpod.env_server.processes.hosts import EpisodeHost, LocalHost, Pools
 from starpod.env_server.processes.process_host import ProcessHost
 from starpod.env_server.sandbox.sandbox import UNTRUSTING, Sandbox
@@ -37,12 +36,11 @@ class HostFactory:
         self.make_room(environment)
         if environment.spec.concurrency is Concurrency.PROCESS:
             return ProcessHost(environment, self.sandbox)
-        kind = ContainerHost if environment.spec.concurrency is Concurrency.CONTAINER else LocalHost
-        return kind(environment, self.pools, self.journal, want)
+        return LocalHost(environment, self.pools, self.journal, want)
 
     def make_room(self, environment: type[Environment]) -> None:
         """Raise OVERLOADED if the environment needs a process or container and all of them are in use."""
-        if environment.spec.concurrency is Concurrency.CONTAINER and ContainerHost.alive >= self._max_containers:
+        if environment.spec.concurrency is Concurrency.CONTAINER and LocalHost.containers >= self._max_containers:
             problem = f"all {self._max_containers} containers are in use"
             raise overloaded("max_containers", problem, _RETRY_SECONDS)
         if environment.spec.concurrency is Concurrency.PROCESS and ChildProcess.alive >= self._max_processes:

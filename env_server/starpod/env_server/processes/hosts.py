@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
+import threading
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -36,6 +38,7 @@ from starpod.serving.user_code import end_forked_copy, is_ctrl_c
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.values import Action
 
+logger = logging.getLogger(__name__)
 R = TypeVar("R")
 
 _COMPUTING_THREADS = 2
@@ -184,10 +187,15 @@ def _rehearse(episode: LiveEpisode) -> None:
 class LocalHost:
     """Host for classes `inline`, `thread` and `container`: the episode's object is in this process.
 
-    Turns of the classes `thread` and `container` run on threads, and so do slow resets and drawing.
+    Turns of the classes `thread` and `container` run on threads, and so do slow resets and drawing. A container is
+    removed when its episode is replaced or the host closes.
+
+    `containers` is the number of hosts of class `container` that are not closed, also before the container boots.
     """
 
-    __slots__ = ("_environment", "_episode", "_journal", "_pools", "_threads", "_want", "episode")
+    __slots__ = ("_environment", "_episode", "_has_container", "_journal", "_pools", "_threads", "_want", "episode")
+
+    containers = 0
 
     def __init__(
         self,
@@ -206,6 +214,8 @@ class LocalHost:
         }.get(environment.spec.concurrency)
         self.episode: LiveEpisode | None
         self._episode: LiveEpisode | None = None
+        self._has_container = environment.spec.concurrency is Concurrency.CONTAINER
+        LocalHost.containers += self._has_container
         self._take(episode, want)
 
     async def reset(self, plan: ResetPlan) -> Started:
@@ -276,7 +286,9 @@ class LocalHost:
         return type(self)(self._environment, self._pools, self._journal, self._want, copy)
 
     def close(self) -> None:
-        self._episode = self.episode = None
+        self._take(None, self._want)
+        LocalHost.containers -= self._has_container
+        self._has_container = False
 
     def _live(self) -> LiveEpisode:
         assert self._episode is not None, "reset comes first"
@@ -284,6 +296,9 @@ class LocalHost:
 
     def _take(self, episode: LiveEpisode | None, want: Want) -> None:
         """Continue with another episode. Its steps may run in the event loop only if no part of a step is slow."""
+        if self._has_container and self._episode is not None:
+            # The interpreter waits for this thread at exit, unless it hangs. Removing a container takes 0.2 s.
+            threading.Thread(target=_close, args=(self._episode.environment,), name="starpod closing").start()
         self._want = want
         self._episode = episode
         self.episode = None if self._threads or want.image else episode
@@ -326,3 +341,10 @@ class LocalHost:
             return await pool.run(measured_work)
         except Hung as hung:
             raise HostDied(str(hung)) from hung
+
+
+def _close(environment: Environment) -> None:
+    try:
+        environment.close()
+    except Exception:
+        logger.exception("%s: the container could not be removed; a sweep will remove it", environment.spec.id)
