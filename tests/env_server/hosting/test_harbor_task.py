@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from starpod.env_server.hosting.harbor_task import TaskError, TaskFolder
+from starpod.env_server.hosting.request import HostingError
 from tests.env_server.machines.tasks import write_task
 from tests.support import run_starpod
 
@@ -94,3 +95,10 @@ def test_without_an_engine_the_server_says_what_to_start(tmp_path: Path, monkeyp
     problem = run_starpod("serve", f"harbor:{folder}", "--port", "0").complaint
     assert "harbor-easy-v1 cannot be served here: no container engine answers at unix:///" in problem
     assert problem.endswith("start Docker or Podman, or set DOCKER_HOST")
+
+
+@pytest.mark.parametrize("reach", ["8100", ":8100", "gateway:", "gateway:0", "gateway:65536", "http://gateway"])
+def test_an_address_that_is_none_is_refused(tmp_path: Path, reach: str) -> None:
+    harbor = pytest.importorskip("starpod.env_server.hosting.harbor", exc_type=ImportError)
+    with pytest.raises(HostingError, match="write HOST:PORT, as in reach=127"):
+        harbor.host(f"{write_task(tmp_path, tests=TESTS)}#reach={reach}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -146,3 +147,22 @@ def test_user_and_variables_of_task_and_image_count(made: list[Any], tmp_path: P
     root = start(made, tmp_path / "rooted", settings="[agent]\nuser = 'root'\n")
     root.step("id -u; mount -t tmpfs none /mnt")
     assert root.told.startswith("0\nmount: ")
+
+
+def test_an_address_is_reached_again_after_a_time_out_and_never_by_a_verifier(made: list[Any], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as target:
+        target.settimeout(30)
+        port = target.getsockname()[1]
+        ask = f"echo hello > /dev/tcp/127.0.0.1/{port}"
+        tests = f"! {ask}; echo $((1 - $?)) > /logs/verifier/reward.txt"
+        environment = start(made, tmp_path / "reaching", f"command_seconds=2&reach=127.0.0.1:{port}", tests=tests)
+        for command in (ask, f"{ask}; sleep 100", ask):
+            environment.step(command)
+            assert target.accept()[0].recv(100) == b"hello\n"
+        assert environment.step("done").reward == 1.0
+
+
+def test_an_image_without_python_reaches_nothing(made: list[Any], tmp_path: Path) -> None:
+    environment = start(made, tmp_path / "bare", "reach=127.0.0.1:1", dockerfile="RUN rm /usr/bin/python3*\n")
+    with pytest.raises(RuntimeError, match=r"cannot reach 127\.0\.0\.1:1: the image .* needs python3"):
+        environment.step("true")

@@ -76,7 +76,7 @@ async def programs(config: ProgramConfig) -> AsyncIterator[Wrap]:
     async with AsyncExitStack() as stack:
         tools = {mcp.PATH: await stack.enter_async_context(mcp.served(running.playing))} if mcp.installed() else {}
         app = create_app(running, model="policy", more=endpoints(running.playing), mounted=tools)
-        running.url = await stack.enter_async_context(listening(app))
+        running.url = await stack.enter_async_context(listening(app, port=config.port))
         try:
             yield lambda agents: ProgramAgents(
                 **{attribute.name: getattr(agents, attribute.name) for attribute in fields(EngineAgents)},

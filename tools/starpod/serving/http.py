@@ -107,13 +107,13 @@ class Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def listening(app: ASGIApp) -> AsyncIterator[str]:
+async def listening(app: ASGIApp, port: int = 0) -> AsyncIterator[str]:
     """Serve an application on this machine while the context lasts. Yield its URL, without a slash at the end.
 
-    The application's lifespan is not run.
+    The application's lifespan is not run. port: 0 chooses a free one.
     """
     host = "127.0.0.1"
-    with closing(listen(host, 0)) as listener:
+    with closing(listen(host, port)) as listener:
         server = Server(app, [listener])
         await server.start()
         try:

@@ -32,7 +32,8 @@ from starpod.v1.untrusted import read_untrusted_json
 from starpod.v1.values import MAX_REWARD, Action
 
 SETTINGS = (
-    "user warm max_turns command_seconds output boot_seconds lifetime copies build_network engine namespace registry"
+    "user warm max_turns command_seconds output boot_seconds lifetime copies build_network reach engine namespace "
+    "registry"
 ).split()
 NOBODY = "1000:1000"
 """User of the agent's commands where neither the task nor its image names one."""
@@ -79,6 +80,8 @@ class HarborTask(Environment):
     build_network: ClassVar[str]
     engine: ClassVar[tuple[str, str]]
     """Name of the engine, docker or pods, and namespace of pods."""
+    reach: ClassVar[tuple[str, int] | None]
+    """Host and port outside that programs in the container can reach at 127.0.0.1 and the same port."""
 
     told: str
     """The observation."""
@@ -142,6 +145,7 @@ class HarborTask(Environment):
             return self._verify()
         agent_seconds = self.task.configuration.agent.timeout_sec or math.inf
         self.is_solving |= is_solution
+        self.machine.connect(self.reach)
         start = time.monotonic()
         seconds = min(self.command_seconds, agent_seconds - self.spent)
         result = self.machine.run(command, seconds, limit=self.output)
@@ -162,6 +166,7 @@ class HarborTask(Environment):
         """Run the task's verifier and return the last outcome. Raises RuntimeError if it gives no reward."""
         machine, verifier = self.machine, self.task.configuration.verifier
         files = {name: f"{LOGS}/verifier/reward.{name}" for name in ("json", "txt")}
+        machine.connect(None)
         # An agent that is root may have written a reward, or code that the tests would import.
         machine.clear(TESTS, *files.values())
         machine.put(self.task.path / "tests", TESTS)
@@ -337,6 +342,7 @@ def host(text: str) -> type[HarborTask]:
         "success_at": request.number("success_at", 1.0),
         "build_network": request.settings.get("build_network", "default"),
         "engine": (engine, request.settings.get("namespace", "")),
+        "reach": _read_address(request),
         "reference": (__name__, "host", text),
         "__module__": base.__module__,
     }
@@ -361,6 +367,15 @@ def _choose_engine(request: HostingRequest, task: TaskFolder, copies: str) -> tu
             "and set registry=PREFIX, or set docker_image"
         )
     return engine, f"{registry}/{task.image}"
+
+
+def _read_address(request: HostingRequest) -> tuple[str, int] | None:
+    """Return the setting `reach`. Raises HostingError if it is not HOST:PORT."""
+    text = request.settings.get("reach", "")
+    host, _, port = text.rpartition(":")
+    if text and not (host and port.isdecimal() and 0 < int(port) < 2**16):
+        raise request.fail(f"reach is {text!r}; write HOST:PORT, as in reach=127.0.0.1:8100")
+    return (host.strip("[]"), int(port)) if text else None
 
 
 def installed(pattern: str) -> list[str]:

@@ -8,6 +8,7 @@ import io
 import logging
 import os
 import secrets
+import socket
 import tarfile
 import time
 from collections.abc import Iterator
@@ -85,6 +86,8 @@ class Frames:
         return data
 
     def close(self) -> None:
+        with contextlib.suppress(Exception):  # wakes a thread that reads
+            self._socket.shutdown(socket.SHUT_RDWR)
         resources: list[Any] = [self._socket, self._connection, getattr(self._connection, "_response", None)]
         for resource in resources:
             with contextlib.suppress(Exception):

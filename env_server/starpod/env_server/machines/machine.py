@@ -7,7 +7,9 @@ import logging
 import re
 import secrets
 import shlex
+import socket
 import tarfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -16,6 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from starpod.env_server.authoring.environment import Busy, MachineLost
+from starpod.env_server.machines import relay
 from starpod.env_server.machines.engine import MEBIBYTE, ROOT, Engine, MachinePlan, Stream
 from starpod.env_server.machines.metrics import BOOT_SECONDS, FAILED_BOOTS
 from starpod.env_server.machines.shell import CommandResult, Shell
@@ -27,6 +30,7 @@ _SERVER_SECONDS = 10.0
 """Time limit of a command that the server itself runs."""
 _RETRY_SECONDS = 5.0
 UNLIMITED = float("inf")
+_RELAY = shlex.quote(Path(relay.__file__).read_text(encoding="utf-8"))
 MAX_OUTPUT = 64 * MEBIBYTE
 """Bytes of output after which a command is ended."""
 
@@ -44,6 +48,9 @@ class Machine:
     booted: float = field(default_factory=time.monotonic)
     closed: bool = False
     _shells: dict[str, Shell] = field(default_factory=dict)
+    _channel: Stream | None = None
+    """Connection to the relay's process in the machine."""
+    _relay: threading.Thread | None = None
 
     @classmethod
     def boot(cls, engine: Engine, plan: MachinePlan, image: str = "", folder: str = "") -> Machine:
@@ -148,6 +155,38 @@ class Machine:
         with self._errors():
             return self.engine.read(self.id, path, size)
 
+    def connect(self, address: tuple[str, int] | None) -> None:
+        """Let programs in the machine reach an address outside, at 127.0.0.1 and the same port; for None, end that.
+
+        It is called before each command, because the end of all processes ends this too. Raises RuntimeError if it is
+        not possible in a new machine. Later it is the agent that takes the port or all processes.
+        """
+        if address is None:
+            if self._channel:
+                self._channel.close()
+            self._channel = None
+            return
+        if self._channel and self._relay and self._relay.is_alive():
+            return
+        deadline = time.monotonic() + self.plan.boot_seconds
+        with self._errors():
+            channel = self._channel = self.engine.open_shell(self.id, ROOT, {}, "/", deadline)
+            with suppress(TimeoutError, ConnectionError):
+                channel.send(f"exec python3 -I -S -c {_RELAY} {address[1]} 2>/dev/null\n".encode(), deadline)
+                if channel.read(deadline) == relay.READY:
+                    end = time.monotonic() + min(self.plan.lifetime_seconds, 1e6)
+                    end_here = relay.Relay(lambda: channel.read(end), lambda data: channel.send(data, end))
+                    dial = (lambda: socket.create_connection(address),)
+                    self._relay = threading.Thread(target=end_here.run, args=dial, daemon=True)
+                    self._relay.start()
+                    return
+        self.connect(None)
+        if not self._relay:
+            raise RuntimeError(
+                f"programs in the container cannot reach {address[0]}:{address[1]}: the image {self.plan.image} needs "
+                f"python3 of at least 3.8, and no other program may listen on port {address[1]}"
+            )
+
     def commit(self, seconds: float) -> str:
         """Save the file system as an image that is kept for some seconds, and return its name."""
         with self._errors():
@@ -167,6 +206,7 @@ class Machine:
         self.closed = True
         for shell in self._shells.values():
             shell.drop()
+        self.connect(None)
         self.guard.close()
         self.engine.remove(self.id)
 
@@ -187,6 +227,7 @@ class Machine:
             with suppress(*self.engine.errors):
                 self.close()
             raise MachineLost(problem) from error
+        self.connect(None)
         for shell in self._shells.values():
             shell.drop()
 

@@ -144,3 +144,10 @@ class ProgramConfig(Section):
         "plays.",
     )
     at_once: int = Field(default=16, ge=1, description="Maximum programs at a time; other episodes wait.")
+    port: int = Field(
+        default=0,
+        ge=0,
+        le=65_535,
+        description="Port of the gateway at 127.0.0.1, for programs in containers that may reach it: "
+        "harbor:FOLDER#reach=127.0.0.1:PORT. 0: a free one.",
+    )

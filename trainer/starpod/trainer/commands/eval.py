@@ -27,7 +27,7 @@ _LIMIT = "the environment's limit"
     headings={
         "Episodes": ["environments", "episodes", "attempts", "seed", "assignments", "version"],
         "Limits": ["turns", "actions_per_turn", "actions"],
-        "Replies": ["temperature", "max_tokens", "thinking", "engine", "concurrency"],
+        "Replies": ["temperature", "max_tokens", "thinking", "engine", "concurrency", "agent_port"],
         "Results": ["to", "retry_failed", "json_file", "csv_file", "markdown_file"],
         "Access to the server": ACCESS,
     },
@@ -99,6 +99,13 @@ _LIMIT = "the environment's limit"
     type=click.IntRange(1),
     default=16,
     help="Maximum requests to an endpoint, or programs, at a time.",
+)
+@click.option(
+    "--agent-port",
+    type=click.IntRange(0, 65_535),
+    show_default="a free one",
+    default=0,
+    help="Port of the programs' gateway, for programs in containers that may reach it: #reach=127.0.0.1:PORT.",
 )
 @click.option(
     "--to",

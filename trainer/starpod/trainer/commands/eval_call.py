@@ -45,6 +45,7 @@ class EvaluationCall:
     sampling: Sampling
     engine: Engine
     concurrency: int
+    agent_port: int
     access: Transport
     retry_failed: bool
 
@@ -60,7 +61,7 @@ class EvaluationCall:
             version=options["version"],
             limits=Limits(options["turns"], options["actions_per_turn"], options["actions"]),
         )
-        names = ("seed", "episodes", "attempts", "engine", "concurrency", "access", "retry_failed")
+        names = ("seed", "episodes", "attempts", "engine", "concurrency", "agent_port", "access", "retry_failed")
         return cls(
             models=tuple(dict.fromkeys(models)),
             environments=choice,
@@ -81,13 +82,15 @@ class EvaluationCall:
         if known is not None:
             values = {name: value for name, value in dataclasses.asdict(sampling).items() if value is not None}
             sampling = dataclasses.replace(known.sampling, **values)
-        models = {word: find_model(word, sampling, self.engine, self.concurrency) for word in self.models}
+        models = {
+            word: find_model(word, sampling, self.engine, self.concurrency, self.agent_port) for word in self.models
+        }
         async with AsyncExitStack() as stack:
             servers = Servers(stack, self.access)
             plan = await self._plan(list(models.values()), known, sampling, servers)
             missing = folder.missing(plan, retry_failed=self.retry_failed)
             for word in dict.fromkeys(model for model, _ in missing if model not in models):
-                models[word] = find_model(word, sampling, self.engine, self.concurrency)
+                models[word] = find_model(word, sampling, self.engine, self.concurrency, self.agent_port)
                 plan = plan.extended(dataclasses.replace(plan, models={word: models[word].facts}))
             folder.write_plan(plan)
             await _play(folder, plan, missing, models, servers)

@@ -70,7 +70,7 @@ class EvaluatedModel:
             yield agents
 
 
-def find_model(word: str, sampling: Sampling, engine: Engine, concurrency: int) -> EvaluatedModel:
+def find_model(word: str, sampling: Sampling, engine: Engine, concurrency: int, port: int = 0) -> EvaluatedModel:
     """Return the model that a word names, without loading it.
 
     Args:
@@ -78,6 +78,7 @@ def find_model(word: str, sampling: Sampling, engine: Engine, concurrency: int) 
             `PretrainedAgents`), or one of these and a command, as in `runs/lake | python agent.py`.
         sampling: Values that replace those of the run or endpoint.
         concurrency: Maximum number of concurrent requests to an endpoint.
+        port: Port of the gateway that a command's program uses; 0: a free one.
 
     Raises:
         ClickException: There is no such model.
@@ -85,7 +86,8 @@ def find_model(word: str, sampling: Sampling, engine: Engine, concurrency: int) 
     policy, bar, command = word.partition(PROGRAM)
     if bar:
         model = find_model(policy.strip(), sampling, engine, concurrency)
-        return _with_program(word, model, ProgramConfig(command=tuple(shlex.split(command)), at_once=concurrency))
+        program = ProgramConfig(command=tuple(shlex.split(command)), at_once=concurrency, port=port)
+        return _with_program(word, model, program)
     if word.startswith((CHAT, *URLS)):
         return _endpoint(word, sampling, concurrency)
     if word in reference_names():
