@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -253,3 +255,9 @@ def test_an_api_that_does_not_answer(cluster: Cluster, tmp_path: Path) -> None:
     cluster.close()
     with pytest.raises(Unavailable, match=r"no Kubernetes API lists pods at https://127.0.0.1:\d+ .*KUBECONFIG"):
         machine_pool("pods")
+
+
+def test_no_client_is_imported_before_an_engine_is_chosen() -> None:
+    script = "import sys, starpod.env_server.hosting.harbor; print({'docker', 'kubernetes'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

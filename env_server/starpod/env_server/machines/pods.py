@@ -282,9 +282,9 @@ def connect_cluster(namespace: str = "") -> PodEngine:
         cluster = PodEngine(configuration, namespace)
         cluster.sweep()
     except (ConfigException, *PodEngine.errors) as error:
+        where = f" at {configuration.host}" if configuration.host else ""
         raise Unavailable(
-            f"no Kubernetes API lists pods at {configuration.host} ({_problem(error)}); check that "
-            "`kubectl get pods` works, or set KUBECONFIG"
+            f"no Kubernetes API lists pods{where} ({_problem(error)}); check `kubectl get pods`, or set KUBECONFIG"
         ) from error
     return cluster
 
