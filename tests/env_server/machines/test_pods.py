@@ -261,3 +261,21 @@ def test_no_client_is_imported_before_an_engine_is_chosen() -> None:
     script = "import sys, starpod.env_server.hosting.harbor; print({'docker', 'kubernetes'} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"
+
+
+@pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="the pods here have the python3 of /usr")
+def test_programs_in_a_pod_reach_the_operators_address(cluster: Cluster, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.2", 0)) as listener:
+        port = listener.getsockname()[1]
+        environment = start(tmp_path / "reaching", f"user=root&reach=127.0.0.2:{port}")
+
+        def answer() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(connection.recv(5).upper() * 100_000)
+
+        threading.Thread(target=answer, daemon=True).start()
+        script = f"import socket; c = socket.create_connection(('127.0.0.1', {port})); c.sendall(b'hello')"
+        environment.step(f"python3 -c \"{script}; print(len(c.makefile('rb').read()))\"")
+        assert environment.told == "500000\n[exit status 0]"
+        environment.close()
