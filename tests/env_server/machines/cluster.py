@@ -102,7 +102,9 @@ class Cluster:
         """End the processes of a pod, which then has a phase and perhaps a reason."""
         self.pods[name]["status"] = {"phase": phase, **status}
         if process := self._processes.pop(name, None):
-            process.send_signal(signal.SIGKILL)
+            # The first process of the pod is reaped after all others have ended; unshare itself would end before them.
+            for first in _children(process):
+                os.kill(int(first), signal.SIGKILL)
             process.wait()
 
     def _status(self, name: str) -> None:
@@ -160,8 +162,7 @@ class Cluster:
 
     async def _exec(self, websocket: WebSocket) -> None:
         guard = self._processes.get(websocket.path_params["name"])
-        children = Path(f"/proc/{guard.pid}/task/{guard.pid}/children").read_text().split() if guard else []
-        if not children:
+        if not (children := _children(guard) if guard else []):
             await websocket.close()
             return
         users = ["--user", "--preserve-credentials"] if _USERS else []
@@ -203,6 +204,13 @@ class Cluster:
         result = {"status": "Failure", "details": {"causes": causes}} if status else {"status": "Success"}
         await websocket.send_bytes(b"\3" + json.dumps(result).encode())
         await websocket.close()
+
+
+def _children(process: subprocess.Popen[bytes]) -> list[str]:
+    """Return the numbers of the processes that a process has started, none if it has ended."""
+    if process.poll() is not None:
+        return []
+    return Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
 
 
 def eventually(condition: Any) -> bool:

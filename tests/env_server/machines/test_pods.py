@@ -226,7 +226,7 @@ def test_the_pool_replaces_a_dead_pod(cluster: Cluster, tmp_path: Path) -> None:
     environment = start(tmp_path / "pooled")
     pool = MachinePool(environment.machine.engine)
     pool._warm[environment.plan].append(environment.machine)
-    cluster.end(environment.machine.id)
+    cluster.end(environment.machine.id, reason="Evicted")
     machine = pool.take(environment.plan)
     assert machine.run("echo ready", 10).text == "ready\n"
     machine.close()
