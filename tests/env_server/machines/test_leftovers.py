@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections.abc import Iterator
@@ -41,25 +42,62 @@ def start(made: list[Any], folder: Path, hosting: str = "", **task: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("place", "seconds", "stays"),
-    [("here, ended", 1000, False), ("elsewhere", -1, False), ("elsewhere", 1000, True), ("here", 1000, True)],
+    ("place", "session", "seconds", "stays"),
+    [
+        ("here, ended", "used", 1000, False),
+        ("elsewhere", "used", -1, False),
+        ("elsewhere", "unknown", 1000, True),
+        ("here", "used", 1000, True),
+        ("here", "ended", 1000, False),
+    ],
 )
-def test_a_sweep_removes_what_ended_servers_left(engine: Any, place: str, seconds: int, stays: bool) -> None:
-    """Such a container lost its server without noticing. One of another machine is removed when its lease is over."""
-    from starpod.env_server.machines.engine import LEASE, SERVER
+def test_a_sweep_removes_what_no_session_uses(
+    engine: Any, monkeypatch: pytest.MonkeyPatch, place: str, session: str, seconds: int, stays: bool
+) -> None:
+    """A container may lose its server without noticing, and a server may have no engine when a session ends.
+
+    A container of another machine is removed when its lease is over.
+    """
+    from docker.errors import NotFound
+
+    from starpod.env_server.machines.engine import LEASE, SERVER, SESSION
+
+    monkeypatch.setattr("starpod.env_server.machines.engine.live_sessions", {"used"})
 
     boot, namespace, process_id, begin = engine.server.split("/")
     servers = {"here": engine.server, "elsewhere": f"other/{namespace}/{process_id}/{begin}"}
     servers["here, ended"] = f"{boot}/{namespace}/{process_id}/{int(begin) + 1}"
-    labels = {SERVER: servers[place], LEASE: str(int(time.time()) + seconds)}
+    labels = {SERVER: servers[place], SESSION: session, LEASE: str(int(time.time()) + seconds)}
     container = engine.api.create_container(BASE, ["sleep", "1000"], labels=labels)["Id"]
     engine.api.start(container)
     try:
         engine.sweep()
+        with contextlib.suppress(NotFound):
+            if not stays:  # another server's sweep may be removing it
+                engine.api.wait(container, timeout=30, condition="removed")
         left = [each["Id"] for each in engine.api.containers(all=True)]
         assert (container in left) == stays
     finally:
         engine.remove(container)
+
+
+def test_a_container_that_could_not_be_removed_is_removed_by_a_sweep(
+    engine: Any, made: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine does not answer when the session ends, as while it is restarted."""
+    machine = start(made, tmp_path / "kept").machine
+    with monkeypatch.context() as patch:
+        # The container's first process, which would end with this connection, does not notice.
+        patch.setattr(machine.guard, "close", lambda: None)
+        patch.setattr(engine.api, "remove_container", lambda *_, **__: _raise(ConnectionError("no engine")))
+        with pytest.raises(ConnectionError):
+            machine.close()
+    assert engine.sweep() == 1
+    assert machine.id not in [each["Id"] for each in engine.api.containers(all=True)]
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def test_the_pool_hands_out_no_dead_machine(engine: Any, made: list[Any], tmp_path: Path) -> None:

@@ -145,15 +145,25 @@ def test_a_pod_ends_with_the_connection_of_its_server(cluster: Cluster, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("place", "seconds", "stays"),
-    [("here, ended", 1000, False), ("elsewhere", -1, False), ("elsewhere", 1000, True), ("here", 1000, True)],
+    ("place", "session", "seconds", "stays"),
+    [
+        ("here, ended", "used", 1000, False),
+        ("elsewhere", "used", -1, False),
+        ("elsewhere", "unknown", 1000, True),
+        ("here", "used", 1000, True),
+        ("here", "ended", 1000, False),
+    ],
 )
-def test_a_sweep_removes_what_ended_servers_left(cluster: Cluster, place: str, seconds: int, stays: bool) -> None:
+def test_a_sweep_removes_what_no_session_uses(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, place: str, session: str, seconds: int, stays: bool
+) -> None:
+    monkeypatch.setattr(engine, "live_sessions", {"used"})
     own = engine.identity(os.getpid())
     boot, namespace, process_id, begin = own.split("/")
     servers = {"here": own, "elsewhere": f"other/{namespace}/{process_id}/{begin}"}
     servers["here, ended"] = f"{boot}/{namespace}/{process_id}/{int(begin) + 1}"
-    annotations = {engine.SERVER: servers[place], engine.LEASE: str(int(time.time()) + seconds)}
+    lease = str(int(time.time()) + seconds)
+    annotations = {engine.SERVER: servers[place], engine.SESSION: session, engine.LEASE: lease}
     metadata = {"name": "left", "labels": {engine.SERVER: "x"}, "annotations": annotations}
     cluster.pods["left"] = {"metadata": metadata, "status": {"phase": "Running"}}
     machine_pool("pods")  # sweeps when it connects

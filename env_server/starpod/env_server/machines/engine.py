@@ -19,6 +19,8 @@ CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_S
 """Capabilities of root in a machine. No process gains others, so sudo does not work."""
 _GUARD = "while read -r _; do kill -9 -1; echo ended; done"
 MEBIBYTE = 2**20
+live_sessions: set[str] = set()
+"""Ids of the sessions of this process whose machine boots or exists."""
 Variables = Mapping[str, str]
 
 
@@ -129,8 +131,12 @@ def identity(process_id: int) -> str:
 
 
 def is_left_behind(labels: Mapping[str, str]) -> bool:
-    """Return whether the labels are those of a machine whose server has ended or whose lease is over."""
-    return _is_dead(labels[SERVER]) or float(labels.get(LEASE, 0)) < time.time()
+    """Return whether the labels are those of a machine whose server has ended or no longer uses it, or lease is over.
+
+    A server no longer uses a machine if it could not remove it, or did not learn that it was created.
+    """
+    is_unused = labels[SERVER] == identity(os.getpid()) and labels.get(SESSION) not in live_sessions
+    return is_unused or _is_dead(labels[SERVER]) or float(labels.get(LEASE, 0)) < time.time()
 
 
 def _is_dead(server: str) -> bool:

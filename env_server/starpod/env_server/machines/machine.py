@@ -19,14 +19,14 @@ from pathlib import Path
 
 from starpod.env_server.authoring.environment import Busy, MachineLost
 from starpod.env_server.machines import relay
-from starpod.env_server.machines.engine import MEBIBYTE, ROOT, Engine, MachinePlan, Stream
+from starpod.env_server.machines.engine import MEBIBYTE, ROOT, Engine, MachinePlan, Stream, live_sessions
 from starpod.env_server.machines.metrics import BOOT_SECONDS, FAILED_BOOTS
 from starpod.env_server.machines.shell import CommandResult, Shell
 
 logger = logging.getLogger(__name__)
 
 _KILL_SECONDS = 20.0
-_SERVER_SECONDS = 10.0
+_SERVER_SECONDS = 60.0
 """Time limit of a command that the server itself runs."""
 _RETRY_SECONDS = 5.0
 UNLIMITED = float("inf")
@@ -61,6 +61,7 @@ class Machine:
         deadline = start + plan.boot_seconds
         container = ""
         failures: tuple[type[Exception], ...] = (MachineLost, *engine.errors)
+        live_sessions.add(session)
         try:
             container = engine.create(plan, name, session, image or plan.image)
             guard = engine.start(container, deadline)
@@ -68,7 +69,10 @@ class Machine:
             machine._end_processes(deadline)  # waits until the setup is done
             if machine.run(":", deadline - time.monotonic()).status != 0:
                 raise TimeoutError("its shell did not answer")
-        except failures as error:
+        except BaseException as error:
+            live_sessions.discard(session)
+            if not isinstance(error, failures):
+                raise
             FAILED_BOOTS.labels(plan.environment).inc()
             cause = str(error) or type(error).__name__
             if not isinstance(error, TimeoutError):
@@ -208,6 +212,7 @@ class Machine:
             shell.drop()
         self.connect(None)
         self.guard.close()
+        live_sessions.discard(self.name.rpartition("-")[2])
         self.engine.remove(self.id)
 
     def _end_processes(self, deadline: float = 0.0) -> None:

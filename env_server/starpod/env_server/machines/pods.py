@@ -167,7 +167,7 @@ class PodEngine:
         metadata = {
             "name": name,
             "labels": {SERVER: server, SESSION: session, NETWORK: "public" if plan.network else "none"},
-            "annotations": {SERVER: self.server, LEASE: plan.lease},
+            "annotations": {SERVER: self.server, SESSION: session, LEASE: plan.lease},
             "ownerReferences": self._owners,
         }
         spec = {
