@@ -24,7 +24,11 @@ TESTS = "echo 1 > /logs/verifier/reward.txt"
         ("[environment]\ngpus = 1\n", "needs GPUs"),
         ("[environment]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['a.example']\n", "needs a list of allowed hosts"),
         ("[verifier]\nnetwork_mode = 'public'\n", "needs a network for one phase only"),
-        ("[verifier]\nenvironment_mode = 'separate'\n", "needs a container for the verifier"),
+        ("[verifier.environment]\ngpus = 1\n", "needs GPUs"),
+        ("[[verifier.collect]]\ncommand = 'true'\n", "needs commands that collect artifacts"),
+        ("artifacts = ['out']\n", "out is no absolute path"),
+        ("artifacts = ['/app/../tests']\n", "/app/../tests is no absolute path"),
+        ("[[artifacts]]\nsource = '/out'\nexclude = ['*.o']\n", "/out: exclude and service are not supported"),
         ("[environment]\nmemory_mb = 'much'\n", r"environment\.memory_mb: "),
         ("[environment]\nmemory = 'much'\n", "memory is 'much'; write it as 2G or 512M"),
         ("[environment\n", "Expected ']'"),
@@ -89,7 +93,11 @@ def test_a_task_without_solution_has_none(tmp_path: Path) -> None:
 
 
 def test_without_an_engine_the_server_says_what_to_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("docker")
+    harbor = pytest.importorskip("starpod.env_server.hosting.harbor", exc_type=ImportError)
+    engine = pytest.importorskip("starpod.env_server.machines.docker_engine", exc_type=ImportError)
+    # Without what other tests of this process have connected to.
+    monkeypatch.setattr(harbor, "machine_pool", harbor.machine_pool.__wrapped__)
+    monkeypatch.setattr(engine, "connect", engine.connect.__wrapped__)
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     folder = write_task(tmp_path / "easy", tests=TESTS)
     problem = run_starpod("serve", f"harbor:{folder}", "--port", "0").complaint

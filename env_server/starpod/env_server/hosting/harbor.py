@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import random
 import re
@@ -22,14 +21,14 @@ from starpod.env_server.authoring.environment import (
     Tool,
     digest,
 )
-from starpod.env_server.hosting.harbor_task import LOGS, SOLUTION, TESTS, TaskError, TaskFolder
+from starpod.env_server.hosting.harbor_task import LOGS, SOLUTION, Section, TaskError, TaskFolder
+from starpod.env_server.hosting.harbor_verifier import Verifier
 from starpod.env_server.hosting.hosted import read_call, starpod_id
 from starpod.env_server.hosting.request import HostingError, HostingRequest, fitting, import_named
-from starpod.env_server.machines.engine import ROOT, MachinePlan
+from starpod.env_server.machines.engine import MachinePlan
 from starpod.env_server.machines.machine import Machine
 from starpod.env_server.machines.pool import machine_pool
-from starpod.v1.untrusted import read_untrusted_json
-from starpod.v1.values import MAX_REWARD, Action
+from starpod.v1.values import Action
 
 SETTINGS = (
     "user warm max_turns command_seconds output boot_seconds lifetime copies build_network reach engine namespace "
@@ -39,8 +38,6 @@ NOBODY = "1000:1000"
 """User of the agent's commands where neither the task nor its image names one."""
 MAX_LENGTH = 100_000
 """Maximum number of characters of a command."""
-_READ_BYTES = 65_536
-"""Maximum size of a reward file."""
 _SNAPSHOT_SECONDS, _FORK_SECONDS = 86_400.0, 120.0
 """Seconds for which the image of a snapshot and of a fork is kept."""
 _FENCE = re.compile(r"```(?:bash|sh|shell|console)?[^\S\n]*\n(.*?)```", re.DOTALL)
@@ -69,7 +66,7 @@ class HarborTask(Environment):
 
     task: TaskFolder
     plan: MachinePlan
-    verifier_user: str
+    verifier: Verifier
     command_seconds: ClassVar[float]
     output: ClassVar[int]
     solution: str | None
@@ -99,18 +96,17 @@ class HarborTask(Environment):
         configuration = cls.task.configuration
         needs = configuration.environment
         folder = None if needs.docker_image else cls.task.path / "environment"
-        image_user, image_folder = machine_pool(*cls.engine).engine.prepare(
-            cls.plan, folder, needs.build_timeout_sec, cls.build_network
-        )
+        engine = machine_pool(*cls.engine).engine
+        image_user, image_folder = engine.prepare(cls.plan, folder, needs.build_timeout_sec, cls.build_network)
+        cls.verifier = Verifier.prepare(cls.task, cls.plan, image_user, engine, cls.build_network)
         named = cls.user or str(configuration.agent.user or "") or image_user
         user, workdir = named or NOBODY, needs.workdir or image_folder
-        cls.verifier_user = str(configuration.verifier.user or "") or image_user or ROOT
         quoted = shlex.quote(workdir) if workdir else '"$PWD"'
         shared = f"{LOGS}/agent {LOGS}/artifacts {SOLUTION}"
         setup = [
             f"mkdir -p {quoted} {shared} {LOGS}/verifier",
             f"chown {shlex.quote(user)} {shared}",
-            f"chown {shlex.quote(cls.verifier_user)} {LOGS}/verifier\nchmod 700 {LOGS}/verifier",
+            f"chown {shlex.quote(cls.verifier.user)} {LOGS}/verifier\nchmod 700 {LOGS}/verifier",
         ]
         variables = cls.task.variables("environment")
         if not named:
@@ -164,23 +160,8 @@ class HarborTask(Environment):
 
     def _verify(self) -> Outcome:
         """Run the task's verifier and return the last outcome. Raises RuntimeError if it gives no reward."""
-        machine, verifier = self.machine, self.task.configuration.verifier
-        files = {name: f"{LOGS}/verifier/reward.{name}" for name in ("json", "txt")}
-        machine.connect(None)
-        # An agent that is root may have written a reward, or code that the tests would import.
-        machine.clear(TESTS, *files.values())
-        machine.put(self.task.path / "tests", TESTS)
-        variables = self.task.variables("verifier")
-        result = machine.run_apart(f"{TESTS}/test.sh", verifier.timeout_sec, self.verifier_user, variables)
-        if result.problem:
-            raise RuntimeError(f"the verifier {result.problem}; the end of its output: {result.text[-500:]}")
-        for name, file in files.items():
-            data = machine.read(file, _READ_BYTES)
-            if data is not None:
-                rewards = _read_rewards(data.decode(errors="replace"), name)
-                break
-        else:
-            raise RuntimeError(f"the verifier wrote no reward; the end of its output: {result.text[-500:]}")
+        self.machine.connect(None)
+        rewards = self.verifier.verify(self.machine)
         # Parts add up to the reward. If the file names the reward, its other values are only reported.
         parts = {name: value / len(rewards) for name, value in rewards.items()}
         parts = {"reward": rewards["reward"]} if "reward" in rewards else parts
@@ -271,20 +252,6 @@ def _read_command(action: Action) -> str | None:
     return _DONE
 
 
-def _read_rewards(text: str, form: str) -> dict[str, float]:
-    """Return the rewards in a reward file by name. Raises RuntimeError if it holds none."""
-    try:
-        value = read_untrusted_json(text) if form == "json" else float(text)
-    except ValueError as error:
-        raise RuntimeError(f"the verifier wrote no number but {text[:80]!r}: {error}") from error
-    rewards = value if isinstance(value, dict) else {"reward": value}
-    if not rewards or not all(
-        type(number) in (int, float, bool) and abs(number) <= MAX_REWARD for number in rewards.values()
-    ):
-        raise RuntimeError(f"the verifier wrote {json.dumps(value)[:200]}, which holds values that are no rewards")
-    return {str(name): float(number) for name, number in rewards.items()}
-
-
 # --- the family ------------------------------------------------------------------------------------------------------
 
 
@@ -293,7 +260,9 @@ def host(text: str) -> type[HarborTask]:
     request = HostingRequest.parse(text, SETTINGS)
     try:
         task = TaskFolder.read(Path(request.name).resolve())
-        for section in ("environment", "verifier", "solution"):
+        sections: list[Section] = ["environment", "verifier", "solution"]
+        sections += ["verifier.environment"] * (task.configuration.verifier.environment is not None)
+        for section in sections:
             task.variables(section)
     except TaskError as error:
         raise HostingError(str(error)) from error
@@ -317,7 +286,6 @@ def host(text: str) -> type[HarborTask]:
         snapshot=copies == "yes",
     )
     needs = task.configuration.environment
-    sizes: dict[str, Any] = {"cpus": needs.cpus, "memory_mb": needs.memory_mb, "storage_mb": needs.storage_mb}
     plan = MachinePlan(
         environment=spec.id,
         image=image,
@@ -327,7 +295,7 @@ def host(text: str) -> type[HarborTask]:
         boot_seconds=request.number("boot_seconds", 60.0),
         lifetime_seconds=request.number("lifetime", 21_600.0),
         warm=int(request.number("warm", 1)),
-        **{name: size for name, size in sizes.items() if size},
+        **needs.sizes,
     )
     solution = task.solution()
     base = HarborTask if solution is None else SolvedHarborTask
@@ -359,6 +327,8 @@ def _choose_engine(request: HostingRequest, task: TaskFolder, copies: str) -> tu
         return engine, task.image
     if copies != "no":
         raise request.fail(f"copies={copies} needs engine=docker: Kubernetes cannot save a pod as an image")
+    if task.configuration.verifier.is_apart and task.verifier_image[1]:
+        raise request.fail("pods cannot build its verifier's image: set docker_image in [verifier.environment]")
     if task.configuration.environment.docker_image:
         return engine, task.image
     if not registry:

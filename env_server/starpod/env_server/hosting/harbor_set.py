@@ -54,6 +54,8 @@ class HarborTaskSet(SolvedHarborTask):
 
     def reset(self, rng: random.Random) -> None:
         names = fnmatch.filter(sorted(self.tasks), self.options.task)
+        # Similar tasks have similar names, and consecutive seeds belong to one iteration of a training run.
+        random.Random(0).shuffle(names)
         if not names:
             raise OptionsError(
                 f"task: no task matches {self.options.task!r}; there are {shorten(', '.join(self.tasks), 200)}"
@@ -63,7 +65,7 @@ class HarborTaskSet(SolvedHarborTask):
 
     def _become(self, name: str) -> None:
         member = self.tasks[name]
-        self.task, self.verifier_user, self.solution = member.task, member.verifier_user, member.solution
+        self.task, self.verifier, self.solution = member.task, member.verifier, member.solution
         self.plan = dataclasses.replace(member.plan, environment=self.spec.id)
 
     def set_state(self, state: dict[str, Any]) -> None:

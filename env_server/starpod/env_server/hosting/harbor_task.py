@@ -12,13 +12,15 @@ import shlex
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 TESTS, SOLUTION, LOGS = "/tests", "/solution", "/logs"
 """Folders in the container."""
+Section = Literal["environment", "verifier", "solution", "verifier.environment"]
 _VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 _SIZE = re.compile(r"([\d.]+)([GMK])")
 _IN_MB = {"G": 1024.0, "M": 1.0, "K": 1 / 1024}
@@ -37,14 +39,6 @@ class _Section(BaseModel):
 class _Agent(_Section):
     timeout_sec: float | None = Field(default=None, gt=0)
     user: str | int | None = None
-    network_mode: str | None = None
-
-
-class _Verifier(_Section):
-    timeout_sec: float = Field(default=600.0, gt=0)
-    user: str | int | None = None
-    environment_mode: Literal["shared", "separate"] | None = None
-    environment: dict[str, Any] | None = None
     network_mode: str | None = None
 
 
@@ -74,6 +68,26 @@ class _EnvironmentSection(_Section):
                 data = {f"{name}_mb": round(float(match[1]) * _IN_MB[match[2]]), **data}
         return data
 
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """The sizes that the task sets, by the names of MachinePlan's fields."""
+        sizes = {"cpus": self.cpus, "memory_mb": self.memory_mb, "storage_mb": self.storage_mb}
+        return {name: size for name, size in sizes.items() if size}
+
+
+class _Verifier(_Section):
+    timeout_sec: float = Field(default=600.0, gt=0)
+    user: str | int | None = None
+    environment_mode: Literal["shared", "separate"] | None = None
+    environment: _EnvironmentSection | None = None
+    network_mode: str | None = None
+    collect: list[Any] = Field(default_factory=list)
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether the verifier has a container of its own, which gets the task's artifacts."""
+        return (self.environment_mode or ("separate" if self.environment else "shared")) == "separate"
+
 
 class _Configuration(BaseModel):
     verifier: _Verifier = Field(default_factory=_Verifier)
@@ -81,21 +95,38 @@ class _Configuration(BaseModel):
     environment: _EnvironmentSection = Field(default_factory=_EnvironmentSection)
     solution: _Section = Field(default_factory=_Section)
     steps: list[Any] | None = None
+    artifacts: list[str] = Field(default_factory=list, validate_default=True)
+    """Absolute paths of the files and folders that a verifier in a container of its own gets."""
+
+    @field_validator("artifacts", mode="before")
+    @classmethod
+    def _read_artifacts(cls, entries: list[Any]) -> list[Any]:
+        """Return the paths of artifacts, which may also be tables, and the folder that always counts as one."""
+        tables = [entry if isinstance(entry, dict) else {"source": entry} for entry in entries]
+        for table in tables:
+            path = str(table.get("source"))
+            if not path.startswith("/") or ".." in path.split("/"):
+                raise ValueError(f"{path} is no absolute path")
+            if table.get("exclude") or table.get("service", "main") != "main":
+                raise ValueError(f"{path}: exclude and service are not supported")
+        return [*(table["source"] for table in tables), f"{LOGS}/artifacts"]
 
     def unsupported(self) -> str:
         """Return what the task needs and is not supported, or an empty text."""
-        environment, verifier = self.environment, self.verifier
+        verifier = self.verifier
+        environments = [self.environment, *filter(None, [verifier.environment])]
+        networks = {self.agent.network_mode, *(environment.network_mode for environment in environments)}
         needs = {
             "several steps": self.steps,
-            "Windows": environment.os.lower() != "linux",
-            "GPUs": environment.gpus,
-            "TPUs": environment.tpu,
-            "MCP servers": environment.mcp_servers,
-            "a health check": environment.healthcheck,
-            "a list of allowed hosts": "allowlist" in (environment.network_mode, self.agent.network_mode),
+            "Windows": any(environment.os.lower() != "linux" for environment in environments),
+            "GPUs": any(environment.gpus for environment in environments),
+            "TPUs": any(environment.tpu for environment in environments),
+            "MCP servers": any(environment.mcp_servers for environment in environments),
+            "a health check": any(environment.healthcheck for environment in environments),
+            "a list of allowed hosts": "allowlist" in networks,
             "a network for one phase only": {self.agent.network_mode, verifier.network_mode}
             - {None, self.network_mode},
-            "a container for the verifier": verifier.environment_mode == "separate" or verifier.environment,
+            "commands that collect artifacts": verifier.collect,
         }
         return ", ".join(name for name, is_needed in needs.items() if is_needed)
 
@@ -147,6 +178,21 @@ class TaskFolder:
         content = digest_files(self.path / "environment").hex()[:24]
         return self.configuration.environment.docker_image or f"starpod-harbor:{content}"
 
+    @property
+    def verifier_image(self) -> tuple[str, Path | None]:
+        """Name of the image of the verifier's own container, or empty for the agent's, and the folder of its build."""
+        needs, folder = self.configuration.verifier.environment, self.path / "tests"
+        if needs and needs.docker_image:
+            return needs.docker_image, None
+        if (folder / "Dockerfile").is_file():
+            return f"starpod-harbor:{digest_files(folder).hex()[:24]}", folder
+        return "", None
+
+    @property
+    def has_bundled_tests(self) -> bool:
+        """Whether the image of the verifier's own container has the tests already."""
+        return self.configuration.verifier.is_apart and bool(self.verifier_image[0])
+
     def solution(self) -> str | None:
         """Return the reference solution as one command, or None if there is none.
 
@@ -170,13 +216,13 @@ class TaskFolder:
             lines += [f"mkdir -p {parent}", f"printf %s {content} > {shlex.quote(str(target))}"]
         return "\n".join([*lines, f"chmod +x {SOLUTION}/solve.sh", f"{SOLUTION}/solve.sh", ")"])
 
-    def variables(self, section: Literal["environment", "verifier", "solution"]) -> dict[str, str]:
+    def variables(self, section: Section) -> dict[str, str]:
         """Return the environment variables of a section. `${NAME}` is read from the server's environment.
 
         Raises:
             TaskError: the server's environment lacks a variable.
         """
-        values: Mapping[str, str] = getattr(self.configuration, section).env
+        values: Mapping[str, str] = attrgetter(f"{section}.env")(self.configuration)
 
         def resolve(match: re.Match[str]) -> str:
             value = os.environ.get(match[1], match[2])

@@ -170,7 +170,7 @@ class DockerEngine:
         self.api.put_archive(machine, "/", archive)
 
     def read(self, machine: str, path: str, size: int) -> bytes | None:
-        data = b""
+        data = bytearray()
         try:
             chunks, _ = self.api.get_archive(machine, path)
         except NotFound:

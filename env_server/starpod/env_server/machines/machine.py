@@ -11,11 +11,11 @@ import socket
 import tarfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from starpod.env_server.authoring.environment import Busy, MachineLost
 from starpod.env_server.machines import relay
@@ -29,6 +29,9 @@ _KILL_SECONDS = 20.0
 _SERVER_SECONDS = 60.0
 """Time limit of a command that the server itself runs."""
 _RETRY_SECONDS = 5.0
+_ARCHIVE = "/.starpod-artifacts.tar"
+_EMPTY = bytes(2 * tarfile.BLOCKSIZE)
+"""A tar archive without files."""
 UNLIMITED = float("inf")
 _RELAY = shlex.quote(Path(relay.__file__).read_text(encoding="utf-8"))
 MAX_OUTPUT = 64 * MEBIBYTE
@@ -151,8 +154,31 @@ class Machine:
         data = io.BytesIO()
         with tarfile.open(fileobj=data, mode="w") as archive:
             archive.add(folder, arcname=target.strip("/"), filter=_as_root_file)
+        self.unpack(data.getvalue())
+
+    def pack(self, paths: Sequence[str], size: int) -> bytes:
+        """Return a tar archive of the files and folders that exist, without links and special files.
+
+        Raises:
+            RuntimeError: the archive cannot be made, or is larger than `size` bytes.
+        """
+        existing = f'set --; for path in {shlex.join(paths)}; do [ ! -e "$path" ] || set -- "$@" "${{path#/}}"; done'
+        command = f'({existing}; [ $# = 0 ] || tar -C / -cf {_ARCHIVE} -- "$@")'
+        self.clear(_ARCHIVE)
+        result = self.run(command, _SERVER_SECONDS, user=ROOT)
+        data = self.read(_ARCHIVE, size + 1) or b""
+        if result.status != 0 or len(data) > size:
+            problem = result.text[-500:] if result.status else f"they have more than {size:,} bytes"
+            raise RuntimeError(f"the artifacts cannot be copied: {problem}")
+        try:
+            return _without_links(data, [PurePosixPath(path.strip("/")) for path in paths])
+        except (tarfile.TarError, EOFError) as error:
+            raise RuntimeError(f"the artifacts cannot be copied: {error}") from error
+
+    def unpack(self, archive: bytes) -> None:
+        """Unpack a tar archive in the root folder."""
         with self._errors():
-            self.engine.put(self.id, data.getvalue())
+            self.engine.put(self.id, archive)
 
     def read(self, path: str, size: int) -> bytes | None:
         """Return at most the first `size` bytes of a file, or None if there is no regular file."""
@@ -249,6 +275,26 @@ class Machine:
             raise MachineLost(self.engine.explain(self.id, error)) from error
         if self.closed:
             raise MachineLost("was removed")
+
+
+def _without_links(archive: bytes, roots: Sequence[PurePosixPath]) -> bytes:
+    """Return an archive with only the files and folders below `roots`, which everyone may read.
+
+    The archive was made in a machine whose programs its agent may have replaced.
+    """
+    safe = io.BytesIO()
+    with tarfile.open(fileobj=io.BytesIO(archive or _EMPTY)) as source, tarfile.open(fileobj=safe, mode="w") as target:
+        for entry in source:
+            path = PurePosixPath(entry.name)
+            if ".." in path.parts or not any(path.is_relative_to(root) for root in roots):
+                continue
+            if entry.isdir():
+                entry.mode = entry.mode & 0o777 | 0o555
+                target.addfile(_as_root_file(entry))
+            elif entry.isfile():
+                entry.mode = entry.mode & 0o777 | 0o444
+                target.addfile(_as_root_file(entry), source.extractfile(entry))
+    return safe.getvalue()
 
 
 def _as_root_file(entry: tarfile.TarInfo) -> tarfile.TarInfo:

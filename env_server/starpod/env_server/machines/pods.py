@@ -208,7 +208,7 @@ class PodEngine:
 
     def _communicate(self, machine: str, script: str, *arguments: str, data: bytes = b"") -> tuple[int, bytes]:
         """Run a script as root, and return its exit status and output. Raises OSError if it fails."""
-        deadline, output = time.monotonic() + _CALL_SECONDS, b""
+        deadline, output = time.monotonic() + _CALL_SECONDS, bytearray()
         process = self._execute(machine, script, *arguments)
         try:
             process.send(data, deadline)
@@ -218,7 +218,7 @@ class PodEngine:
             process.close()
         if process.status not in (0, _NO_FILE):
             raise OSError(f"exit status {process.status}: {output[-500:].decode(errors='replace').strip()}")
-        return process.status, output
+        return process.status, bytes(output)
 
     def _execute(self, machine: str, script: str, *arguments: str) -> PodStream:
         options = {"command": ["/bin/sh", "-c", script, "sh", *arguments], "stderr": True}
