@@ -71,6 +71,8 @@ ELSEWHERE = {
     "peers.openenv_server": "serving.throughput starts it",
     "peers.ray_actors": "serving.throughput starts it",
     "peers.vector_env": "serving.throughput starts it",
+    "serving.machine_faults": "tests/benchmarks/test_machines.py",
+    "serving.machines": "tests/benchmarks/test_machines.py",
     "soak": "tests/faults/test_soak.py",
     "soak.churn": "soak starts it",
     "tables": "tests/docs/test_figures.py compares each page",

@@ -176,6 +176,19 @@ def test_a_verifier_runs_beside_a_fork_bomb(made: list[Any], tmp_path: Path) -> 
     assert environment.step("done").reward == 1.0
 
 
+def test_the_server_waits_for_room_after_a_fork_bomb(
+    made: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ended processes count towards the limit until they are reaped, so that the server's first commands may fail."""
+    from starpod.env_server.machines.shell import CommandResult
+
+    machine = start(made, tmp_path / "full").machine
+    statuses = iter([1, None, 1, 0])
+    monkeypatch.setattr(machine, "run", lambda *_, **__: CommandResult("", next(statuses), "/"))
+    machine.clear("/tests")
+    assert list(statuses) == []
+
+
 def test_user_and_variables_of_task_and_image_count(made: list[Any], tmp_path: Path) -> None:
     dockerfile = "RUN useradd --create-home worker\nUSER worker\nENV A=image\n"
     settings = "[environment.env]\nB = 'task'\n"

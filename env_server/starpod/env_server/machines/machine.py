@@ -11,7 +11,7 @@ import socket
 import tarfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,9 +25,8 @@ from starpod.env_server.machines.shell import CommandResult, Shell
 
 logger = logging.getLogger(__name__)
 
-_KILL_SECONDS = 20.0
 _SERVER_SECONDS = 60.0
-"""Time limit of a command that the server itself runs."""
+"""Time limit of what the server itself does in a machine, which may take long beside a fork bomb."""
 _RETRY_SECONDS = 5.0
 _ARCHIVE = "/.starpod-artifacts.tar"
 _EMPTY = bytes(2 * tarfile.BLOCKSIZE)
@@ -132,22 +131,18 @@ class Machine:
 
         Beside a fork bomb no shell can be started, so all processes are ended.
         """
-        if shell.run(":", _SERVER_SECONDS, 0, MAX_OUTPUT).status != 0:
-            self._end_processes()
-            result = shell.run(":", _SERVER_SECONDS, 1_000, MAX_OUTPUT)
-            if result.status != 0:
-                problem = f"no shell can be started: {result.text.strip() or result.problem}"
-                raise MachineLost(self.engine.explain(self.id, EOFError(problem)))
+        result = _run_until_success(self, lambda: shell.run(":", _SERVER_SECONDS, 1_000, MAX_OUTPUT))
+        if result.status != 0:
+            problem = f"no shell can be started: {result.text.strip() or result.problem}"
+            raise MachineLost(self.engine.explain(self.id, EOFError(problem)))
 
     def clear(self, *paths: str) -> None:
         """Remove files and folders as root. All processes are ended first if they leave little room for others."""
         # The shell counts processes without starting one, so that it works beside a fork bomb.
         has_room = f"set -- /proc/[0-9]*; [ $# -lt {self.plan.processes // 2} ]"
         command = f"{has_room} && rm -rf -- {shlex.join(paths)}"
-        if self.run(command, _SERVER_SECONDS, user=ROOT).status != 0:
-            self._end_processes()
-            if self.run(command, _SERVER_SECONDS, user=ROOT).status != 0:
-                raise MachineLost(f"cannot remove {' '.join(paths)}")
+        if _run_until_success(self, lambda: self.run(command, _SERVER_SECONDS, user=ROOT)).status != 0:
+            raise MachineLost(f"cannot remove {' '.join(paths)}")
 
     def put(self, folder: Path, target: str) -> None:
         """Copy a folder into the machine. Root owns the copies, and scripts can be executed."""
@@ -243,7 +238,7 @@ class Machine:
 
     def _end_processes(self, deadline: float = 0.0) -> None:
         """End all processes but the first one. Raises MachineLost if they do not end."""
-        deadline = deadline or time.monotonic() + _KILL_SECONDS
+        deadline = deadline or time.monotonic() + _SERVER_SECONDS
         output = b""
         try:
             self.guard.send(b"\n", deadline)
@@ -295,6 +290,21 @@ def _without_links(archive: bytes, roots: Sequence[PurePosixPath]) -> bytes:
                 entry.mode = entry.mode & 0o777 | 0o444
                 target.addfile(_as_root_file(entry), source.extractfile(entry))
     return safe.getvalue()
+
+
+def _run_until_success(machine: Machine, run: Callable[[], CommandResult]) -> CommandResult:
+    """Run one of the server's own commands. While it fails, end all processes of the machine and run it again.
+
+    Ended processes count towards the limit until the first process has reaped them, which takes a moment for a fork
+    bomb.
+    """
+    result = run()
+    deadline = time.monotonic() + _SERVER_SECONDS
+    while result.status != 0 and time.monotonic() < deadline:
+        machine._end_processes()
+        time.sleep(0.1)
+        result = run()
+    return result
 
 
 def _as_root_file(entry: tarfile.TarInfo) -> tarfile.TarInfo:
