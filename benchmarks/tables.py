@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.results import RESULTS, Columns, cells_of, duration, percent
 from benchmarks.results import markdown_table as table
-from benchmarks.serving import gateway, http, sessions, tail
+from benchmarks.serving import gateway, http, machine_faults, machines, sessions, tail
 from benchmarks.training.asynchrony import asynchrony_table
 from benchmarks.training.collection import COLLECTION_HEAD, collection_rows
 from benchmarks.training.comparison import EVALUATION, RETURN, SPENT
@@ -511,6 +511,8 @@ PAGES: dict[str, tuple[str, dict[str, Callable[[], str]]]] = {
             "JSON over HTTP": partial(rows_of, "http", http.COLUMNS),
             "A gateway before an engine": partial(rows_of, "gateway", gateway.COLUMNS),
             "A gateway among kills": gateway_kills,
+            "Tasks in containers": partial(rows_of, "machines", machines.COLUMNS),
+            "Faults of tasks in containers": partial(rows_of, "machine_faults", machine_faults.COLUMNS),
             "The tail of latency": partial(rows_of, "tail", tail.COLUMNS),
             "Ten thousand sessions": partial(rows_of, "sessions", sessions.COLUMNS),
             "Every environment that is installed": hub,
