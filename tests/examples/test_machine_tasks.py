@@ -1,5 +1,6 @@
 """The generated tasks for a shell: the reference solution solves each, and nothing else does."""
 
+import fnmatch
 import json
 import shutil
 import subprocess
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from starpod.trainer.configuration.loading import load_config
 from tests.support import ROOT
 
 GENERATOR = [sys.executable, str(ROOT / "examples/machine_tasks.py")]
@@ -55,3 +57,15 @@ def test_equal_seeds_make_equal_tasks(tasks: Path, tmp_path: Path) -> None:
     ]
     assert contents[0] == contents[1] != contents[2]
     assert len({name.parts[0] for name in contents[0]}) == 40
+
+
+def test_the_job_trains_and_evaluates_on_different_tasks(tmp_path: Path) -> None:
+    subprocess.run([*GENERATOR, str(tmp_path / "machine_tasks"), "--copies", "20", "--levels", "1"], check=True)
+    names = [folder.name for folder in (tmp_path / "machine_tasks").iterdir()]
+    config = load_config(str(ROOT / "examples/machine_tasks.yaml"))
+    trained, evaluated = (
+        set(fnmatch.filter(names, str(options["task"])))
+        for options in (config.environment.options, config.evaluation.options)
+    )
+    assert len(trained) == len(evaluated) == 80
+    assert not trained & evaluated
