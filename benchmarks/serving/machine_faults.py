@@ -5,7 +5,7 @@
 Each command of an episode adds a line to a file and shows the number of lines, so that a command that runs twice, or
 not at all, is seen. All episodes are solved, so that every reward but 1 is false. Deterministic sessions must be
 replayed if a fault ends them. The faults hit a second Docker engine, which this program starts as root with a small
-disk; --shared-engine uses the one that DOCKER_HOST names instead, without the faults of engines and disks. The base
+disk; --shared-engine uses the engine of DOCKER_HOST instead, without the faults of engines and disks. The base
 image needs sort. The exit status is 1 if a rule was broken.
 """
 
@@ -60,15 +60,15 @@ COMMAND = "echo {} >> /app/lines; sleep 0.2; wc -l < /app/lines; sort /app/lines
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of fault. weight: percentage of all faults; outcomes: those that are right.
-
-    commands: commands that are the fault, of which one is drawn. After the last one, the episode ends.
-    """
+    """A kind of fault."""
 
     weight: int
+    """Percentage of all faults."""
     outcomes: str
+    """Correct outcomes of the sessions that it hits."""
     task: str = "work"
     commands: tuple[str, ...] = ()
+    """Commands of which one is drawn as the fault. After the last one, the episode ends."""
 
 
 KINDS = {
@@ -157,7 +157,7 @@ class OwnEngine:
 
 @dataclass
 class Tally:
-    """What was seen of the faults of one kind."""
+    """Number of faults of one kind, and of their outcomes and broken rules."""
 
     faults: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)

@@ -108,7 +108,7 @@ def make_shared(
     parallel: Parallel | None = None,
     screen: Screen | None = None,
 ) -> Shared:
-    """What the parts of a run of one process know."""
+    """Return the settings and services of a run of one process."""
     return Shared(Settings(config), progress or Progress(), parallel or Parallel(), Interrupts(), screen or Screen())
 
 

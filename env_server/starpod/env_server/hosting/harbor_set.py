@@ -24,13 +24,12 @@ logger = logging.getLogger(__name__)
 
 
 class TaskSetOptions(EnvironmentOptions):
-    """Which tasks of a folder are played."""
+    """Options of a task set."""
 
     task: str = Field(
         default="*",
         max_length=1000,
-        description="Pattern for the names of the tasks, such as *-1-[0-9]; the episode's seed picks one of those that "
-        "match.",
+        description="Pattern for the names of tasks, such as *-1-[0-9]. The episode's seed picks a matching one.",
     )
 
 

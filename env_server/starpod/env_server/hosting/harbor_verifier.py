@@ -9,7 +9,7 @@ from typing import Self
 
 from starpod.env_server.authoring.environment import Busy
 from starpod.env_server.hosting.harbor_task import LOGS, TESTS, TaskFolder
-from starpod.env_server.machines.engine import MEBIBYTE, ROOT, Engine, MachinePlan
+from starpod.env_server.machines.engine import MEBIBYTE, ROOT, MachineEngine, MachinePlan
 from starpod.env_server.machines.machine import Machine
 from starpod.v1.untrusted import read_untrusted_json
 from starpod.v1.values import MAX_REWARD
@@ -24,7 +24,7 @@ _ARTIFACTS_BYTES = 256 * MEBIBYTE
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Verifier:
-    """Where and as whom the tests of a task run."""
+    """The tests of a task: the user that runs them, and the container."""
 
     task: TaskFolder
     user: str
@@ -32,7 +32,7 @@ class Verifier:
     """Plan of the verifier's own container; None if it runs in the container of the episode."""
 
     @classmethod
-    def prepare(cls, task: TaskFolder, plan: MachinePlan, image_user: str, engine: Engine, network: str) -> Self:
+    def prepare(cls, task: TaskFolder, plan: MachinePlan, image_user: str, engine: MachineEngine, network: str) -> Self:
         """Return a task's verifier, after its image was built or pulled. Raises Unavailable.
 
         Args:

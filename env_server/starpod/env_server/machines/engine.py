@@ -78,7 +78,7 @@ class Stream(Protocol):
     def close(self) -> None: ...
 
 
-class Engine(Protocol):
+class MachineEngine(Protocol):
     """Connection to what runs machines: a Docker engine, or a Kubernetes cluster. Its calls raise one of `errors`."""
 
     errors: ClassVar[tuple[type[Exception], ...]]

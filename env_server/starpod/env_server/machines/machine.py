@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 
 from starpod.env_server.authoring.environment import Busy, MachineLost
 from starpod.env_server.machines import relay
-from starpod.env_server.machines.engine import MEBIBYTE, ROOT, Engine, MachinePlan, Stream, live_sessions
+from starpod.env_server.machines.engine import MEBIBYTE, ROOT, MachineEngine, MachinePlan, Stream, live_sessions
 from starpod.env_server.machines.metrics import BOOT_SECONDS, FAILED_BOOTS
 from starpod.env_server.machines.shell import CommandResult, Shell
 
@@ -41,7 +41,7 @@ MAX_OUTPUT = 64 * MEBIBYTE
 class Machine:
     """A running container. All methods raise MachineLost if it is gone."""
 
-    engine: Engine
+    engine: MachineEngine
     plan: MachinePlan
     name: str
     id: str
@@ -55,7 +55,7 @@ class Machine:
     _relay: threading.Thread | None = None
 
     @classmethod
-    def boot(cls, engine: Engine, plan: MachinePlan, image: str = "", folder: str = "") -> Machine:
+    def boot(cls, engine: MachineEngine, plan: MachinePlan, image: str = "", folder: str = "") -> Machine:
         """Boot a machine, perhaps with another image and working folder than the plan's. Raises Busy."""
         start = time.monotonic()
         session = secrets.token_hex(8)

@@ -10,7 +10,7 @@ import threading
 from collections import Counter, defaultdict, deque
 
 from starpod.env_server.authoring.environment import Busy
-from starpod.env_server.machines.engine import Engine, MachinePlan
+from starpod.env_server.machines.engine import MachineEngine, MachinePlan
 from starpod.env_server.machines.machine import Machine
 from starpod.env_server.machines.metrics import DEAD_WARM
 
@@ -22,7 +22,7 @@ _SWEEP_SECONDS = 30.0
 class MachinePool:
     """The machines of a process. The first use of a plan boots one; later uses find one that was booted ahead."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: MachineEngine) -> None:
         self.engine = engine
         self._lock = threading.Lock()
         self._warm: defaultdict[MachinePlan, deque[Machine]] = defaultdict(deque)

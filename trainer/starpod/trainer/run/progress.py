@@ -79,7 +79,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """What all parts of a run know."""
+    """Settings and services that all parts of a run share."""
 
     settings: Settings
     progress: Progress
