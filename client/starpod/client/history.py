@@ -138,7 +138,7 @@ def first_reply(observation: pb.Observation, instructions: str = "") -> Reply:
 
 
 def first_row(text: str, state_key: bytes, instructions: str) -> Reply:
-    """Return what `first_reply` returns, for a reply that came as a row of columns."""
+    """Return what `first_reply` returns, for a row of columns. state_key: empty if it was not requested."""
     return state_key, hash((text, (), instructions))
 
 
@@ -175,6 +175,7 @@ def digest_end(digest: int, reason: EndReason, success: bool | None) -> int:
     """Return the digest of a row that ended the episode.
 
     Args:
+        digest: digest of the row's text, reward, flags and shares.
         success: whether the goal was reached; None if the environment does not say.
     """
     return hash((digest, reason, success, reason == EndReason.TERMINAL, reason > EndReason.TERMINAL))

@@ -25,7 +25,7 @@ def unknown_environment(environment_id: str, hosted: Iterable[str]) -> UnknownEn
 
 
 def unknown_version(environment_id: str, version_range: str, hosted: Iterable[str]) -> UnknownVersion:
-    """Return the error for an environment that is hosted, but not in a version within the range."""
+    """Return the error for an environment that is hosted, but not in a version within a range such as ">=2.0"."""
     available = ",".join(hosted)
     return UnknownVersion(
         f"No hosted version of {environment_id} fits {version_range!r}: there are {available}.",

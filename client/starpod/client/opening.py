@@ -24,7 +24,7 @@ Reply = TypeVar("Reply", pb.OpenResponse, pb.RestoreResponse)
 
 
 class Opener:
-    """Opens and restores sessions, asking another server if one cannot hold them."""
+    """Opens and restores sessions, asking another server if one cannot hold them. checkpoints: as in Fleet."""
 
     def __init__(self, pool: ServerPool, recovery: Recovery, *, checkpoints: bool) -> None:
         self._pool = pool

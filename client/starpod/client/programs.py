@@ -67,6 +67,8 @@ def start_server(
 
     Args:
         port: port to listen on; 0 means a free one.
+        again: restart the server at the same address if it ends early.
+        variables: environment variables to add to this process's variables.
     """
     call = ("serve", *words, "--port", str(port))
     return run_program("the environment service", *call, again=again, variables=variables)

@@ -137,6 +137,7 @@ class Transport:
         """Make a channel that shares no connections with other channels.
 
         Args:
+            address: `host:port`.
             server_name: the host name that `address` was resolved from, for the check of the server's certificate.
         """
         expect_own_grpc()
@@ -181,7 +182,7 @@ reproducible even if connections fail."""
 class Backoff:
     """Exponentially growing waits with jitter, so that clients do not all reconnect at once.
 
-    Each wait is a random part of a span. The span doubles with each wait.
+    Each wait is a random part of a span in seconds. The span doubles with each wait, from `first` to `longest`.
     """
 
     __slots__ = ("_next", "first", "longest")

@@ -26,7 +26,7 @@ class Wire(Protocol):
     """
 
     async def unary(self, rpc: str, request: Message, timeout: float) -> tuple[Any, str]:
-        """Return the response to one call, and the Server-Timing that came with it."""
+        """Return the response to a call of an RPC such as "Open", and its Server-Timing. The timeout is in seconds."""
 
     def open(self) -> None:
         """Open the Stream."""

@@ -131,6 +131,7 @@ def read_relations(text: str, family: str, legend: Mapping[str, frozenset[str]])
 
     Args:
         text: text that a policy wrote, such as "goal Up Left".
+        family: "frozen_lake" or "sokoban".
         legend: kinds of things that each symbol shows.
 
     Returns:

@@ -31,6 +31,7 @@ class CheckConnection(abc.ABC):
     Args:
         address: address of the server, in the transport's form.
         access: token and TLS settings; its other fields are ignored.
+        seconds: default time limit of a call.
         portion: maximum number of calls in a Stream message, set by the server's max_calls_in_flight; 0: no limit.
 
     Attributes:
@@ -99,7 +100,7 @@ class CheckConnection(abc.ABC):
     async def call_once(
         self, request: Message, *, seconds: float | None = None, metadata: Metadata | None = None
     ) -> Any:
-        """Make a unary call once and return its reply.
+        """Make a unary call once and return its reply. The arguments are those of `call`.
 
         Raises:
             BrokenCall: the environment or the server has a bug.

@@ -116,6 +116,8 @@ async def check(
         address: host:port for gRPC, or a URL (see `connect`).
         environments: `name-vN` or `name`; empty: the newest version of each hosted one.
         also: address of another server process that hosts the same versions.
+        seconds: time limit of one requirement.
+        call_seconds: time limit of one call.
         options: environment options as `name=JSON`.
         slow: include requirements whose tests take more than a minute.
 
@@ -144,6 +146,7 @@ def connect(address: str, access: Transport, seconds: float) -> CheckConnection:
 
     Args:
         address: host:port for gRPC, http:// or https:// for JSON over HTTP, mcp+http:// or mcp+https:// for MCP.
+        seconds: default time limit of a call.
 
     Raises:
         CannotCheck: a package that the transport needs is missing.

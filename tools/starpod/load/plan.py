@@ -323,7 +323,7 @@ def _read_turn(values: Sequence[Any]) -> Turn:
 
 
 def write_recording(path: Path, environment: str, episodes: Sequence[Mapping[str, Any]]) -> None:
-    """Write a recording: a header line, then one line of JSON per episode.
+    """Write or replace a recording: a header line, then one line of JSON per episode.
 
     Args:
         episodes: episodes with `turns` as of `write_turn`, and optionally `seed` and `dynamics_seed`.

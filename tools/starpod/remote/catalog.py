@@ -182,6 +182,7 @@ def connect(addresses: str, access: Transport, *, patience: float, discover: boo
     """Connect to servers. Calls that fail inside the context raise a ClickException with a readable message.
 
     Args:
+        addresses: `host:port`, or several with commas between them.
         patience: seconds to wait for a reply. Within them, a session continues on a server that has restarted.
         discover: whether to connect to the other processes of a server, too.
     """
@@ -222,6 +223,7 @@ def find_environment(specs: Sequence[pb.EnvironmentSpec], name: str, version: st
     """Return the spec of an environment.
 
     Args:
+        specs: what the server hosts, the newest version of an environment first.
         name: an id; `sokoban` means the highest `sokoban-vN`, and "" the only environment.
         version: a version or a range such as `>=1,<2`, of which the newest is returned; "" means all versions.
 

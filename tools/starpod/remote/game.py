@@ -61,6 +61,7 @@ class PlayedGame:
 
         Args:
             seed: seed of the start; None lets the server draw it.
+            limits: limits of each episode; by default the environment's.
             lease_seconds: as in Fleet.open.
         """
         (session,) = await fleet.open(
@@ -137,6 +138,10 @@ class PlayedGame:
 
 async def reach(fleet: Fleet, path: EpisodePath, turn: int | None, *, want: Want, lease_seconds: float) -> Session:
     """Return a session in an earlier state of an episode.
+
+    Args:
+        turn: index of the turn before which the state is; None: the state after the last turn.
+        lease_seconds: as in Fleet.open.
 
     Raises:
         Impossible: the replay differs from the path.

@@ -166,8 +166,8 @@ def smooth(points: Sequence[Point], window: int | None = None) -> list[Point]:
 def spark(values: Sequence[float], label: str, kind: Kind = "number", *, width: int = 120, height: int = 26) -> Markup:
     """Return a line without axes as an <svg> element; empty with fewer than two values.
 
-    Its scale begins at 0, and shares end at 20 % or more, so that a small change looks small. The label is for screen
-    readers.
+    Its scale begins at 0, and shares end at 20 % or more, so that a small change looks small. The values are
+    equidistant, width and height are in pixels, and the label is for screen readers.
     """
     known = [value for value in values if math.isfinite(value)]
     if len(known) < 2:

@@ -31,6 +31,7 @@ class Guard:
         """Return whether a form was sent from a page of this site.
 
         Args:
+            purpose: as in `token`.
             headers: headers of the request, with names in lower case.
         """
         return same_origin(headers) and hmac.compare_digest(self.token(purpose).encode(), token.encode())
@@ -50,6 +51,7 @@ def headers(
     """Return the headers of every reply.
 
     Args:
+        scripts, styles, images: sources of each kind in the Content-Security-Policy.
         framed: whether a page of this site embeds the reply in a frame, which may neither run scripts nor send forms.
     """
     policy = {

@@ -108,6 +108,8 @@ class Continuing:
         """Open a game in the state of a continuation after `turns` turns of its episode.
 
         Args:
+            name: id of the set that contains the continuation (`Branches.id`).
+            number: index of the continuation in the set.
             turns: number of turns from the episode's start, including those before the continuation.
 
         Raises:

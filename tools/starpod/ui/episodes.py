@@ -84,7 +84,7 @@ def episode_link(run: Mapping[str, Any], row: Mapping[str, Any]) -> str:
 
 
 def picture_link(run: Mapping[str, Any], row: Mapping[str, Any], turn: int) -> str:
-    """Return the address of the picture of the state before a turn."""
+    """Return the address of the picture of the state before a turn, counted from 0."""
     return query("/picture", run=run["path"], file=row["name"], group=row["grp"], member=row["member"], turn=turn)
 
 

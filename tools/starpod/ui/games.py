@@ -291,6 +291,7 @@ class Games:
 
         Args:
             environment: id of the environment; its newest version is opened.
+            seed: seed of the start; None lets the server draw it.
 
         Raises:
             Impossible: no server hosts the environment.
@@ -324,6 +325,7 @@ class Games:
         """Open a game in the state before a turn of an episode. The caller keeps or closes it.
 
         Args:
+            turns: index of that turn; the turns before it are replayed.
             by: function that returns who played the turn with a given number.
 
         Raises:

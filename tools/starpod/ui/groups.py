@@ -69,6 +69,7 @@ class Member:
         """Note that the member diverges from others at a turn, unless it shares that turn with its parent.
 
         Args:
+            turn: index of the turn, from 0.
             difference: what differs, such as "another action".
             others: members from which this one diverges.
             peers: members that continue like this member at the turn, this member included.

@@ -267,6 +267,7 @@ class RunIndex:
         """Return rows of episodes in the filter's order; `name` is the name of their file.
 
         Args:
+            first: number of matching episodes to skip.
             count: number of matching episodes, if known. Pages in the second half of the list are read from its end.
         """
         where, values = conditions.where()

@@ -241,6 +241,7 @@ def parse_lines(
         data: bytes of the file, from the beginning of a line. An incomplete last line is skipped.
         name: name of the file in `problems`.
         problems: receives a sentence about each damaged line, up to MOST_PROBLEMS in all.
+        before: number of lines of the file before `data`.
     """
     for number, line in enumerate(data.split(b"\n")[:-1], before + 1):
         if not line.strip():
@@ -380,6 +381,8 @@ def status(folder: Path, facts: dict[str, Any], locks: set[int], written: float)
     running while its metrics are recent.
 
     Args:
+        facts: content of run.json.
+        locks: result of `held_locks`.
         written: time of the last metrics, in seconds since the epoch.
     """
     if ended := facts.get("ended"):

@@ -41,7 +41,7 @@ class Saved:
 
 
 def saved(folder: Path, kind: str, environment: str) -> Saved | None:
-    """Return the file of an environment; None if there is none yet."""
+    """Return the file of an environment; None if there is none yet. kind: one of KINDS."""
     path = folder / kind / f"{environment}.jsonl"
     try:
         return Saved(kind, path, path.read_bytes().count(b"\n"))
@@ -68,6 +68,7 @@ async def save(games: Games, folder: Path, kind: str, game: LiveGame) -> None:
 
     Args:
         games: the site's games, to replay turns that must be confirmed.
+        kind: one of KINDS.
         game: a game with at least one turn.
 
     Raises:

@@ -37,6 +37,7 @@ def summarise(
 
     Args:
         metrics_problems: sentences about metrics that could not be read.
+        locks: result of `held_locks`.
     """
     problems = list(metrics_problems)
     facts, config = mapping(folder / "run.json", problems), mapping(folder / "config.yaml", problems)

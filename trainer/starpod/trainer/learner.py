@@ -55,7 +55,12 @@ class Learner:
         optimizer: OptimizerConfig,
         criteria_weights: Mapping[str, Mapping[str, float]],
     ) -> None:
-        """Use another algorithm, other rates and other weights from now on. The optimisers keep their states."""
+        """Use another algorithm, other rates and other weights from now on. The optimisers keep their states.
+
+        Args:
+            optimizer: Learning rates, clipping and micro-batches. Betas, eps and weight decay keep their first values.
+            criteria_weights: Weights of criteria by task name ("" in a run with one environment), then by criterion.
+        """
         for trainer in self.by_agent.values():
             trainer.configure(algorithm, optimizer, criteria_weights)
 
@@ -288,6 +293,7 @@ def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -
 
     Args:
         returns_BT: Targets of the critic [B, T]. If they are all equal, the result is 0.
+        mask_BT: True for the tokens that count (bool [B, T]).
     """
     returns = returns_BT[mask_BT]
     spread = returns.var(correction=0)

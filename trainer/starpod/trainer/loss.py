@@ -42,6 +42,7 @@ class StepLoss:
         table: Table of the episodes, with advantages. It receives each token's ratio and marks.
         rows: Rows of this step.
         mask_BT: Mask of the tokens that belong to the policy's agent (bool).
+        scale: Factor of the loss.
         branch_weight: Further factor of the loss of branches.
         max_length: See `token_weights`.
         components: Components of the loss to include.

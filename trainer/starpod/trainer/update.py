@@ -191,7 +191,7 @@ class PolicyTrainer:
     def log_likelihoods(
         self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]], images: Images | None = None
     ) -> list[float]:
-        """Return the log-probability of each continuation after its prompt, in nats."""
+        """Return the log-probability of each continuation after its prompt, in nats. Ids below 0 refer to images."""
         samples = [Sample.of(*pair, images) for pair in zip(prompts, continuations, strict=True)]
         return self.logprobs(Batch.from_samples(samples, self.parallel.device)).sum(1).tolist()
 

@@ -19,6 +19,7 @@ class StarpodEnv(BaseTextEnv):  # type: ignore[misc] # untyped where SkyRL is no
     """An environment for one trajectory.
 
     Args:
+        env_config: not used.
         extras: the row of the data set, with a `seed`; see Setting.opening for more keys. Its `max_turns` limits the
             episode, in addition to the environment's limits.
     """

@@ -104,7 +104,7 @@ def read_transitions(
 
 
 def write_resets(columns: pb.ResetColumns, resets: Sequence[Reset], first: int) -> None:
-    """Append resets to the columns. All or none of them have a seed, and a dynamics seed."""
+    """Append resets, whose call ids begin at `first`. All or none of them have a seed, and a dynamics seed."""
     sessions = [reset.session for reset in resets]
     columns.call_ids.extend(range(first, first + len(resets)))
     columns.session_ids.extend([session.session_id for session in sessions])

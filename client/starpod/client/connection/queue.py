@@ -129,6 +129,7 @@ class CallQueue:
 
         Args:
             before_id: calls in flight with smaller ids are overdue.
+            now: the event loop's time.
             timeout: seconds after which a call is overdue.
 
         Returns:

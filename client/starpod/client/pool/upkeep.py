@@ -37,7 +37,7 @@ class Members(Protocol):
 
 
 class ServerUpkeep:
-    """The regular work for the servers of a pool.
+    """The regular work for the servers of a pool. timeout: seconds for one call.
 
     All of it runs in separate tasks, because a server that does not answer must not delay the renewal of leases on
     other servers.

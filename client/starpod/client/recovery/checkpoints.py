@@ -50,7 +50,7 @@ class SessionCheckpoints:
         self._recovery.run(checkpoint(), partial(fail, state))
 
     def first(self, state: SessionState, finish: Callable[[], None], fail: Callable[[BaseException], None]) -> None:
-        """Take a snapshot of a new episode."""
+        """Take a snapshot of a new episode, then call `finish`, or `fail` with the error."""
 
         async def checkpoint() -> None:
             await self._take_all([state])

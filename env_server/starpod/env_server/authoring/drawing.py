@@ -42,7 +42,7 @@ class Canvas:
         self._draw.rounded_rectangle(self._scaled(left, top, right, bottom), radius * self._scale, fill)
 
     def ellipse(self, left: float, top: float, right: float, bottom: float, fill: Colour) -> None:
-        """Fill the ellipse that touches the four sides of a rectangle."""
+        """Fill the ellipse that touches the four sides of a rectangle, which has the units of `box`."""
         self._draw.ellipse(self._scaled(left, top, right, bottom), fill)
 
     def polygon(self, *points: float, fill: Colour) -> None:

@@ -163,7 +163,13 @@ def bad_argument(path: str, problem: str) -> CallError:
 
 
 def overloaded(limit: str, message: str, retry_after: float) -> CallError:
-    """Return the error for a call that a full server refuses now and may take later."""
+    """Return the error for a call that a full server refuses now and may take later.
+
+    Args:
+        limit: name of the limit that is reached, such as "max_sessions".
+        message: what is full, and what the caller can do.
+        retry_after: seconds after which to retry.
+    """
     return CallError("OVERLOADED", message, {"limit": limit}, retry_after=retry_after)
 
 
@@ -171,6 +177,8 @@ def unsupported(environment: type[Environment], capability: str, problem: str) -
     """Return UNSUPPORTED for a capability that the environment lacks.
 
     Args:
+        environment: the class, whose id and version begin the message.
+        capability: name of the capability, such as "snapshot".
         problem: the rest of the message, such as "has no state that could be saved".
     """
     spec = environment.spec

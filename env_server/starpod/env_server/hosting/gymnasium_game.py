@@ -65,6 +65,7 @@ class GymnasiumFactory:
 
         Args:
             options: the caller's constructor arguments, which replace the operator's.
+            seed, dynamics_seed: seeds of the start and of the random transitions, 64 bits each.
         """
         arguments = {**self.request.arguments, **options, **self.drawn}
         return GymnasiumGame(make(self.request, self.gym_spec, arguments), self.plan, seed, dynamics_seed)

@@ -152,7 +152,12 @@ class HostedGame(ABC):
     def outcome(
         self, reward: Any, terminated: bool, truncated: bool = False, info: Mapping[str, Any] | None = None
     ) -> Outcome:
-        """Return the outcome of an action. If the episode ends with it, compare the return with `success_at`."""
+        """Return the outcome of an action. If the episode ends with it, compare the return with `success_at`.
+
+        Args:
+            reward: reward of the action, which is added to the return.
+            info: diagnostic data, as JSON values.
+        """
         if isinstance(reward, str | bytes):
             raise TypeError(f"the package's reward is the text {reward!r:.80}, not a number")
         self.total += float(reward)

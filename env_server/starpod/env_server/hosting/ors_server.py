@@ -130,12 +130,18 @@ class ORSServer:
     address: str
 
     def ask(self, kind: type[T], path: str, body: Mapping[str, Any] | None = None, session: str = "") -> T:
-        """Send a request and return the reply as `kind`. Raises ORSError."""
+        """Send a request and return the reply as `kind`. Raises ORSError.
+
+        Args:
+            path: path of the URL, with a leading slash.
+            body: JSON body of a POST request; None sends a GET request.
+            session: id of the session; empty for requests without one.
+        """
         with self._open(path, body, session) as reply:
             return self._read(TypeAdapter(kind), path, reply.read())
 
     def create(self, environment: str, split: str, task: int) -> str:
-        """Open a session and return its id. Raises ORSError."""
+        """Open a session of the task with this index in a split such as "train", and return its id. Raises ORSError."""
         session = self._answer("/create_session", {}, "")[0]
         if not (session and session.isascii() and session.isprintable()):
             raise ORSError(f"{self.address}/create_session sent {session[:80]!r}, which is no session id")

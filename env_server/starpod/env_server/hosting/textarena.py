@@ -93,6 +93,7 @@ class TextArenaFactory:
 
         Args:
             options: the caller's constructor arguments, which replace the operator's.
+            seed, dynamics_seed: seeds of the start and of the random transitions, 64 bits each.
         """
         try:
             game = textarena.make(f"{self.request.name}-raw", **{**self.request.arguments, **options})

@@ -26,7 +26,7 @@ class SessionFailures:
         self._metrics = metrics
 
     async def guard(self, session: ServedSession, work: Awaitable[R], verb: str) -> R:
-        """Await an environment's work and convert its exceptions to the contract's errors."""
+        """Await an environment's work and convert its exceptions with `convert`."""
         try:
             return await work
         except Exception as error:
@@ -40,6 +40,7 @@ class SessionFailures:
 
         Args:
             session: the session whose environment raised. It is lost if its state may be corrupt.
+            verb: the method of the contract, such as "Step", for the log.
         """
         match error:
             case EpisodeEnded():

@@ -43,7 +43,7 @@ class SnapshotSeal:
         return bool(self._keys)
 
     def seal(self, environment_id: str, version: str, state: bytes) -> bytes:
-        """Return the sealed state, as it leaves the server."""
+        """Return the sealed state, as it leaves the server. The seal also covers id and version."""
         if not self._keys:
             return state
         return _MARK + _tag(self._keys[0], environment_id, version, state) + state

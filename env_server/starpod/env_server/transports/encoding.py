@@ -40,7 +40,7 @@ def body_too_large(size: int, max_bytes: int) -> CallError:
 
 
 def read_json(kind: type[M], data: bytes, limits: ServerLimits) -> M:
-    """Parse the request in a body. Raises BAD_ARGUMENT, or TOO_LARGE for a snapshot above its limit."""
+    """Parse the JSON (UTF-8) of a request. Raises BAD_ARGUMENT, or TOO_LARGE for a snapshot above its limit."""
     if kind is not pb.StreamRequest:
         check_size(kind, len(data) // _ESCAPED, limits)
     try:

@@ -131,7 +131,7 @@ class EnvironmentService:
             await abort(context, failure)
 
     async def stream(self, connection: ClientStream, metadata: Metadata, peer: str) -> None:
-        """Serve a Stream until it ends. Raises as StreamServer.run does."""
+        """Serve a Stream until it ends. Raises as StreamServer.run does. peer: the address as gRPC spells it."""
         grant = self._authenticator.identify(metadata)
         if self._worker.metrics.streams >= (limit := self._worker.limits.max_streams):
             raise overloaded("max_streams", f"{limit} streams are connected; try again later", 1.0)
@@ -226,7 +226,7 @@ class EnvironmentService:
 
 
 async def abort(context: Context, failure: CallError, trailer: tuple[tuple[str, str], ...] = ()) -> NoReturn:
-    """End a gRPC call with an error."""
+    """End a gRPC call with an error. trailer: trailing metadata besides the error's details."""
     status = rpc_status.to_status(failure.status())
     await context.abort(status.code, status.details, (*status.trailing_metadata, *trailer))
     raise AssertionError("abort raises")

@@ -42,7 +42,11 @@ def turn_tools(spec: pb.EnvironmentSpec, used_names: Collection[str] = (STEP,)) 
 
 
 def actions_of(spec: pb.EnvironmentSpec, tool: str, arguments: Mapping[str, Any]) -> list[pb.Action]:
-    """Return the actions of the turn that a tool call represents. Raises BAD_ARGUMENT, also for an unknown tool."""
+    """Return the actions of the turn that a tool call represents. Raises BAD_ARGUMENT, also for an unknown tool.
+
+    Args:
+        arguments: arguments of the tool. `step` has `actions`, a list of texts.
+    """
     if tool == STEP:
         actions = arguments.get("actions")
         if not isinstance(actions, list) or not all(isinstance(action, str) for action in actions):

@@ -10,7 +10,7 @@ _INK, _GOLD, _CREAM = (38, 30, 52), (246, 196, 83), (255, 248, 231)
 
 
 def draw_text(arms: tuple[str, str], pulled: str | None, payout: float) -> str:
-    """Draw the machines side by side, in lines of text."""
+    """Draw the machines from left to right, in lines of text. pulled: None before the turn. payout: the reward."""
     width = max(map(len, arms)) + 4
     rows: list[list[str]] = []
     for arm in arms:
@@ -29,7 +29,7 @@ def draw_text(arms: tuple[str, str], pulled: str | None, payout: float) -> str:
 
 
 def draw(arms: tuple[str, str], pulled: str | None, payout: float) -> bytes:
-    """Draw the machines as a PNG of 480 x 300 pixels."""
+    """Draw the machines as a PNG of 480 x 300 pixels. The arguments are those of `draw_text`."""
     canvas = Canvas(480, 300, (52, 41, 79))
     for left in range(-160, 600, 40):  # a backdrop of slanted stripes
         canvas.polygon(left, 0, left + 20, 0, left - 100, 300, left - 120, 300, fill=(58, 46, 88))

@@ -15,7 +15,7 @@ def format_points(points: float) -> str:
 
 
 def draw_text(numbers: Sequence[int], target: int, answer: str | None, points: float) -> str:
-    """Draw the puzzle in lines of text."""
+    """Draw the puzzle in lines of text. answer: None before the turn. points: the answer's reward."""
     cells = [f"{number:^{len(str(number)) + 2}}" for number in numbers]
     lines = [
         f"Target {target}",

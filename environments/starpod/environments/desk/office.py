@@ -90,7 +90,7 @@ def draw_office(rng: random.Random) -> Office:
 
 
 def is_free(events: dict[int, Event], day: str, start: int, hours: int) -> bool:
-    """Return whether a time is within opening hours and overlaps no meeting."""
+    """Return whether `hours` hours from `start` o'clock, on one of DAYS, are opening hours without a meeting."""
     return (
         start >= OPENS
         and start + hours <= CLOSES

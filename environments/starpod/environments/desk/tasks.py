@@ -263,7 +263,7 @@ def draw_task(rng: random.Random, kind: str, office: Office) -> DeskTask | None:
 
 
 def draw_tasks(rng: random.Random, kinds: Sequence[str], office: Office) -> list[DeskTask]:
-    """Draw a task of each kind. No task adds a meeting on a day whose meetings another task deletes."""
+    """Draw a task of each kind (of KINDS). No task adds a meeting on a day whose meetings another task deletes."""
     while True:
         tasks = [task for kind in kinds if (task := draw_task(rng, kind, office))]
         days = [task.day for task in tasks if isinstance(task, ScheduleTask | CancelTask)]

@@ -151,5 +151,6 @@ def lake_of(
         rows: rows of S (start), F (ice), H (hole) and G (goal).
         success_rate: probability that a move goes in the chosen direction, above 0 and up to 1.
         goal_reward: reward of reaching the goal.
+        observation: form of observations, as in the option `observation`.
     """
     return Lake(rows, success_rate, goal_reward, observation, symbols)

@@ -43,7 +43,7 @@ def _lines(size: int) -> dict[str, tuple[tuple[int, ...], ...]]:
 
 
 def slide(board: Board, size: int, action: str) -> tuple[Board, int]:
-    """Slide all tiles in one direction. Return the board, without a new tile, and the sum of the merged tiles."""
+    """Slide all tiles as one of ACTIONS says. Return the board, without a new tile, and the sum of the merged tiles."""
     cells = list(board)
     total = 0
     for line in _lines(size)[action]:

@@ -16,7 +16,7 @@ _CELL, _GAP, _HEAD = 92, 10, 62
 
 
 def draw(board: Board, size: int, points: int, target: int) -> bytes:
-    """Draw points, target and tiles as a PNG. A tile is 92 pixels wide."""
+    """Draw points, target (the tile that wins) and tiles as a PNG. A tile is 92 pixels wide."""
     side = size * (_CELL + _GAP) + _GAP
     canvas = Canvas(side + 24, side + _HEAD + 12, (250, 248, 239))
     middle = (side + 24) / 2

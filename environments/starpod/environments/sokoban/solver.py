@@ -19,7 +19,7 @@ Plan = list[tuple[int, frozenset[int], str]]
 
 
 def solve(board: Board, player: int, boxes: frozenset[int]) -> Plan | Unsolvable | None:
-    """Return a shortest solution, Unsolvable, or None if the search gave up."""
+    """Return a shortest solution, Unsolvable, or None if the search gave up. At least one box must be on no target."""
     return search(board, player, boxes)[0]
 
 

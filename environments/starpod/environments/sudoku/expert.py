@@ -11,6 +11,7 @@ def expert_placement(grid: Grid, solution: Grid, size: int, *, free_for_all: boo
     If wrong digits block each other, return a placement that replaces one of them by a third digit, or None.
 
     Args:
+        grid: the grid, which is not solved.
         free_for_all: whether a digit can be placed that clashes with others.
     """
     wrong_cells = [cell for cell, digit in enumerate(grid) if digit and digit != solution[cell]]

@@ -38,6 +38,7 @@ def clashes(grid: Grid, size: int, cell: int, number: int) -> str:
 
     Args:
         cell: index of the cell. Its own digit does not count.
+        number: the digit to place, from 1 to `size`.
     """
     side, cell_units = math.isqrt(size), units(size)[cell]
     equal = [units(size)[peer] for peer in peers(size)[cell] if grid[peer] == number]

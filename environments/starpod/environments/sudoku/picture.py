@@ -34,7 +34,7 @@ def draw_html(puzzle: bytes, grid: bytes, size: int, clashing: Collection[int]) 
 
 
 def draw(puzzle: bytes, grid: bytes, size: int, clashing: Collection[int]) -> bytes:
-    """Draw the grid as a PNG with 48 pixels per cell."""
+    """Draw the grid as a PNG with 48 pixels per cell. The arguments are those of `draw_html`."""
     side, edge, margin = math.isqrt(size), 48, 16
     end = margin + size * edge
     canvas = Canvas(end + margin, end + margin, "#faf8f3", smoothing=1)

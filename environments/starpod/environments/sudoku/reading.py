@@ -37,5 +37,5 @@ def read_action(text: str, size: int) -> tuple[int, int, int]:
 
 
 def write_action(cell: int, number: int, size: int) -> str:
-    """Return the placement of a number in a cell, in the longest of the accepted forms."""
+    """Return the placement of a number (from 1) in a cell (index from 0), in the longest of the accepted forms."""
     return f"place {number} at row {cell // size + 1} col {cell % size + 1}"

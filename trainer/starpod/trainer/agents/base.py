@@ -193,7 +193,11 @@ class Agent(ABC):
         """
 
     def repeat(self, observation: Observation, episode: Episode, turn: Turn) -> Move | None:
-        """Return a recorded turn's move as if it were made now; None if its reply does not fit the prompt."""
+        """Return a recorded turn's move as if it were made now; None if its reply does not fit the prompt.
+
+        Args:
+            episode: The turns before the recorded one.
+        """
         return None
 
     def recall(self, episode: Episode) -> None:

@@ -34,6 +34,7 @@ class ChatAgents(Agents):
     Args:
         base_url: URL of the endpoint; None is OpenAI's.
         temperature: Temperature of sampling; None is the endpoint's default.
+        max_tokens: Maximum number of tokens in a reply.
         at_once: Maximum number of concurrent episodes, and thus of concurrent requests.
         thinking: Whether replies begin with reasoning between tags.
     """

@@ -173,6 +173,7 @@ class AlgorithmConfig(Section):
         Args:
             logprobs_BT: Log-probabilities under the policy that learns.
             old_logprobs_BT: Log-probabilities under the policy that ratios refer to.
+            mask_BT: Mask of the sampled tokens (bool).
             turns_BT: Turn of each token, from 0; -1 for padding.
         """
         inputs = LossInputs(logprobs_BT, old_logprobs_BT.detach(), advantages_BT.detach(), mask_BT, turns_BT)

@@ -66,6 +66,7 @@ def credit(terms: Sequence[CreditTerm], rollout: RolloutBatch, rewards_BT: Tenso
     """Return the sum of the terms' advantages [B, T], 0 where the mask is False.
 
     Args:
+        terms: Credit terms, at least one.
         rollout: B episodes of one environment.
         rewards_BT: The rollout's rewards, with penalties subtracted if there are any.
 

@@ -46,6 +46,7 @@ class Estimator(Section):
         Args:
             rollout: Episodes of one environment.
             rewards_BT: Their rewards, minus the KL penalty if there is one.
+            whiten: Value of `algorithm.whiten`.
         """
         from starpod.trainer.algorithms.credit import credit
         from starpod.trainer.data.batch import Advantages

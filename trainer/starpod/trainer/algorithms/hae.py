@@ -35,6 +35,10 @@ def subgoal_begins(episodes: Sequence[Episode], mask_BT: Tensor, turns_BT: Tenso
     """Return a mask [B, T] of all tokens of turns that begin a subgoal.
 
     These are the turns that switch to another subgoal, and the first turn of each line (see `lines_of`).
+
+    Args:
+        mask_BT: Mask of their sampled tokens (bool).
+        turns_BT: Turn of each sampled token, from 0.
     """
     marks = []
     for episode in episodes:
@@ -111,6 +115,7 @@ def whiten_units(items_BK: Tensor, mask_BK: Tensor, least: int = LEAST) -> Tenso
     """Return the items normalised to mean 0 and standard deviation 1 (ddof=0) over the existing units.
 
     Args:
+        mask_BK: Whether the unit exists (bool).
         least: If fewer units exist, the items are returned unchanged.
     """
     items_N = items_BK[mask_BK]
@@ -146,6 +151,7 @@ def hae(
         blocks_BT: Block of each token as an index of BLOCKS; -1 in ill-formed replies.
         switches_BT: Mask of the tokens of turns that begin a subgoal (bool).
         bootstrap_B: Value of the state after the last turn; None: 0.
+        turn_lam: Lambda per turn inside a segment.
         whiten: Whether to whiten the advantages of each stage over its units.
     """
     turns = turn_table(mask_BT, turns_BT)

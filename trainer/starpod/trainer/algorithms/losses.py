@@ -131,6 +131,7 @@ def stretch_log_ratio(log_ratio_BT: Tensor, mask_BT: Tensor, stretches_BT: Tenso
     advantage and weight, the gradient equals that of the stretch's ratio.
 
     Args:
+        mask_BT: Mask of the tokens (bool).
         stretches_BT: Index of each token's stretch: 0 for whole episodes, or the token's turn.
     """
     table = turn_table(mask_BT, stretches_BT)
@@ -149,6 +150,7 @@ def bound_by_turn(
     Args:
         bound: One bound, or a list with one per turn. Turns beyond the list use its last entry.
         decay: The bound of turn k, counted from 0, is bound * decay^k; None is the same bound for all. A list has none.
+        turns_BT: Turn of each token; -1 for padding.
     """
     turns_BT = turns_BT.clamp(min=0)
     if not isinstance(bound, float):
@@ -174,13 +176,19 @@ class PolicyLoss:
 
 
 def episode_log_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return for each token the mean log-ratio of its episode (GSPO, arXiv 2507.18071, equation 7): [B, T]."""
+    """Return for each token the mean log-ratio of its episode (GSPO, arXiv 2507.18071, equation 7): [B, T].
+
+    Args:
+        logprobs_BT: Log-probabilities under the policy that learns, through which the gradient flows.
+        old_logprobs_BT: Log-probabilities under the policy that ratios refer to.
+        mask_BT: Mask of the tokens (bool).
+    """
     log_ratio_BT = masked_log_ratio(logprobs_BT, old_logprobs_BT, mask_BT)
     return stretch_log_ratio(log_ratio_BT, mask_BT, torch.zeros_like(mask_BT, dtype=torch.int64))
 
 
 def masked_log_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Return log-ratios [B, T] within [-20, 20], 0 outside the mask."""
+    """Return logprobs_BT - old_logprobs_BT within [-20, 20], 0 outside the mask (bool): [B, T]."""
     return torch.where(mask_BT, clamped_difference(logprobs_BT, old_logprobs_BT), 0.0)
 
 
@@ -197,6 +205,8 @@ def clipped_loss(
 
     Args:
         log_ratio_BT: New minus old log-probability, through which the gradient flows.
+        advantages_BT: Advantages A.
+        mask_BT: Mask of the tokens (bool).
         low: How far the ratio may fall below 1: a number, or a tensor [B, T].
         high: How far it may rise above 1.
         dual_clip: For A < 0 the loss is at most dual_clip |A| (arXiv 1912.09729, equation 5); None is no limit.
@@ -225,6 +235,8 @@ def weighted_loss(
     Args:
         logprobs_BT: The new policy's log-probabilities, through which the gradient flows.
         log_ratio_BT: New minus old log-probability; detached.
+        advantages_BT: Advantages A.
+        mask_BT: Mask of the tokens (bool).
         high: The ratio is at most 1 + high.
     """
     ratio_BT = log_ratio_BT.detach().exp()
@@ -266,6 +278,8 @@ def divergence_loss(
 
     Args:
         log_ratio_BT: New minus old log-probability, through which the gradient flows.
+        advantages_BT: Advantages A.
+        mask_BT: Mask of the tokens (bool).
         divergence_BT: Divergence at each token, as `binary_divergence` returns it.
         low: Bound of the divergence if A < 0.
         high: Bound if A > 0.
@@ -309,6 +323,7 @@ def correction_weights(
     Args:
         old_logprobs_BT: Log-probabilities of the policy at the start of the update.
         sampler_logprobs_BT: Log-probabilities that the engine recorded when it sampled the tokens.
+        mask_BT: Mask of the tokens (bool).
     """
     if isinstance(config, NoWeights):
         return torch.ones_like(old_logprobs_BT)

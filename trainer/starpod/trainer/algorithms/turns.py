@@ -90,7 +90,12 @@ def turn_table(mask_BT: Tensor, turns_BT: Tensor) -> TurnTable:
 
 
 def on_tokens(items: Sequence[Sequence[float]], mask_BT: Tensor, turns_BT: Tensor) -> Tensor:
-    """Spread one item per turn over the turn's sampled tokens: [B, T], float64. Other positions are arbitrary."""
+    """Spread one item per turn over the turn's sampled tokens: [B, T], float64. Other positions are arbitrary.
+
+    Args:
+        mask_BT: Mask of the sampled tokens (bool).
+        turns_BT: Turn of each sampled token, from 0.
+    """
     width = max(map(len, items))
     table = torch.tensor([[*row, *[0.0] * (width - len(row))] for row in items], dtype=torch.float64)
     return table.to(turns_BT.device).gather(1, torch.where(mask_BT, turns_BT, 0))

@@ -152,7 +152,7 @@ def _set_generation(policy: Policy, temperature: float) -> None:
 
 
 def model_card(trained: Trained, adapter: bool = False, agent: str = "") -> str:
-    """Return a description of the training, as Markdown with the metadata of the Hugging Face Hub."""
+    """Return a description of the training, as Markdown with the Hub's metadata. For the arguments see `export`."""
     config = trained.config
     name = config["model"]["name"]
     algorithm = config["algorithm"]["preset"]

@@ -407,6 +407,7 @@ def commands(path: Path, config: Mapping[str, Any], limits: object = ()) -> dict
     """Return command lines to type next for the run in a folder, by purpose, such as "go on" and "evaluate".
 
     Args:
+        config: Content of its config.yaml.
         limits: See `raised_limits`.
     """
     from starpod.trainer.rollout.environment import server_words

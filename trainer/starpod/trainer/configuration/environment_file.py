@@ -124,6 +124,9 @@ def choose_job(source: str, complete: Complete, report: Callable[[str], None] = 
     The configuration is checked first. Then some episodes are played, by the expert if there is one, with the options
     of the user. Those of a file are cached until it changes.
 
+    Args:
+        report: Called with lines on the progress.
+
     Raises:
         ConfigError: The configuration cannot be used, or the environment cannot be played. A mistake in a file is
             reported with its line.

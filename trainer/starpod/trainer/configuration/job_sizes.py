@@ -139,7 +139,7 @@ def size_tiny(draft: Config, explored: Explored, turns: int) -> tuple[dict[str, 
 
 
 def size_pretrained(draft: Config, explored: Explored, turns: int) -> tuple[dict[str, Any], None]:
-    """Return values for a pretrained model, whose replies may reason. The seconds per episode are unknown (None)."""
+    """Return values as `size_tiny` does, for a pretrained model, whose replies may reason. The seconds are None."""
     from starpod.trainer.models.hf import load_tokenizer
     from starpod.trainer.prompts.template import Template
 

@@ -56,6 +56,7 @@ def read_config(
 
     Args:
         source: A YAML file, the name of a configuration of the package, or an environment (see `names_environment`).
+        words: Changes, as `key=value`.
         explore: Chooses a configuration for an environment; None: environments are refused.
 
     Raises:

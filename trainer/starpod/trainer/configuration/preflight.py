@@ -134,7 +134,7 @@ def check_model(config: Config) -> None:
 
 
 def warn_of_rewrites(config: Config, templates: Mapping[str, Template]) -> list[str]:
-    """Return a sentence for each chat template that changes the past, if prompts show a whole conversation."""
+    """Return a sentence for each environment's template that changes the past, if prompts show a whole conversation."""
     # A program writes its own prompts, in which replies may have thoughts.
     rewrites = {
         (Template(templates[task.name].tokenizer) if config.collect.agent.command else templates[task.name]).rewrite
@@ -163,6 +163,9 @@ def check_templates(config: Config) -> list[str]:
 
 async def check_environment(config: Config, task: TaskConfig, fleet: Fleet, facts: Facts) -> None:
     """Refuse settings and options that an environment does not support, and shaping functions that raise.
+
+    Args:
+        fleet: Where the environment is served. Some episodes are begun there.
 
     Raises:
         ConfigError: The settings do not suit the environment.

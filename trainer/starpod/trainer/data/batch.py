@@ -70,6 +70,7 @@ class Batch:
 
         Args:
             values: For each episode a list with one value per sampled token.
+            fill: Value of the padding on the right.
 
         Returns:
             The table [B, T], on the batch's device.
@@ -84,6 +85,7 @@ class Batch:
 
         Args:
             value: For each episode a list with one value per turn, turns that are shared with a parent included.
+            fill: Value of the padding on the right.
 
         Returns:
             The table [B, T], without tokens of shared turns.
@@ -370,7 +372,7 @@ class RolloutBatch:
                 column_BT[list(rows)] = column_BT[list(rows)].masked_fill(mask_BT[list(rows)], 0.0)
 
     def mark(self, rows: Sequence[int], inside_RT: Tensor, ratios_RT: Tensor, marks_RT: Tensor) -> None:
-        """Record what the loss did with the tokens of a block."""
+        """Record what the loss did with the tokens of a block: their mask (bool), detached ratios, and marks."""
         for column_BT, items_RT in ((self.ratios_BT, ratios_RT), (self.marks_BT, marks_RT)):
             if column_BT is not None:
                 column_BT[list(rows)] += items_RT * inside_RT

@@ -231,6 +231,7 @@ class Episode:
 
         Args:
             session: The opened session; it may be in the middle of an episode, as after a fork.
+            task: Key in the run's `environments`; "" if the run has only one.
         """
         return cls(
             group,

@@ -39,7 +39,7 @@ class Sample:
 
     @classmethod
     def of(cls, prompt: Sequence[int], reply: Sequence[int], images: Images | None = None) -> Sample:
-        """Return a sample of a prompt and the reply to it."""
+        """Return a sample of a prompt and the reply to it. Ids below 0 in the prompt refer to images."""
         return cls([*prompt, *reply], [False] * len(prompt) + [True] * len(reply), images or {})
 
 

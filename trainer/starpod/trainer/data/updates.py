@@ -100,7 +100,7 @@ def read_verdicts(path: Path | str) -> dict[int, Verdict]:
 
 
 def read_tokens(path: Path | str, group: int, member: int) -> TokenRecord | None:
-    """Return the update's record of an episode; None if it was not trained on or is unknown."""
+    """Return the update's record of an episode; None if it was not trained on, or the file is missing or damaged."""
     for line in _lines(path):
         if (line.get("group"), line.get("member")) == (group, member):
             try:

@@ -208,6 +208,7 @@ class EchoTrap:
         """Process the metrics of a step, and return new warnings.
 
         Args:
+            step: Number of the step, from 1.
             metrics: Metrics of the step by name. Missing signals keep their state.
         """
         warnings = self._judge_identical(step, metrics.get(IDENTICAL), use)

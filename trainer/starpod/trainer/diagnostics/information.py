@@ -218,6 +218,9 @@ class InformationProbe:
 
         Values are in nats per reasoning. Those under `per_token_` use log-probabilities divided by the number of
         tokens, so that long reasoning does not dominate.
+
+        Args:
+            decode: Decodes token ids to text, with special tokens.
         """
         samplers = {"first_turn": first_turns} | ({"random_turn": random_turns} if self._config.random_turns else {})
         metrics: dict[str, float] = {}

@@ -23,6 +23,7 @@ class Monitor:
         """Process the metrics of a step, and return new warnings.
 
         Args:
+            step: Number of the step, from 1.
             metrics: Metrics of the step by name. Missing ones keep their state.
             use: Settings of the step; None: the defaults.
         """

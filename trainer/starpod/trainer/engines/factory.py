@@ -24,6 +24,7 @@ def build_engines(
 
     Args:
         config: The engine. If there are several policies, each gets an equal part of the cache.
+        max_context: Maximum number of tokens of prompt and reply together.
         parallel: The ranks that sample; needed for engines that hand over the weights of a sharded model.
 
     Raises:
@@ -43,7 +44,7 @@ def build_engines(
 
 
 def build_engine(config: EngineConfig, policy: Policy, *, max_context: int, parallel: Parallel | None = None) -> Engine:
-    """Build the engine that samples from `policy`.
+    """Build the engine that samples from `policy`. The other arguments are those of `build_engines`.
 
     `torch` and `vllm` start with the policy's current weights. Remote servers keep their own until the first `load`.
     Raises EngineError if the engine is unavailable.

@@ -80,6 +80,7 @@ def make_cache(model: Any, slots: int, length: int) -> SlotCache | OwnCaches:
 
     Args:
         model: A transformers model. It reads a few tokens as a test.
+        length: Maximum number of tokens of a conversation.
 
     Raises:
         EngineError: The model cannot be read in parts.

@@ -77,6 +77,7 @@ class Placement(Generic[Server]):
         """Note that the server has some tokens in its cache. A dropped server is ignored.
 
         Args:
+            tokens: Token ids from the start of a context.
             salt: Salt of the request. Prompts with another salt share no cache.
         """
         if state := self._states.get(server):

@@ -23,7 +23,7 @@ GRACE_SECONDS = 1.0
 
 
 def sampling_parameters(request: Request, limit: int, seed: int) -> dict[str, Any]:
-    """Return vLLM's sampling parameters of a reply, for use in process and over HTTP."""
+    """Return vLLM's sampling parameters of a reply of at most `limit` tokens, for use in process and over HTTP."""
     structure = {"structured_outputs": {"structural_tag": part(request.structure)[0]}} if request.structure else {}
     return {
         **structure,

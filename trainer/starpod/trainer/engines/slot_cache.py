@@ -229,7 +229,7 @@ class SlotCache:
         return zeros.masked_fill_(mask, -torch.inf)
 
     def copy(self, source: int, target: int, count: int) -> None:
-        """Copy the entries of the first tokens from one slot to another."""
+        """Copy the entries of the first `count` tokens from one slot to another."""
         self.layers[:, :, target, :, :count] = self.layers[:, :, source, :, :count]
 
     def begin(self, feed: Feed) -> None:

@@ -57,6 +57,7 @@ def image_prompt(prompt: list[int], images: Images, model: nn.Module, salt: str)
     """Return a prompt with images in the form that vLLM's own processing produces.
 
     Args:
+        prompt: Token ids; ids below 0 refer to images.
         salt: Name of the weights. Caches of prompts and images are only shared between prompts with the same salt.
 
     Raises:

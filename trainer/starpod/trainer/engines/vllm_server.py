@@ -121,6 +121,7 @@ class VllmServer:
         """Send a GET request and return the result of `read`.
 
         Args:
+            path: Path at the server, such as /health.
             read: Converts the decoded JSON reply. It raises ValueError for a bad reply, and the call is retried.
 
         Raises:

@@ -208,6 +208,7 @@ async def evaluate_reference(
     Args:
         name: Name of the reference policy, such as "random" or "expert".
         seeds: Seeds of the start states, with one episode each.
+        watch: Called with each finished episode.
 
     Raises:
         ConfigError: It cannot play this environment.

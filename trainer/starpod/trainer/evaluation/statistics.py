@@ -12,7 +12,7 @@ CONFIDENCE = 0.95
 
 
 def wilson_interval(successes: float, count: float) -> tuple[float, float]:
-    """Return the score interval of a share (Wilson 1927). It stays within 0 and 1, and is valid for few trials or none.
+    """Return the 95 % score interval of a share (Wilson 1927). It stays within 0 and 1, also for few trials or none.
 
     Args:
         successes, count: Numbers of successes and trials. Both may be fractions, such as the effective counts of
@@ -74,7 +74,7 @@ def interval_of_mean(estimates: Sequence[tuple[float, float, float]]) -> tuple[f
 
 
 def paired_interval(differences: Sequence[float]) -> tuple[float, float]:
-    """Return the interval of the difference of two shares from paired trials. It stays within -1 and 1.
+    """Return the 95 % interval of the difference of two shares from paired trials. It stays within -1 and 1.
 
     This is Wald's interval with two pairs added (Agresti and Min 2005): one with equal outcomes, and half a pair for
     each sign. It has a width even if no pair differs.

@@ -118,6 +118,7 @@ class RunFolder:
 
         Args:
             defaults: The default configuration. The report shows the differences.
+            model: Description of the initial model.
             files: Digests of the user's files by path.
 
         Raises:

@@ -54,7 +54,14 @@ def run_values(
     final: Mapping[str, Any] | None,
     best_step: int | None,
 ) -> dict[str, Any]:
-    """Return the values of the template run.html that depend on the run's figures alone."""
+    """Return the values of the template run.html that depend on the run's figures alone.
+
+    Args:
+        facts: Contents of run.json.
+        lines: Lines of metrics.jsonl, in order of their steps.
+        evaluations: Evaluations on the selection seeds, in order of their steps.
+        final, best_step: The final evaluation, and the step of the best checkpoint; None before there is one.
+    """
     sections = [
         evaluation(evaluations, lines),
         environments(lines, evaluations, final),
@@ -82,7 +89,7 @@ def curve(lines: Lines, name: str) -> list[Point]:
 
 
 def warning_marks(lines: Lines) -> list[Mark]:
-    """Return marks for charts at the steps with warnings."""
+    """Return marks for charts at the steps with warnings in metrics.jsonl."""
     return [Mark(step, text) for step, text in _warnings(lines)]
 
 
@@ -266,6 +273,7 @@ def evaluated(label: str, evaluations: Lines, figure: str = "success", colour: i
 
     Args:
         figure: "success" or "return".
+        colour: Number of the line's colour, from 0.
     """
     name, low, high = {"return": "return_mean"}.get(figure, figure), f"{figure}_low", f"{figure}_high"
     points = [(row["step"], row[name]) for row in evaluations if row.get(name) is not None]

@@ -87,6 +87,7 @@ class Screen:
         """Show a finished step.
 
         Args:
+            step: Number of the step, from 1.
             total: Number of steps of the run; None if a time limit decides.
         """
 
@@ -228,6 +229,7 @@ def step_line(step: int, total: int | None, metrics: Mapping[str, float]) -> str
     Example: step 12/200 · success 41 % · return 0.32 · ... · 2.1 s (generating 61 %, environments 12 %, updating 24 %)
 
     Args:
+        step: Number of the step, from 1.
         total: Number of steps of the run; None if a time limit decides.
     """
     parts = [f"step {step}" + (f"/{total}" if total else "")]

@@ -33,6 +33,7 @@ class TemplateLayout:
     """The text that a chat template writes around messages, found by rendering short dummy conversations.
 
     Args:
+        view: Image processing of the model; None for a text model.
         calls: Name of the format of tool calls; "" for the one that the chat template uses.
 
     Attributes:

@@ -29,6 +29,7 @@ class Template:
 
     Args:
         prefill: Text at the end of every prompt, such as a reply's first tag. It is neither sampled nor trained on.
+        view: Image processing of the model; None for a text model.
         calls: Name of the format of tool calls; "" for the one that the chat template uses.
 
     Attributes:

@@ -197,7 +197,9 @@ class Rewards:
         """Return the parts of a turn's reward by name: "environment" and the configured parts.
 
         Args:
+            turn: The turn, with its actions and their outcomes.
             transition: Result of the turn's actions; None if none were sent, which gives no reward of the environment.
+            episode: The turns so far, including this one.
 
         Raises:
             UserCodeError: A shaping function failed.
@@ -223,6 +225,7 @@ class Rewards:
 
         Args:
             transition: Result of the other turn's actions; None if none were sent. Its reward decides who was right.
+            episode: The turns so far, including this one.
 
         Raises:
             UserCodeError: A shaping function failed.

@@ -98,6 +98,7 @@ class TaskPool(Curriculum):
 
     Args:
         seeds: Seeds of training, the first of which are the pool.
+        stream: Seed of the draws.
     """
 
     enabled = True

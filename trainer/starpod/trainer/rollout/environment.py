@@ -19,7 +19,7 @@ from starpod.v1.environment_word import installed_ids
 
 
 def make_task(config: EnvironmentConfig, actions: Sequence[str], name: str = "") -> Task:
-    """Return the task that agents play."""
+    """Return the task that agents play. actions: its action names, if they are fixed."""
     limits = Limits(config.max_turns, config.max_actions_per_turn, config.max_actions)
     return Task(config.id, config.version, config.options, limits, tuple(actions), name, config.expert_moves_left)
 

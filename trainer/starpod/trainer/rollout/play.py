@@ -57,6 +57,7 @@ async def play(
     UserCodeError and ConfigError are raised.
 
     Args:
+        group, task: Number of the group and name of the task, for a new record.
         watch: Called with the episode when it is over.
         deadline: Seconds after which the episode fails; None is no limit.
         episode: Record to extend. The agent must have played its turns so far, or know them from `Agent.recall`.

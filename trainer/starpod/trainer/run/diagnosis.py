@@ -46,7 +46,7 @@ class Diagnosis:
     async def measure_noise(
         self, groups: Sequence[Group], kept_fraction: float, algorithm: AlgorithmConfig, step: int, version: int
     ) -> dict[str, float]:
-        """Return metrics of the noise in the gradient of an update; nothing if they are not due."""
+        """Return metrics of the noise in the gradient of an update with kept groups; nothing if they are not due."""
         collected = round(sum(bool(group.episodes) for group in groups) / kept_fraction) if kept_fraction else 0
         if not self._gradients_are_due(step) or collected < 2 or algorithm.order != "together":
             return {}

@@ -143,6 +143,7 @@ async def episodes_to_imitate(
 
     Args:
         served: Environments with their demonstrations. Each demonstration becomes a group.
+        templates: Chat template of each environment, by its name.
 
     Raises:
         ConfigError: The agents in the demonstrations are not those in `script.policies`.

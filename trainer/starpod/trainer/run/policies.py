@@ -70,7 +70,7 @@ def make_replica(policies: Policies) -> Policies:
 
 
 def make_policy(config: Config, texts: Callable[[], Iterable[str]], folder: RunFolder, parallel: Parallel) -> Policy:
-    """Return the policy that the run begins with. It is the same on all ranks and after a resumption.
+    """Return the policy that the run begins with, equal on all ranks and after a resumption. All ranks must call this.
 
     Raises:
         CannotWrite: A tiny model cannot be saved.

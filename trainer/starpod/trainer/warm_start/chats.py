@@ -23,6 +23,7 @@ def encode_chats(
     Args:
         most_tokens: Maximum tokens of a context with its reply.
         group: Number of the first conversation's group.
+        task: Key in the run's `environments`.
     """
     episodes: list[Episode] = []
     written: list[Chat] = []

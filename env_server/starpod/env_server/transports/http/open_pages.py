@@ -36,7 +36,7 @@ class OpenPages:
     def refuse(
         self, exchange: HTTPExchange, error: CallError, status: HTTPStatus | None = None, headers: Headers = ()
     ) -> Awaitable[None]:
-        """Refuse a request that needs no token."""
+        """Refuse a request that needs no token. status: None derives it from the error."""
         return self.answer(lambda exchange: exchange.fail(error, status, headers), exchange)
 
     async def refuse_host(self, exchange: HTTPExchange) -> None:

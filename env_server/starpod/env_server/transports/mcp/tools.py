@@ -62,6 +62,7 @@ def result_of(
     Args:
         facts: values for programs, by name.
         message: a message whose fields, except the observation, are added to the facts; facts take precedence.
+        text: text before the observation, such as the instructions; by default none.
     """
     if message is not None:
         facts = {**json.loads(write_json(message)), **facts}

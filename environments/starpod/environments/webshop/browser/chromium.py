@@ -171,7 +171,7 @@ class Browser:
         return self.driver.execute("executeCdpCommand", {"cmd": name, "params": parameters})["value"]
 
     def resize(self, width: int, height: int, *, mobile: bool = False) -> None:
-        """Set the size of the window.
+        """Set the size of the window, in CSS pixels.
 
         Args:
             mobile: whether pages are laid out as on a phone.

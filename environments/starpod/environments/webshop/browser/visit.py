@@ -72,7 +72,7 @@ class Visit:
         return self._send(_SEND, index)
 
     def type(self, view: PageView, field: str, words: str) -> Outcome:
-        """Fill a field of the page.
+        """Replace the text of a field of the page.
 
         Args:
             field: number, name or label of the field.

@@ -95,7 +95,9 @@ class Goals:
         """Build the goals of a catalogue. Instructions without attributes are skipped.
 
         Args:
+            prices: price of each product in dollars, by position.
             rng: random state after the draws of prices. It is copied, so both kinds can be built from the same state.
+            progress: called with the number of products done.
 
         Returns:
             The goals. Equal arguments give equal goals on every machine.

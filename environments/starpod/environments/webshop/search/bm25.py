@@ -65,7 +65,7 @@ def length_factors(mean: float) -> NDArray[np.float32]:
 
 
 def term_weights(counts: NDArray[np.int64], containing: NDArray[np.int64], documents: int) -> NDArray[np.float32]:
-    """Return the weights of a query's terms, as float32[terms]: count in the query times idf."""
+    """Return a query's weights, float32[terms]: count in the query times idf. containing: documents with each term."""
     idf: NDArray[np.float64] = np.log(1 + (documents - containing + 0.5) / (containing + 0.5))
     return counts.astype(np.float32) * idf.astype(np.float32)
 

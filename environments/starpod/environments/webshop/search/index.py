@@ -15,7 +15,7 @@ from .inversion import invert
 
 
 class SearchIndex:
-    """An inverted index. It is immutable and safe to use from many threads.
+    """An inverted index of the arrays made by `invert`. It is immutable and safe to use from many threads.
 
     Its methods number documents in the order given to `build`. The arrays number them by asin, because documents with
     equal scores are ranked by asin.

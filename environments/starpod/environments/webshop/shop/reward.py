@@ -71,6 +71,7 @@ def grade(
 
     Args:
         goal_product: the product from which the goal was made.
+        price: price of `product` in dollars.
         options: chosen options (group -> value).
 
     Raises:

@@ -44,6 +44,9 @@ class Service:
 
     A `Fleet` would not do: it knows its own sessions only, and it moves them.
 
+    Args:
+        address: `host:port`.
+
     Raises:
         OSError, ValueError: a certificate cannot be read.
     """
@@ -73,6 +76,7 @@ class Service:
         """Open a session without limits and return its id.
 
         Args:
+            seed: seed of the start; None lets the server draw one.
             key: equal keys give the same session. The key selects the worker, because workers know only their own keys.
         """
         workers = list(self._wires)
