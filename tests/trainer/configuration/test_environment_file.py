@@ -12,8 +12,7 @@ from starpod.cli.new import fill
 from starpod.trainer.configuration.config import Config
 from starpod.trainer.configuration.environment_file import Job, choose_job
 from starpod.trainer.configuration.job_sizes import fixed_values
-from starpod.trainer.configuration.loading import Complete, names_environment
-from starpod.trainer.configuration.loading import load_config as load
+from starpod.trainer.configuration.loading import Complete, names_environment, read_config
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.prompts.prompt import FullContext, LatestTurns, SplitContext
 from starpod.v1 import environment_pb2 as pb
@@ -38,7 +37,7 @@ def plan(source: str, *words: str, lines: list[str] | None = None) -> tuple[Conf
         jobs.append(choose_job(environment, complete, [].append if lines is None else lines.append))
         return jobs[0].values
 
-    config = load(source, words, explore=explore)
+    config, _ = read_config(source, words, explore=explore)
     return config, jobs[0]
 
 
