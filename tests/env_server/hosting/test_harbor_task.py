@@ -103,6 +103,8 @@ def test_without_an_engine_the_server_says_what_to_start(tmp_path: Path, monkeyp
     problem = run_starpod("serve", f"harbor:{folder}", "--port", "0").complaint
     assert "harbor-easy-v1 cannot be served here: no container engine answers at unix:///" in problem
     assert problem.endswith("start Docker or Podman, or set DOCKER_HOST")
+    problem = run_starpod("serve", f"harbor_set:{folder.parent}", "--port", "0").complaint
+    assert "none of its tasks can be served: no container engine answers at unix:///" in problem
 
 
 @pytest.mark.parametrize("reach", ["8100", ":8100", "gateway:", "gateway:0", "gateway:65536", "http://gateway"])

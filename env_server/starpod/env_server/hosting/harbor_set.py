@@ -42,14 +42,18 @@ class HarborTaskSet(SolvedHarborTask):
     @classmethod
     def prepare(cls) -> None:
         """Prepare every task. Tasks that cannot be prepared are left out."""
+        reasons: dict[str, str] = {}
         for name, member in list(cls.tasks.items()):
             try:
                 member.prepare()
             except Unavailable as error:
-                logger.warning("%s: without %s: %s", cls.spec.id, name, error)
+                reasons[name] = str(error)
                 del cls.tasks[name]
+        first = next(iter(reasons.values()), "")
         if not cls.tasks:
-            raise Unavailable("none of its tasks can be served")
+            raise Unavailable(f"none of its tasks can be served: {first}")
+        if reasons:
+            logger.warning("%s: without %s: %s", cls.spec.id, ", ".join(reasons), first)
 
     def reset(self, rng: random.Random) -> None:
         names = fnmatch.filter(sorted(self.tasks), self.options.task)
