@@ -307,6 +307,8 @@ class Faults:
                     work = [self.play_for_all(fleet, batch[0])]
                 await asyncio.gather(*work)
                 await fleet.close_sessions(fleet.sessions)
+                if batch[0] == "disk full":  # until its files are removed with their containers
+                    await self.wait_until_few(len(VERIFIERS) + 1)
                 if self.server.process.poll() is not None:
                     raise RuntimeError(f"the server has ended:\n{self.server.log[-2000:]}")
                 done += len(batch)
