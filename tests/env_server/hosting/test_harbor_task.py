@@ -109,6 +109,7 @@ def test_without_an_engine_the_server_says_what_to_start(tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("reach", ["8100", ":8100", "gateway:", "gateway:0", "gateway:65536", "http://gateway"])
 def test_an_address_that_is_none_is_refused(tmp_path: Path, reach: str) -> None:
+    pytest.importorskip("docker")
     harbor = pytest.importorskip("starpod.env_server.hosting.harbor", exc_type=ImportError)
     with pytest.raises(HostingError, match="write HOST:PORT, as in reach=127"):
         harbor.host(f"{write_task(tmp_path, tests=TESTS)}#reach={reach}")
