@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from starpod.env_server.hosting.harbor_task import TaskFolder
+from starpod.env_server.machines.engine import LEASE, SERVER, SESSION
 
 BASE = "starpod-base:bookworm"
 """Image that tests use, since none can be pulled everywhere."""
@@ -65,6 +66,24 @@ def write_tasks(folder: Path) -> Path:
         more="hello",
     )
     return folder
+
+
+LEFTOVERS = [
+    ("here, ended", "used", 1000, False),
+    ("elsewhere", "used", -1, False),
+    ("elsewhere", "unknown", 1000, True),
+    ("here", "used", 1000, True),
+    ("here", "ended", 1000, False),
+]
+"""Place of the server, session, seconds of the lease, and whether a sweep by a server "here" leaves the machine."""
+
+
+def leftover_labels(own_server: str, place: str, session: str, seconds: int) -> dict[str, str]:
+    """Return the labels of a machine of one of LEFTOVERS."""
+    boot, namespace, process_id, begin = own_server.split("/")
+    servers = {"here": own_server, "elsewhere": f"other/{namespace}/{process_id}/{begin}"}
+    servers["here, ended"] = f"{boot}/{namespace}/{process_id}/{int(begin) + 1}"
+    return {SERVER: servers[place], SESSION: session, LEASE: str(int(time.time()) + seconds)}
 
 
 @functools.cache

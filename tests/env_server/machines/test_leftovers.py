@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.env_server.machines.tasks import BASE, TEXT_REWARD, remove_image, write_task
+from tests.env_server.machines.tasks import BASE, LEFTOVERS, TEXT_REWARD, leftover_labels, remove_image, write_task
 
 pytestmark = [pytest.mark.containers, pytest.mark.timeout(180)]
 
@@ -41,16 +40,7 @@ def start(made: list[Any], folder: Path, hosting: str = "", **task: str) -> Any:
     return instance
 
 
-@pytest.mark.parametrize(
-    ("place", "session", "seconds", "stays"),
-    [
-        ("here, ended", "used", 1000, False),
-        ("elsewhere", "used", -1, False),
-        ("elsewhere", "unknown", 1000, True),
-        ("here", "used", 1000, True),
-        ("here", "ended", 1000, False),
-    ],
-)
+@pytest.mark.parametrize(("place", "session", "seconds", "stays"), LEFTOVERS)
 def test_a_sweep_removes_what_no_session_uses(
     engine: Any, monkeypatch: pytest.MonkeyPatch, place: str, session: str, seconds: int, stays: bool
 ) -> None:
@@ -60,14 +50,8 @@ def test_a_sweep_removes_what_no_session_uses(
     """
     from docker.errors import NotFound
 
-    from starpod.env_server.machines.engine import LEASE, SERVER, SESSION
-
     monkeypatch.setattr("starpod.env_server.machines.engine.live_sessions", {"used"})
-
-    boot, namespace, process_id, begin = engine.server.split("/")
-    servers = {"here": engine.server, "elsewhere": f"other/{namespace}/{process_id}/{begin}"}
-    servers["here, ended"] = f"{boot}/{namespace}/{process_id}/{int(begin) + 1}"
-    labels = {SERVER: servers[place], SESSION: session, LEASE: str(int(time.time()) + seconds)}
+    labels = leftover_labels(engine.server, place, session, seconds)
     container = engine.api.create_container(BASE, ["sleep", "1000"], labels=labels)["Id"]
     engine.api.start(container)
     try:

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from starpod.env_server.machines import engine
 from starpod.env_server.machines.pool import MachinePool, machine_pool
 from tests.env_server.machines import cluster as fake
 from tests.env_server.machines.cluster import Cluster, eventually
-from tests.env_server.machines.tasks import TEXT_REWARD, write_task
+from tests.env_server.machines.tasks import LEFTOVERS, TEXT_REWARD, leftover_labels, write_task
 from tests.support import ROOT
 
 pytest.importorskip("kubernetes")
@@ -144,26 +143,12 @@ def test_a_pod_ends_with_the_connection_of_its_server(cluster: Cluster, tmp_path
     assert environment.machine.engine.sweep() == 1
 
 
-@pytest.mark.parametrize(
-    ("place", "session", "seconds", "stays"),
-    [
-        ("here, ended", "used", 1000, False),
-        ("elsewhere", "used", -1, False),
-        ("elsewhere", "unknown", 1000, True),
-        ("here", "used", 1000, True),
-        ("here", "ended", 1000, False),
-    ],
-)
+@pytest.mark.parametrize(("place", "session", "seconds", "stays"), LEFTOVERS)
 def test_a_sweep_removes_what_no_session_uses(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, place: str, session: str, seconds: int, stays: bool
 ) -> None:
     monkeypatch.setattr(engine, "live_sessions", {"used"})
-    own = engine.identity(os.getpid())
-    boot, namespace, process_id, begin = own.split("/")
-    servers = {"here": own, "elsewhere": f"other/{namespace}/{process_id}/{begin}"}
-    servers["here, ended"] = f"{boot}/{namespace}/{process_id}/{int(begin) + 1}"
-    lease = str(int(time.time()) + seconds)
-    annotations = {engine.SERVER: servers[place], engine.SESSION: session, engine.LEASE: lease}
+    annotations = leftover_labels(engine.identity(os.getpid()), place, session, seconds)
     metadata = {"name": "left", "labels": {engine.SERVER: "x"}, "annotations": annotations}
     cluster.pods["left"] = {"metadata": metadata, "status": {"phase": "Running"}}
     machine_pool("pods")  # sweeps when it connects

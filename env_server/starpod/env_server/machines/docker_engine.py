@@ -219,13 +219,15 @@ class DockerEngine:
 
     def prepare(self, plan: MachinePlan, folder: Path | None, seconds: float, network: str) -> tuple[str, str]:
         name = plan.image
-        if self.find_image(name) is None and folder is None:
-            self._follow(self.api.pull(name, stream=True, decode=True), f"the image {name}", "pull", seconds)
-        elif self.find_image(name) is None:
-            options = {"rm": True, "forcerm": True, "decode": True, "network_mode": network}
-            output = self.api.build(path=str(folder), tag=name, **options)
-            self._follow(output, f"the image of {folder}", "build", seconds)
         image = self.find_image(name)
+        if image is None:
+            if folder is None:
+                self._follow(self.api.pull(name, stream=True, decode=True), f"the image {name}", "pull", seconds)
+            else:
+                options = {"rm": True, "forcerm": True, "decode": True, "network_mode": network}
+                output = self.api.build(path=str(folder), tag=name, **options)
+                self._follow(output, f"the image of {folder}", "build", seconds)
+            image = self.find_image(name)
         if image is None:
             raise Unavailable(f"the image {name} is missing")
         return image["Config"]["User"], image["Config"]["WorkingDir"] or "/"

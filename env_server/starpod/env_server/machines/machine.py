@@ -236,6 +236,11 @@ class Machine:
         live_sessions.discard(self.name.rpartition("-")[2])
         self.engine.remove(self.id)
 
+    def discard(self) -> None:
+        """Remove the machine now, or leave that to a sweep if the engine cannot do it."""
+        with suppress(*self.engine.errors):
+            self.close()
+
     def _end_processes(self, deadline: float = 0.0) -> None:
         """End all processes but the first one. Raises MachineLost if they do not end."""
         deadline = deadline or time.monotonic() + _SERVER_SECONDS
@@ -250,8 +255,7 @@ class Machine:
         except (OSError, EOFError) as error:
             is_late = isinstance(error, TimeoutError)
             problem = "does not answer" if is_late else self.engine.explain(self.id, error)
-            with suppress(*self.engine.errors):
-                self.close()
+            self.discard()
             raise MachineLost(problem) from error
         self.connect(None)
         for shell in self._shells.values():

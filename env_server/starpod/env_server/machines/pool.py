@@ -34,7 +34,7 @@ class MachinePool:
         machine = self._take_warm(plan)
         while machine is not None and not machine.answers():
             DEAD_WARM.labels(plan.environment).inc()
-            _close(machine)
+            machine.discard()
             machine = self._take_warm(plan)
         machine = machine or Machine.boot(self.engine, plan)
         self._refill(plan)
@@ -62,7 +62,7 @@ class MachinePool:
             if machine and not is_late:
                 self._warm[plan].append(machine)
         if machine and is_late:
-            _close(machine)
+            machine.discard()
         elif machine:
             self._refill(plan)
 
@@ -79,12 +79,7 @@ class MachinePool:
             machines = [machine for machines in self._warm.values() for machine in machines]
             self._warm.clear()
         for machine in machines:
-            _close(machine)
-
-
-def _close(machine: Machine) -> None:
-    with contextlib.suppress(*machine.engine.errors):
-        machine.close()
+            machine.discard()
 
 
 @functools.cache
