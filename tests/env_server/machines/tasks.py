@@ -102,12 +102,12 @@ def missing() -> str:
 
 def remove_image(engine: Any, task: Path) -> None:
     """Remove the image that was built for a task, as soon as no container uses it."""
-    from docker.errors import APIError, ImageNotFound
+    from docker.errors import APIError, NotFound
 
     for _ in range(50):
         try:
             engine.api.remove_image(TaskFolder.read(task).image, force=True)
-        except ImageNotFound:
+        except NotFound:
             return
         except APIError:
             time.sleep(0.2)

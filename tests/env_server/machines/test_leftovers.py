@@ -74,8 +74,7 @@ def test_a_container_that_could_not_be_removed_is_removed_by_a_sweep(
         # The container's first process, which would end with this connection, does not notice.
         patch.setattr(machine.guard, "close", lambda: None)
         patch.setattr(engine.api, "remove_container", lambda *_, **__: _raise(ConnectionError("no engine")))
-        with pytest.raises(ConnectionError):
-            machine.close()
+        machine.close()
     assert engine.sweep() == 1
     assert machine.id not in [each["Id"] for each in engine.api.containers(all=True)]
 

@@ -181,6 +181,26 @@ async def test_a_program_that_fails_is_no_reward_of_0_and_a_full_context_an_end(
     assert full.end == "context" and full.turns and not full.failed
 
 
+async def test_a_reply_past_the_limit_on_turns_is_refused_and_a_step_is_still_played(
+    server: ServerProcess, tmp_path: Path
+) -> None:
+    """A program in a container needs a last step that has its work verified."""
+    program = """
+for number in range(20):
+    try:
+        ask(("user", str(number)))
+    except urllib.error.HTTPError as error:
+        assert (number, json.load(error)["error"]["code"]) == (12, "session_too_long")
+        break
+assert not call(url + "/step", {"actions": "Up"})["done"]
+"""
+    episode = await play(server, tmp_path, program)
+    assert [(bool(turn.reply), turn.actions) for turn in episode.turns[-2:]] == [(True, []), (True, ["Up"])]
+    assert (len(episode.turns), episode.end, episode.failed) == (12, "max_turns", False)
+    endless = await play(server, tmp_path, "while True: ask(('user', str(os.urandom(8))))")
+    assert (len(endless.turns), endless.end, endless.failed) == (12, "max_turns", False)
+
+
 async def test_an_engine_that_fails_ends_the_run(server: ServerProcess, tmp_path: Path) -> None:
     def fail(request: Request, text: str) -> str:
         raise EngineError("the engine died")

@@ -49,15 +49,24 @@ class OutsideAgent(Agent):
         stream, order: passed to `Session`.
     """
 
+    # The limit on turns bounds the replies and the steps alike. A further reply is refused, and steps go on: the last
+    # one may be what has the work verified.
+    replies = 2
+
     def __init__(
         self, key: str, sampler: Sampler, environment: Environment, task: Task, *, stream: str, order: int
     ) -> None:
-        self.session = RolloutSession(
-            key, sampler, on_reply=lambda replied: self._events.put_nowait(replied), stream=stream, order=order
-        )
         self._environment = environment
         self._task = task
         self._limits = limits_left(environment, environment.step_index)
+        self.session = RolloutSession(
+            key,
+            sampler,
+            on_reply=lambda replied: self._events.put_nowait(replied),
+            stream=stream,
+            order=order,
+            most_replies=self._limits.max_turns,
+        )
         self._events: asyncio.Queue[Replied | StepEvent | Left] = asyncio.Queue()
         self._episode: Episode | None = None
         self._reply: Replied | None = None
@@ -88,7 +97,7 @@ class OutsideAgent(Agent):
         if self._reply is not None:
             reply, self._reply = self._reply, None
             return _make_move(reply, None)
-        return Stop("context" if self.session.full else "")
+        return Stop(self.session.full)
 
     def close(self) -> None:
         self._over = True

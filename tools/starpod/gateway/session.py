@@ -16,7 +16,7 @@ from starpod.gateway.requests import Answer, Ask, Rejected, bad_request
 from starpod.gateway.streams import LiveReply
 from starpod.trainer.agents.config import SamplingConfig
 from starpod.trainer.configuration.seeds import derive
-from starpod.trainer.data.episode import Turn
+from starpod.trainer.data.episode import End, Turn
 from starpod.trainer.engines.base import Engine, EngineError, Reply, Request
 from starpod.trainer.prompts.formats.base import ReplyCall
 from starpod.trainer.prompts.template import Template
@@ -108,8 +108,10 @@ class RolloutSession:
     """Why the session accepts no more requests; empty if it accepts them."""
     replies: int = 0
     tokens: int = 0
-    full: bool = False
-    """Whether a request left too little room for a reply."""
+    full: End = ""
+    """Limit because of which a request for a reply was refused: "context", "max_turns", or "" if there was none."""
+    most_replies: int | None = None
+    """Maximum number of replies; None or 0: `MOST_REPLIES`."""
     broken: Exception | None = None
     """The engine's error, if it failed."""
     _lineage: Lineage = field(init=False)
@@ -185,8 +187,9 @@ class RolloutSession:
     def _require_open(self) -> None:
         if self.over:
             raise Rejected(HTTPStatus.GONE, "session_over", f"the session {self.name} is over: {self.over}")
-        if self.replies + self._reserved >= MOST_REPLIES:
-            raise Rejected(HTTPStatus.BAD_REQUEST, "session_too_long", f"a session has at most {MOST_REPLIES} replies")
+        if self.replies + self._reserved >= (limit := self.most_replies or MOST_REPLIES):
+            self.full = self.full or "max_turns"
+            raise Rejected(HTTPStatus.BAD_REQUEST, "session_too_long", f"this session has at most {limit} replies")
 
     def _release(self, key: bytes, live: LiveReply) -> None:
         """Release the reservation of a reply. Forget the request if it failed, so that it can be made again."""
@@ -212,7 +215,7 @@ class RolloutSession:
         limits = self.sampler.sampling
         room = limits.max_episode_tokens - prompt
         if room < limits.least_room:
-            self.full = self.full or sampled
+            self.full = self.full or ("context" if sampled else "")
             raise Rejected(
                 HTTPStatus.BAD_REQUEST,
                 "context_length_exceeded",

@@ -79,7 +79,7 @@ class Verifier:
             own_machine.unpack(artifacts)
             return self._run_tests(own_machine)
         finally:
-            own_machine.discard()
+            own_machine.close()
 
     def _run_tests(self, machine: Machine) -> dict[str, float]:
         if not self.task.has_bundled_tests:

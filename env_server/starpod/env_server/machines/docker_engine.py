@@ -46,6 +46,9 @@ _SNAPSHOTS = "starpod-snapshot"
 _CONFLICT = 409
 _CHUNK = 65_536
 _HEADER = 8
+_REMOVAL_SECONDS = 5.0
+_SYMBOLIC_LINK = 1 << 27
+"""Bit of a mode of Go, in which engines describe files."""
 
 
 class Frames:
@@ -172,11 +175,13 @@ class DockerEngine:
     def read(self, machine: str, path: str, size: int) -> bytes | None:
         data = bytearray()
         try:
-            chunks, _ = self.api.get_archive(machine, path)
+            chunks, entry_facts = self.api.get_archive(machine, path)
         except NotFound:
             if self.api.inspect_container(machine)["State"]["Running"]:
                 return None
             raise
+        if entry_facts["mode"] & _SYMBOLIC_LINK:  # Podman would give the file that it leads to
+            return None
         for chunk in chunks:
             data += chunk
             if len(data) > size + tarfile.RECORDSIZE:
@@ -191,14 +196,22 @@ class DockerEngine:
             return f"has stopped: {error}"
         if not isinstance(error, APIError):
             return f"cannot be reached: {error}"
-        return "is gone: it was ended or removed" if error.status_code in (404, _CONFLICT) else f"failed: {error}"
+        if error.status_code in (404, _CONFLICT):
+            return f"is gone: it was ended or removed ({error.explanation})"
+        return f"failed: {error}"
 
     def remove(self, machine: str) -> None:
-        try:
-            self.api.remove_container(machine, force=True, v=True)
-        except APIError as error:
-            if error.status_code not in (404, _CONFLICT):
-                raise
+        deadline = time.monotonic() + _REMOVAL_SECONDS
+        while True:
+            try:
+                self.api.remove_container(machine, force=True, v=True)
+                return
+            except APIError as error:
+                if error.status_code in (404, _CONFLICT):
+                    return
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(0.1)  # Podman fails for a container that is just ending.
 
     def sweep(self) -> int:
         """Remove containers whose server has ended or whose lease is over, and old snapshots. Return their number."""

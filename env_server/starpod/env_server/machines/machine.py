@@ -225,7 +225,10 @@ class Machine:
             return False
 
     def close(self) -> None:
-        """Remove the machine. It may be called repeatedly and during a command, which then raises MachineLost."""
+        """Remove the machine now, or leave that to a sweep if the engine cannot do it.
+
+        It may be called repeatedly and during a command, which then raises MachineLost.
+        """
         if self.closed:
             return
         self.closed = True
@@ -234,12 +237,10 @@ class Machine:
         self.connect(None)
         self.guard.close()
         live_sessions.discard(self.name.rpartition("-")[2])
-        self.engine.remove(self.id)
-
-    def discard(self) -> None:
-        """Remove the machine now, or leave that to a sweep if the engine cannot do it."""
-        with suppress(*self.engine.errors):
-            self.close()
+        try:
+            self.engine.remove(self.id)
+        except self.engine.errors as error:
+            logger.warning("%s is left to the next sweep: it %s", self.name, self.engine.explain(self.id, error))
 
     def _end_processes(self, deadline: float = 0.0) -> None:
         """End all processes but the first one. Raises MachineLost if they do not end."""
@@ -255,7 +256,7 @@ class Machine:
         except (OSError, EOFError) as error:
             is_late = isinstance(error, TimeoutError)
             problem = "does not answer" if is_late else self.engine.explain(self.id, error)
-            self.discard()
+            self.close()
             raise MachineLost(problem) from error
         self.connect(None)
         for shell in self._shells.values():

@@ -34,7 +34,7 @@ class MachinePool:
         machine = self._take_warm(plan)
         while machine is not None and not machine.answers():
             DEAD_WARM.labels(plan.environment).inc()
-            machine.discard()
+            machine.close()
             machine = self._take_warm(plan)
         machine = machine or Machine.boot(self.engine, plan)
         self._refill(plan)
@@ -62,7 +62,7 @@ class MachinePool:
             if machine and not is_late:
                 self._warm[plan].append(machine)
         if machine and is_late:
-            machine.discard()
+            machine.close()
         elif machine:
             self._refill(plan)
 
@@ -79,7 +79,7 @@ class MachinePool:
             machines = [machine for machines in self._warm.values() for machine in machines]
             self._warm.clear()
         for machine in machines:
-            machine.discard()
+            machine.close()
 
 
 @functools.cache
