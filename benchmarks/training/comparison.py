@@ -64,6 +64,10 @@ def compare_runs(
             for colour, (label, folders) in enumerate(kinds.items())
             if (line := _line(label, folders, name, axis, colour % COLOURS)) is not None
         ]
+        # A run without iterations is a dot at 0. A line that stays there has nothing to do with this axis.
+        lines = [line for line in lines if len(line.points) == 1 or any(x for x, _ in line.points)]
+        if axis != STEPS and not any(x for line in lines for x, _ in line.points):
+            continue
         spec, environment = metric(_figure(name)), _environment(name)
         rules = _rules(kinds, name, spec.kind) if _figure(name) in _EVALUATED else []
         label = f"{spec.label}: {environment}" if environment else spec.label
@@ -77,8 +81,6 @@ def _line(label: str, folders: Sequence[RunFolder], name: str, axis: str, colour
     if not curves:
         return None
     scales = [spent_by(folder, axis) for folder, _ in pairs]
-    if axis != STEPS and not any(at_step(x) for at_step, points in zip(scales, curves, strict=True) for x, _ in points):
-        return None
     dots = _figure(name) in _EVALUATED
     if not dots:
         curves = [smooth(points) for points in curves]

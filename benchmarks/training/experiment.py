@@ -326,7 +326,7 @@ def _rows(results: list[dict[str, Any]]) -> list[list[str]]:
             _interval(result["after"]),
             f"{result['last']:.1%}",
             f"{result['seconds']:.0f}",
-            f"{result['signals']['reward_std']['end']:.3f}",
+            f"{deviation['end']:.3f}" if (deviation := result["signals"].get("reward_std")) else "-",
             ", ".join(str(warning["step"]) for warning in result["warnings"]) or "-",
         ]
         for result in results

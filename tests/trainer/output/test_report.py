@@ -252,6 +252,12 @@ def test_runs_that_fork_have_a_line_over_forks_and_others_none(tmp_path: Path) -
     add_metrics(RunFolder(runs["searched"][0]), {"search/forks": 3.0})
     ((line,),) = (chart.lines for chart in compare_runs(runs, [EVALUATION], (FORKS,)))
     assert (line.label, line.points[-1][0]) == ("searched", 150)
+    imitated = RunFolder(tmp_path / "imitated")
+    imitated.path.mkdir()
+    imitated.append_evaluation({"step": 0, "time": 0.0, "success": 0.5, "success_low": 0.4, "success_high": 0.6})
+    runs["imitated"] = [imitated.path]
+    ((_, dot),) = (chart.lines for chart in compare_runs(runs, [EVALUATION], (FORKS,)))
+    assert (dot.label, list(dot.points)) == ("imitated", [(0, 0.5)]), "a run without iterations is a dot"
     # A metric that no run has gets no chart either.
     assert compare_runs({"plain": runs["plain"]}, [EVALUATION, "no/such"], (FORKS,)) == []
 
