@@ -318,6 +318,8 @@ def test_a_folder_is_continued_and_only_failed_episodes_are_played_again(server:
         for other, words in (
             (("--temperature", "0.5"), "temperature: null in the folder, 0.5 now"),
             (("--option", "size=3"), "options of frozen_lake-v1"),
+            # A server of a newer version does not add episodes to the same row.
+            (("--version", ">=1"), 'version of frozen_lake-v1: "==1.0.0" in the folder, ">=1" now'),
         ):
             assert words in " ".join(play(*arguments[:-1], "13", *other)[2].split())
     (tmp_path / "other" / "file").mkdir(parents=True)
@@ -442,7 +444,9 @@ def test_a_run_is_played_as_it_was_trained(server: ServerProcess, run_folder: Pa
     assert figures_of(other)["turns_mean"] == 1
 
 
-def test_a_run_is_played_on_the_start_states_that_it_held_out(server: ServerProcess, run_folder: Path) -> None:
+def test_a_run_is_played_on_the_start_states_that_it_held_out(
+    server: ServerProcess, run_folder: Path, tmp_path: Path
+) -> None:
     def played(*arguments: str) -> tuple[list[int], str]:
         result = run(server, str(run_folder), *arguments, "--episodes", "2", "--json", "-")
         assert result.exit_code == 0, result.output
@@ -457,6 +461,10 @@ def test_a_run_is_played_on_the_start_states_that_it_held_out(server: ServerProc
     assert (
         f"seeds.selection of {run_folder} (6000 to 6999): its best checkpoint was chosen on these start states" in told
     )
+    grown = ("-e", "frozen_lake", "--seed", "5998", "--to", str(tmp_path / "grown"))
+    assert "Warning" not in played(*grown)[1]
+    result = run(server, "--to", str(tmp_path / "grown"), "--episodes", "3")
+    assert (result.exit_code, "seeds.selection" in result.stderr) == (0, True)
     # Of another environment it has seen nothing.
     assert "Warning" not in played("-e", "bandit", "--seed", "0")[1]
     result = run(server, str(run_folder), "-e", "frozen_lake", "--episodes", "1001")

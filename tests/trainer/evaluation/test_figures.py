@@ -50,6 +50,18 @@ def test_figures_by_hand() -> None:
     assert figures["ends"] == {"terminal": 4}
 
 
+def test_an_environment_that_does_not_report_success_has_none() -> None:
+    """Servers set the success of truncated episodes to False."""
+    episodes = [bought(group, [0.5]) for group in (0, 0, 1)]
+    episodes[0].success = episodes[1].success = None
+    episodes[2].success, episodes[2].end = False, "environment_limit"
+    figures = summarise(episodes)
+    assert (figures["success"], figures["success_low"], figures["pass_at_k"]) == (None, None, {})
+    assert (figures["return_mean"], figures["episodes"]) == (0.5, 3)
+    held_out = held_out_figures(Collected([Group(0, episodes)]))
+    assert (held_out["success"], held_out["return_mean"]) == (0.0, 0.5)
+
+
 def test_the_return_is_the_environments_own_as_in_starpod_eval() -> None:
     episodes = [bought(0, [0.0, 0.5]), bought(1, [0.0, 0.0, 1.0]), bought(2, [0.25])]
     summary = held_out_figures(Collected([Group(each.group, [each]) for each in episodes], [lost(3)]))

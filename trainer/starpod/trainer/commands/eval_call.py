@@ -92,6 +92,10 @@ class EvaluationCall:
             for word in dict.fromkeys(model for model, _ in missing if model not in models):
                 models[word] = find_model(word, sampling, self.engine, self.concurrency, self.agent_port)
                 plan = plan.extended(dataclasses.replace(plan, models={word: models[word].facts}))
+            played = {environment.task.environment for environment in plan.environments.values()}
+            for model in models.values():
+                if played & {task.environment.id for task in model.tasks}:
+                    _warn_of_used_seeds(model, plan.seeds)
             folder.write_plan(plan)
             await _play(folder, plan, missing, models, servers)
         return evaluation_report(folder, plan)
@@ -114,11 +118,6 @@ class EvaluationCall:
             models={model.name: model.facts for model in models},
             environments=environments,
         )
-        for model in models:
-            if {task.environment.id for task in model.tasks} & {
-                each.task.environment for each in environments.values()
-            }:
-                _warn_of_used_seeds(model, plan.seeds)
         return known.extended(plan) if known else plan
 
 

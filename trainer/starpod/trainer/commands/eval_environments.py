@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import click
 
@@ -93,6 +93,8 @@ class EnvironmentChoice:
             fitted = _fitted(
                 Task(spec.id, self.version, values, self.limits, actions, task_name), models, known.get(name)
             )
+            # Episodes of a newer version would later be counted in the same row.
+            fitted = replace(fitted, version=fitted.version or f"=={spec.version}")
             environments[fitted.name or fitted.environment] = PlannedEnvironment(fitted, source)
         return environments
 

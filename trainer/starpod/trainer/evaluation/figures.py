@@ -23,7 +23,8 @@ from starpod.trainer.evaluation.statistics import (
 )
 from starpod.trainer.rollout.collect import Collected, Collector, starts_from
 
-_OUTCOMES = ("success", "success_low", "success_high", "return_mean", "return_low", "return_high")
+_SUCCESS = ("success", "success_low", "success_high")
+_OUTCOMES = (*_SUCCESS, "return_mean", "return_low", "return_high")
 """Metrics that describe what a policy reaches."""
 
 
@@ -31,7 +32,7 @@ def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
     """Return metrics of episodes as JSON values. A metric without data is None.
 
     If half of the episodes failed or more, success, return, pass_at_k and pass_hat_k are empty as well: the others are
-    a selection, not a sample.
+    a selection, not a sample. Success, pass_at_k and pass_hat_k are empty if the environment does not report success.
 
     episodes, starts: number of episodes, and of their start states.
     failed: number of episodes that the infrastructure or a bug of the environment failed. No other metric includes
@@ -64,8 +65,9 @@ def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
         "seconds_mean": _mean([sum(t.generating + t.stepping for t in episode.turns) for episode in played_episodes]),
         "ends": dict(Counter(episode.end for episode in played_episodes).most_common()),
     }
-    if 2 * len(played_episodes) <= len(episodes):
-        figures |= dict.fromkeys(_OUTCOMES) | {"pass_at_k": {}, "pass_hat_k": {}}
+    is_selection = 2 * len(played_episodes) <= len(episodes)
+    if is_selection or {each.success for each in played_episodes if each.end == "terminal"} == {None}:
+        figures |= dict.fromkeys(_OUTCOMES if is_selection else _SUCCESS) | {"pass_at_k": {}, "pass_hat_k": {}}
     return figures
 
 
@@ -138,6 +140,9 @@ def held_out_figures(collected: Collected) -> dict[str, Any]:
     """Return the metrics of `summarise` that a run's evaluations keep."""
     figures = summarise([*collected.episodes, *collected.failed_episodes])
     figures["format_rate"] = figures["format_rate"] or 0.0  # a policy may have no turn
+    if figures["return_mean"] is not None and figures["success"] is None:
+        # Runs are drawn and compared by success, which stays 0 where the environment does not report it.
+        figures |= dict.fromkeys(_SUCCESS, 0.0)
     return {name: figures[name] for name in _HELD_OUT}
 
 

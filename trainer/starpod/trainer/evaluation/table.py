@@ -45,12 +45,22 @@ def evaluation_report(folder: EvaluationFolder, plan: EvaluationPlan) -> dict[st
         # A version is unknown before the first episode.
         pairs = {name: [models[each]["environments"][name] for each in (first, second)] for name in plan.environments}
         figures = {
-            name: compare_outcomes(one["results"], other["results"], plan.attempts)
+            name: _compare(one, other, plan.attempts)
             for name, (one, other) in pairs.items()
             if one["version"] == other["version"]
         }
         report["comparisons"].append({"first": first, "second": second, "environments": figures})
     return report
+
+
+def _compare(first: Mapping[str, Any], second: Mapping[str, Any], attempts: int) -> dict[str, Any]:
+    """Return the figures of `compare_outcomes`, without those of an outcome that one of the models does not have."""
+    figures = compare_outcomes(first["results"], second["results"], attempts)
+    for name, difference in (("success", "success_difference"), ("return_mean", "return_difference")):
+        if None in (first[name], second[name]):
+            figures |= {name: [None, None], difference: None}
+            figures["p_value"] = None
+    return figures
 
 
 def figure_rows(report: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
