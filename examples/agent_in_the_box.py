@@ -18,9 +18,11 @@ from urllib.parse import urlsplit
 
 State = dict[str, Any]
 WAIT = """for _ in $(seq 60); do [ -e /tmp/agent.status ] && break; sleep 1; done
-tail -c 2000 /tmp/agent.log; echo; cat /tmp/agent.status 2>/dev/null"""
+tail -c 2000 /tmp/agent.log; echo
+# After these refusals of the gateway, the work until then counts.
+grep -qE 'context_length_exceeded|session_too_long' /tmp/agent.log && echo full || echo -
+cat /tmp/agent.status 2>/dev/null"""
 """Waits for a minute, because a command may not take long, and shows at the end the program's exit status, if any."""
-TOO_LONG = ("context_length_exceeded", "session_too_long")  # refusals of the gateway; the work until then counts
 
 
 def call(url: str, key: str, body: State | None = None) -> State:
@@ -42,9 +44,9 @@ def play(step: Callable[[str], State], task: str, command: str, url: str, key: s
         state = step(WAIT)
     if state["done"]:  # a limit of the task
         return state
-    log, _, status = state["observation"].removesuffix("\n[exit status 0]").rpartition("\n")
-    if status != "0" and not any(reason in log for reason in TOO_LONG):
-        sys.exit(f"the program ended with status {status}: {log[-300:]}")  # no reward of 0: the episode is left out
+    *log, refusal, status = state["observation"].removesuffix("\n[exit status 0]").splitlines()
+    if status != "0" and refusal != "full":  # no reward of 0: the episode is left out
+        sys.exit(f"the program ended with status {status}: {' '.join(log)[-300:]}")
     return step("done")
 
 

@@ -48,7 +48,11 @@ from pathlib import Path
 
 def read(name): return Path(name).read_text().strip()
 def mode(name): return stat.S_IMODE(os.stat(name).st_mode)
-def run(*command): return subprocess.run(command, capture_output=True, text=True, timeout=20).stdout.strip()
+# What the agent wrote runs as the agent's user, which cannot write the reward.
+def run(*command):
+    user, more = os.stat(".").st_uid, {"env": {**os.environ, "HOME": "/tmp"}, "text": True, "timeout": 20}
+    result = subprocess.run(command, capture_output=True, user=user, group=user, extra_groups=[], **more)
+    return result.stdout.strip()
 def git(*command): return run("git", "-c", "safe.directory=*", *command)
 
 """

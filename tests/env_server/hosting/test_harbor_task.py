@@ -88,6 +88,14 @@ def test_a_solution_is_the_command_that_an_agent_would_write(tmp_path: Path, sol
     assert TaskFolder.read(write_task(tmp_path, tests=TESTS, solution=solution)).solution() == command
 
 
+def test_a_solution_may_have_binary_files(tmp_path: Path) -> None:
+    task = write_task(tmp_path, tests=TESTS, solution="cp /solution/data.bin .", more="text")
+    (task / "solution" / "data.bin").write_bytes(b"\xff\x00")
+    command = TaskFolder.read(task).solution()
+    assert command is not None
+    assert "printf %s /wA= | base64 -d > /solution/data.bin" in command and "printf %s text >" in command
+
+
 def test_a_task_without_solution_has_none(tmp_path: Path) -> None:
     assert TaskFolder.read(write_task(tmp_path, tests=TESTS)).solution() is None
 
@@ -105,6 +113,14 @@ def test_without_an_engine_the_server_says_what_to_start(tmp_path: Path, monkeyp
     assert problem.endswith("start Docker or Podman, or set DOCKER_HOST")
     problem = run_starpod("serve", f"harbor_set:{folder.parent}", "--port", "0").complaint
     assert "none of its tasks can be served: no container engine answers at unix:///" in problem
+
+
+@pytest.mark.parametrize("setting", ["max_turns=nan", "command_seconds=inf", "warm=-1", "max_turns=0"])
+def test_settings_that_no_session_could_have_are_refused(tmp_path: Path, setting: str) -> None:
+    pytest.importorskip("docker")
+    harbor = pytest.importorskip("starpod.env_server.hosting.harbor", exc_type=ImportError)
+    with pytest.raises(HostingError, match=r"not a number from \S+ on"):
+        harbor.host(f"{write_task(tmp_path, tests=TESTS)}#{setting}")
 
 
 @pytest.mark.parametrize("reach", ["8100", ":8100", "gateway:", "gateway:0", "gateway:65536", "http://gateway"])

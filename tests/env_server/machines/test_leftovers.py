@@ -100,7 +100,9 @@ def test_the_pool_hands_out_no_dead_machine(engine: Any, made: list[Any], tmp_pa
         assert counts["starpod_machine_dead_warm_total"] == 1
         boots = [sample for metric in BOOT_SECONDS.collect() for sample in metric.samples if "count" in sample.name]
         assert sum(sample.value for sample in boots) >= 3
-        machine.close()
+        machine.booted -= plan.lifetime_seconds / 2
+        pool._warm[plan].append(machine)
+        assert pool.take(plan) is not machine and machine.closed, "a session would not have its time with it"
     finally:
         pool.close()
 
@@ -145,6 +147,74 @@ def test_a_verifier_that_fails_is_an_error(made: list[Any], tmp_path: Path, test
     environment = start(made, tmp_path / "bad", tests=tests, settings="[verifier]\ntimeout_sec = 2.0\n")
     with pytest.raises(RuntimeError, match=problem):
         environment.step("done")
+
+
+FORGED = """mkdir -p {folder}; printf '%s' '{text}' > {folder}/{name}; chmod +x {folder}/{name}"""
+JSON = 'echo "{\\"reward\\": 1}" > /logs/verifier/reward.json'
+
+
+@pytest.mark.parametrize(
+    ("dockerfile", "name", "command"),
+    [
+        (
+            "",
+            "python reads settings in the agent's HOME",
+            FORGED.format(
+                folder="/tmp/.local/lib/python3.11/site-packages",
+                name="usercustomize.py",
+                text="import os; os._exit(0)",
+            ),
+        ),
+        (
+            "ENV PATH=/app/bin:$PATH\n",
+            "the image's PATH begins with a folder of the agent",
+            "; ".join(
+                FORGED.format(folder="/app/bin", name=name, text=f"#!/bin/sh\n{JSON}") for name in ("rm", "bash")
+            ),
+        ),
+    ],
+    ids=["home", "path"],
+)
+def test_no_program_of_the_agent_runs_as_root(
+    made: list[Any], tmp_path: Path, dockerfile: str, name: str, command: str
+) -> None:
+    tests = 'if /usr/bin/python3 -c "raise SystemExit(1)"; then echo 1; else echo 0; fi > /logs/verifier/reward.txt'
+    environment = start(made, tmp_path / "forged", tests=tests, dockerfile=dockerfile)
+    environment.step(command)
+    assert environment.told == "[exit status 0]"
+    assert environment.step("done").reward == 0.0, name
+
+
+def test_an_agent_that_would_own_the_home_of_root_is_refused(made: list[Any], tmp_path: Path) -> None:
+    from starpod.env_server.authoring.environment import Unavailable
+
+    with pytest.raises(Unavailable, match=r"works in /root, .* or with #user=root"):
+        start(made, tmp_path / "home", dockerfile="WORKDIR /root\n")
+    environment = start(made, tmp_path / "home", "user=root", dockerfile="WORKDIR /root\n")
+    environment.step("pwd")
+    assert environment.told == "/root\n[exit status 0]"
+
+
+def test_what_is_wrong_with_a_user_or_an_image_is_said(made: list[Any], tmp_path: Path) -> None:
+    from starpod.env_server.authoring.environment import Busy, Unavailable
+
+    with pytest.raises(Busy, match=r"invalid user: .nobody-here"):
+        start(made, tmp_path / "nobody", "user=nobody-here")
+    with pytest.raises(Unavailable, match=r"the image no/such/Image cannot be had: .*invalid reference format"):
+        start(made, tmp_path / "absent", settings="[environment]\ndocker_image = 'no/such/Image'\n")
+
+
+def test_a_session_is_not_lost_by_a_snapshot_that_fails(
+    engine: Any, made: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from starpod.env_server.authoring.environment import Busy
+
+    environment = start(made, tmp_path / "unsaved", "copies=yes")
+    monkeypatch.setattr(engine.api, "commit", lambda *_, **__: _raise(ConnectionError("the disk is full")))
+    with pytest.raises(Busy, match="its container cannot be saved: it cannot be reached: the disk is full"):
+        environment.get_state()
+    environment.step("echo hello > hello.txt")
+    assert environment.step("done").reward == 1.0
 
 
 def test_time_of_the_agent_ends_the_episode_and_its_work_counts(made: list[Any], tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_commands_run_as_the_agents_user(
     if not has_setpriv:
         from starpod.env_server.machines import pods
 
-        monkeypatch.setattr(pods, "_ENTER", pods._ENTER.replace("setpriv ", "no-setpriv "))
+        monkeypatch.setattr(pods, "_ENTER", pods._ENTER.replace("-v setpriv", "-v no-setpriv"))
     environment = start(tmp_path / "users", "", settings=f'{IMAGE}[environment.env]\nA = "it\'s"\n')
     environment.step("id -u; id -g; echo $HOME $A; pwd; echo 1 > /logs/verifier/reward.txt; echo hello > hello.txt")
     assert environment.told.startswith("1000\n1000\n/tmp it's\n/app\n")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,3 +56,28 @@ def test_tasks_that_cannot_be_served_are_left_out(tmp_path: Path) -> None:
     (folder / "count" / "tests" / "test.sh").unlink()
     environment = host(str(folder))
     assert list(environment.tasks) == ["files", "hello"]
+
+
+def test_servers_that_lack_different_tasks_give_a_seed_the_same_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise a lost session would be replayed in another task."""
+    pytest.importorskip("docker")
+    from starpod.env_server.hosting.harbor import HarborTask
+
+    monkeypatch.setattr(HarborTask, "reset", lambda self, rng: None)
+    complete, partial = (host(str(write_tasks(tmp_path))) for _ in range(2))
+    for kind in (complete, partial):
+        for task in kind.tasks.values():
+            task.verifier = None  # type: ignore[assignment]
+    del partial.tasks["hello"]
+
+    def pick(kind: Any, seed: int) -> str:
+        environment = kind()
+        environment.options, environment.seed = kind.Options(), seed
+        environment.reset(random.Random(seed))
+        return str(environment.task.path.name)
+
+    picked = [(pick(complete, seed), pick(partial, seed)) for seed in range(3)]
+    assert {one for one, _ in picked} == {"count", "files", "hello"}
+    assert all(one == other for one, other in picked if one != "hello")

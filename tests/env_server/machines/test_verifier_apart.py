@@ -23,7 +23,7 @@ touch ../scratch; echo done > /logs/artifacts/log.txt"""
 @pytest.fixture(scope="module")
 def apart(engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SyncFleet]:
     folder = tmp_path_factory.mktemp("apart")
-    own = "artifacts = ['/app/out', {source = '/missing'}]\n[verifier]\nenvironment_mode = 'separate'\n"
+    own = "artifacts = ['/app/out', '/logs', {source = '/missing'}]\n[verifier]\nenvironment_mode = 'separate'\n"
     write_task(folder / "same", tests=TESTS, settings=own)
     write_task(
         folder / "other", tests=TESTS, settings=own.replace("environment_mode = 'separate'", "[verifier.environment]")
@@ -42,6 +42,7 @@ def apart(engine: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Syn
 def test_the_verifier_sees_the_artifacts_alone(apart: SyncFleet, task: str) -> None:
     good, idle = apart.open(f"harbor-{task}-v1", count=2)
     good.step(COMMAND)
+    idle.step("echo 1 > /logs/artifacts/reward.txt; mkdir -p /logs/agent; echo 1 > /logs/agent/reward.json")
     parts = dict(good.step("done").reward_parts)
     assert parts == {"right": 0.5, "alone": 0.5}
     assert dict(idle.step("done").reward_parts) == {"right": 0.0, "alone": 0.5}

@@ -15,6 +15,7 @@ from starpod.env_server.authoring.environment import (
     Environment,
     EnvironmentOptions,
     Limits,
+    MachineLost,
     Outcome,
     Unavailable,
     derive_seed,
@@ -342,6 +343,8 @@ class LiveEpisode:
             instance.set_state(saved.state)
             if instance.options is not saved.options or any(_is_code(environment, name) for name in vars(instance)):
                 raise ValueError("the state has invalid contents")
+        except (Busy, MachineLost):  # not because of the bytes
+            raise
         except BaseException as error:  # the environment's code runs on untrusted bytes here
             raise StateError(f"not a saved episode of {environment.spec.id}: {error!r}") from error
         episode = cls(instance, saved.limits)

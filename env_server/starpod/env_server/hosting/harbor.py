@@ -19,6 +19,7 @@ from starpod.env_server.authoring.environment import (
     Limits,
     Outcome,
     Tool,
+    Unavailable,
     digest,
 )
 from starpod.env_server.hosting.harbor_task import LOGS, SOLUTION, Section, TaskError, TaskFolder
@@ -108,13 +109,21 @@ class HarborTask(Environment):
             f"chown {shlex.quote(user)} {shared}",
             f"chown {shlex.quote(cls.verifier.user)} {LOGS}/verifier\nchmod 700 {LOGS}/verifier",
         ]
-        variables = cls.task.variables("environment")
         if not named:
+            if Path(workdir or "/").is_relative_to("/root"):
+                raise Unavailable(
+                    f"{cls.task.path} works in {workdir}, where root's programs read settings: choose the agent's user "
+                    "in [agent], or with #user=root, another workdir in [environment], or a USER of the image"
+                )
             # An image that names no user expects root, whose folder this user could not write to.
-            setup.append(f"[ {quoted} = / ] || chown -R {NOBODY} {quoted}")
-            variables = {"HOME": "/tmp", **variables}
+            setup.append(f"case {quoted} in /|/root|/root/*) ;; *) chown -R {NOBODY} {quoted} ;; esac")
         cls.plan = dataclasses.replace(
-            cls.plan, user=user, folder=workdir, setup="\n".join(setup), variables=tuple(variables.items())
+            cls.plan,
+            user=user,
+            folder=workdir,
+            home="" if named else "/tmp",
+            setup="\n".join(setup),
+            variables=tuple(cls.task.variables("environment").items()),
         )
 
     # --- the episode -------------------------------------------------------------------------------------------------
@@ -271,7 +280,7 @@ def host(text: str) -> type[HarborTask]:
     request.choice("concurrency", "container")
     copies = request.choice("copies", "no", "fork", "yes")
     engine, image = _choose_engine(request, task, copies)
-    turns = int(request.number("max_turns", 50))
+    turns = int(request.number("max_turns", 50, 1))
     spec = EnvironmentSpec(
         id=starpod_id(request, "harbor", task.path.name, 1),
         version=task.version,
@@ -292,9 +301,9 @@ def host(text: str) -> type[HarborTask]:
         user="",
         folder="/",
         network=task.configuration.network_mode == "public",
-        boot_seconds=request.number("boot_seconds", 60.0),
-        lifetime_seconds=request.number("lifetime", 21_600.0),
-        warm=int(request.number("warm", 1)),
+        boot_seconds=request.number("boot_seconds", 60.0, 0.1),
+        lifetime_seconds=request.number("lifetime", 21_600.0, 0.1),
+        warm=int(request.number("warm", 1, 0)),
         **needs.sizes,
     )
     solution = task.solution()
@@ -305,8 +314,8 @@ def host(text: str) -> type[HarborTask]:
         "plan": plan,
         "solution": solution,
         "user": request.settings.get("user", ""),
-        "command_seconds": request.number("command_seconds", 120.0),
-        "output": int(request.number("output", 16_384)),
+        "command_seconds": request.number("command_seconds", 120.0, 0.1),
+        "output": int(request.number("output", 16_384, 0)),
         "success_at": request.number("success_at", 1.0),
         "build_network": request.settings.get("build_network", "default"),
         "engine": (engine, request.settings.get("namespace", "")),

@@ -38,6 +38,8 @@ class HarborTaskSet(SolvedHarborTask):
 
     Options = TaskSetOptions
     tasks: ClassVar[dict[str, type[HarborTask]]]
+    names: ClassVar[tuple[str, ...]]
+    """All tasks, also those that could not be prepared here: every server picks from the same ones."""
 
     @classmethod
     def prepare(cls) -> None:
@@ -56,14 +58,16 @@ class HarborTaskSet(SolvedHarborTask):
             logger.warning("%s: without %s: %s", cls.spec.id, ", ".join(reasons), first)
 
     def reset(self, rng: random.Random) -> None:
-        names = fnmatch.filter(sorted(self.tasks), self.options.task)
+        names = fnmatch.filter(self.names, self.options.task)
         # Similar tasks have similar names, and consecutive seeds belong to one iteration of a training run.
         random.Random(0).shuffle(names)
-        if not names:
+        first = self.seed % len(names) if names else 0
+        name = next((name for name in names[first:] + names[:first] if name in self.tasks), "")
+        if not name:
             raise OptionsError(
                 f"task: no task matches {self.options.task!r}; there are {shorten(', '.join(self.tasks), 200)}"
             )
-        self._become(names[self.seed % len(names)])
+        self._become(name)
         super().reset(rng)
 
     def _become(self, name: str) -> None:
@@ -102,6 +106,7 @@ def host(text: str) -> type[HarborTaskSet]:
         version=version_of(digest("".join(task.spec.version for task in tasks.values()))),
         title=f"Tasks of {folder.name}, in Harbor's format",
     )
-    members = {"spec": spec, "tasks": tasks, "reference": (__name__, "host", request.text), "__module__": __name__}
+    members = {"spec": spec, "tasks": tasks, "names": tuple(sorted(tasks)), "__module__": __name__}
+    members["reference"] = (__name__, "host", request.text)
     # All tasks have the settings of the first one.
     return type(HarborTaskSet.__name__, (HarborTaskSet, first), members)

@@ -5,6 +5,7 @@ The format is that of schema 1.4, as harbor 0.26 reads it. Keys that are unknown
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import os
 import re
@@ -212,8 +213,12 @@ class TaskFolder:
         lines = ["(", *exports]
         for file in files:
             target = Path(SOLUTION) / file.relative_to(folder)
-            content, parent = shlex.quote(file.read_text(encoding="utf-8")), shlex.quote(str(target.parent))
-            lines += [f"mkdir -p {parent}", f"printf %s {content} > {shlex.quote(str(target))}"]
+            data = file.read_bytes()
+            try:
+                content = f"printf %s {shlex.quote(data.decode())}"
+            except UnicodeDecodeError:
+                content = f"printf %s {base64.b64encode(data).decode()} | base64 -d"
+            lines += [f"mkdir -p {shlex.quote(str(target.parent))}", f"{content} > {shlex.quote(str(target))}"]
         return "\n".join([*lines, f"chmod +x {SOLUTION}/solve.sh", f"{SOLUTION}/solve.sh", ")"])
 
     def variables(self, section: Section) -> dict[str, str]:

@@ -50,6 +50,7 @@ class Verifier:
             plan,
             image=image or plan.image,
             user=ROOT,
+            home="",
             variables=tuple(variables.items()),
             network=plan.network if needs.network_mode is None else needs.network_mode == "public",
             **needs.sizes,
@@ -77,6 +78,8 @@ class Verifier:
             raise RuntimeError(f"the verifier has no container: {error}") from error
         try:
             own_machine.unpack(artifacts)
+            # Neither do artifacts hold a reward.
+            own_machine.clear(*FILES.values(), *([] if self.task.has_bundled_tests else [TESTS]))
             return self._run_tests(own_machine)
         finally:
             own_machine.close()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import json
+import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -66,12 +68,20 @@ class HostingRequest:
             raise self.fail(f"{setting} is {value!r}; use one of {', '.join(dict.fromkeys(values))}")
         return value
 
-    def number(self, setting: str, default: Default = None) -> float | Default:  # type: ignore[assignment]
-        """Return a setting's value, or the default. Raises HostingError if it is not a number."""
-        try:
-            return float(self.settings[setting]) if setting in self.settings else default
-        except ValueError:
-            raise self.fail(f"{setting} is {self.settings[setting]!r}, not a number") from None
+    def number(
+        self,
+        setting: str,
+        default: Default = None,  # type: ignore[assignment]
+        least: float = -math.inf,
+    ) -> float | Default:
+        """Return a setting's value, or the default. Raises HostingError if it is no finite number from `least` on."""
+        if setting not in self.settings:
+            return default
+        with contextlib.suppress(ValueError):
+            if math.isfinite(value := float(self.settings[setting])) and value >= least:
+                return value
+        bound = f" from {least:g} on" if math.isfinite(least) else ""
+        raise self.fail(f"{setting} is {self.settings[setting]!r}, not a number{bound}")
 
 
 def _pairs(text: str, part: str | None) -> dict[str, str]:

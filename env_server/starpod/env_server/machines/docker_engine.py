@@ -11,7 +11,7 @@ import secrets
 import socket
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -158,7 +158,7 @@ class DockerEngine:
         return container["Id"]
 
     def start(self, machine: str, deadline: float) -> Frames:
-        guard = Frames(self.api.attach_socket(machine, {"stdin": 1, "stdout": 1, "stream": 1}))
+        guard = Frames(self.api.attach_socket(machine, {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}))
         self.api.start(machine)
         return guard
 
@@ -218,10 +218,11 @@ class DockerEngine:
         count, now = 0, time.time()
         for container in self.api.containers(all=True, filters={"label": SERVER}):
             if is_left_behind(container["Labels"]):
-                self.remove(container["Id"])
-                count += 1
+                with contextlib.suppress(*self.errors):  # the next sweep tries it again, and this one the others
+                    self.remove(container["Id"])
+                    count += 1
         for image in self.api.images(filters={"label": ENVIRONMENT}):
-            if float(image["Labels"].get(LEASE, 0)) < now:
+            if float(image["Labels"].get(LEASE) or 0) < now:
                 with contextlib.suppress(APIError):  # a container still uses it
                     self.api.remove_image(image["Id"])
         if count:
@@ -232,14 +233,18 @@ class DockerEngine:
 
     def prepare(self, plan: MachinePlan, folder: Path | None, seconds: float, network: str) -> tuple[str, str]:
         name = plan.image
-        image = self.find_image(name)
+        try:
+            image = self.find_image(name)
+        except DockerEngine.errors as error:
+            raise Unavailable(f"the image {name} cannot be had: {error}") from error
         if image is None:
             if folder is None:
-                self._follow(self.api.pull(name, stream=True, decode=True), f"the image {name}", "pull", seconds)
+                pull = functools.partial(self.api.pull, name, stream=True, decode=True)
+                self._follow(pull, f"the image {name}", "pull", seconds)
             else:
                 options = {"rm": True, "forcerm": True, "decode": True, "network_mode": network}
-                output = self.api.build(path=str(folder), tag=name, **options)
-                self._follow(output, f"the image of {folder}", "build", seconds)
+                build = functools.partial(self.api.build, path=str(folder), tag=name, **options)
+                self._follow(build, f"the image of {folder}", "build", seconds)
             image = self.find_image(name)
         if image is None:
             raise Unavailable(f"the image {name} is missing")
@@ -252,10 +257,10 @@ class DockerEngine:
             return image
         return None
 
-    def _follow(self, output: Iterator[dict[str, Any]], what: str, verb: str, seconds: float) -> None:
+    def _follow(self, start: Callable[[], Iterator[dict[str, Any]]], what: str, verb: str, seconds: float) -> None:
         deadline, lines = time.monotonic() + seconds, [""]
         try:
-            for message in output:
+            for message in start():
                 lines = [*lines, str(message.get("stream", "")).strip()][-5:]
                 if error := message.get("error"):
                     raise Unavailable(

@@ -15,6 +15,8 @@ SERVER, SESSION, LEASE = "starpod.server", "starpod.session", "starpod.lease"
 after which anyone may remove it."""
 ROOT = "0"
 """User of the commands that the server itself runs."""
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""PATH of these commands. That of an image may begin with a folder in which an agent can replace programs."""
 CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "NET_BIND_SERVICE", "SETGID", "SETUID")
 """Capabilities of root in a machine. No process gains others, so sudo does not work."""
 _GUARD = "while read -r _; do kill -9 -1; echo ended; done"
@@ -37,8 +39,10 @@ class MachinePlan:
     """First working folder; empty for that of the image."""
     setup: str = ""
     """Commands that root runs at the start of the boot."""
+    home: str = ""
+    """HOME of the session's user; empty for the image's. Programs of others would read files there as their own."""
     variables: tuple[tuple[str, str], ...] = ()
-    """Environment variables of all commands."""
+    """Environment variables of all commands but the server's."""
     network: bool = False
     """Whether the machine has the engine's default network. It has none otherwise."""
     cpus: float = 1.0
@@ -135,8 +139,9 @@ def is_left_behind(labels: Mapping[str, str]) -> bool:
 
     A server no longer uses a machine if it could not remove it, or did not learn that it was created.
     """
-    is_unused = labels[SERVER] == identity(os.getpid()) and labels.get(SESSION) not in live_sessions
-    return is_unused or _is_dead(labels[SERVER]) or float(labels.get(LEASE, 0)) < time.time()
+    server, lease = labels.get(SERVER, ""), labels.get(LEASE, "")
+    is_unused = server == identity(os.getpid()) and labels.get(SESSION) not in live_sessions
+    return is_unused or _is_dead(server) or not lease.isdecimal() or int(lease) < time.time()
 
 
 def _is_dead(server: str) -> bool:

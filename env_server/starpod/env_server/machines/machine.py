@@ -19,7 +19,15 @@ from pathlib import Path, PurePosixPath
 
 from starpod.env_server.authoring.environment import Busy, MachineLost
 from starpod.env_server.machines import relay
-from starpod.env_server.machines.engine import MEBIBYTE, ROOT, MachineEngine, MachinePlan, Stream, live_sessions
+from starpod.env_server.machines.engine import (
+    MEBIBYTE,
+    ROOT,
+    SYSTEM_PATH,
+    MachineEngine,
+    MachinePlan,
+    Stream,
+    live_sessions,
+)
 from starpod.env_server.machines.metrics import BOOT_SECONDS, FAILED_BOOTS
 from starpod.env_server.machines.shell import CommandResult, Shell
 
@@ -29,8 +37,12 @@ _SERVER_SECONDS = 60.0
 """Time limit of what the server itself does in a machine, which may take long beside a fork bomb."""
 _RETRY_SECONDS = 5.0
 _ARCHIVE = "/.starpod-artifacts.tar"
+_CHANGED = 1
+"""Exit status of tar if a file grew while it was read, such as the log of a service."""
 _EMPTY = bytes(2 * tarfile.BLOCKSIZE)
 """A tar archive without files."""
+_OWN_VARIABLES = {"PATH": SYSTEM_PATH}
+"""Variables of the server's own commands."""
 UNLIMITED = float("inf")
 _RELAY = shlex.quote(Path(relay.__file__).read_text(encoding="utf-8"))
 MAX_OUTPUT = 64 * MEBIBYTE
@@ -92,29 +104,33 @@ class Machine:
     def run(
         self, command: str, seconds: float, *, user: str = "", limit: int = 16_384, max_bytes: float = MAX_OUTPUT
     ) -> CommandResult:
-        """Run a command in the shell of a user, by default the session's. The other arguments are those of `Shell.run`.
+        """Run a command in the session's shell. The other arguments are those of `Shell.run`.
 
         If it does not end in time, all processes of the machine are ended.
+
+        Args:
+            user: ROOT for a command of the server, in a shell of its own even if the session's user is root.
         """
-        user = user or self.plan.user
         if user not in self._shells:
-            self._shells[user] = self._shell(user, self.folder, {})
+            self._shells[user] = self._shell(user)
         result = self._run(self._shells[user], command, seconds, limit, max_bytes)
-        if user == self.plan.user:
+        if not user:
             self.folder = result.folder
         return result
 
     def run_apart(self, command: str, seconds: float, user: str, variables: Mapping[str, str]) -> CommandResult:
         """Run a command in a new shell in the plan's folder, with more variables. Its output may have any length."""
-        shell = self._shell(user, self.plan.folder, variables)
+        values = {**dict(self.plan.variables), **variables}
+        shell = Shell(partial(self.engine.open_shell, self.id, user, values), self.plan.folder)
         try:
             return self._run(shell, command, seconds, 16_384, UNLIMITED)
         finally:
             shell.drop()
 
-    def _shell(self, user: str, folder: str, variables: Mapping[str, str]) -> Shell:
-        values = {**dict(self.plan.variables), **variables}
-        return Shell(partial(self.engine.open_shell, self.id, user, values), folder)
+    def _shell(self, user: str) -> Shell:
+        home = {"HOME": self.plan.home} if self.plan.home else {}
+        values = _OWN_VARIABLES if user else {**home, **dict(self.plan.variables)}
+        return Shell(partial(self.engine.open_shell, self.id, user or self.plan.user, values), self.folder)
 
     def _run(self, shell: Shell, command: str, seconds: float, limit: int, max_bytes: float) -> CommandResult:
         with self._errors():
@@ -162,8 +178,9 @@ class Machine:
         self.clear(_ARCHIVE)
         result = self.run(command, _SERVER_SECONDS, user=ROOT)
         data = self.read(_ARCHIVE, size + 1) or b""
-        if result.status != 0 or len(data) > size:
-            problem = result.text[-500:] if result.status else f"they have more than {size:,} bytes"
+        is_packed = result.status in (0, _CHANGED)
+        if not is_packed or len(data) > size:
+            problem = f"they have more than {size:,} bytes" if is_packed else result.text[-500:]
             raise RuntimeError(f"the artifacts cannot be copied: {problem}")
         try:
             return _without_links(data, [PurePosixPath(path.strip("/")) for path in paths])
@@ -195,7 +212,7 @@ class Machine:
             return
         deadline = time.monotonic() + self.plan.boot_seconds
         with self._errors():
-            channel = self._channel = self.engine.open_shell(self.id, ROOT, {}, "/", deadline)
+            channel = self._channel = self.engine.open_shell(self.id, ROOT, _OWN_VARIABLES, "/", deadline)
             with suppress(TimeoutError, ConnectionError):
                 channel.send(f"exec python3 -I -S -c {_RELAY} {address[1]} 2>/dev/null\n".encode(), deadline)
                 if channel.read(deadline) == relay.READY:
@@ -213,9 +230,22 @@ class Machine:
             )
 
     def commit(self, seconds: float) -> str:
-        """Save the file system as an image that is kept for some seconds, and return its name."""
-        with self._errors():
-            return self.engine.commit(self.id, self.plan.environment, seconds)
+        """Save the file system as an image that is kept for some seconds, and return its name.
+
+        Raises Busy if that fails and the machine still runs: no session is lost by its snapshot.
+        """
+        try:
+            with self._errors():
+                return self.engine.commit(self.id, self.plan.environment, seconds)
+        except MachineLost as error:
+            if self.closed or not self.answers():
+                raise
+            raise Busy(f"its container cannot be saved: it {error}", _RETRY_SECONDS) from error
+
+    @property
+    def is_old(self) -> bool:
+        """Whether less than half of the machine's lifetime is left."""
+        return time.monotonic() - self.booted > self.plan.lifetime_seconds / 2
 
     def answers(self) -> bool:
         """Return whether the machine runs commands."""
@@ -285,6 +315,8 @@ def _without_links(archive: bytes, roots: Sequence[PurePosixPath]) -> bytes:
     safe = io.BytesIO()
     with tarfile.open(fileobj=io.BytesIO(archive or _EMPTY)) as source, tarfile.open(fileobj=safe, mode="w") as target:
         for entry in source:
+            if entry.issparse() or not 0 <= entry.size <= len(archive):
+                raise tarfile.ReadError(f"{entry.name} has an impossible size")
             path = PurePosixPath(entry.name)
             if ".." in path.parts or not any(path.is_relative_to(root) for root in roots):
                 continue

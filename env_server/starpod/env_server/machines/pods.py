@@ -39,6 +39,9 @@ _CHUNK = 32_768
 _STDIN, _OUTPUTS, _STATUS = b"\0", (b"\1", b"\2"), b"\3"
 """First bytes of messages of the protocols v4.channel.k8s.io and v5.channel.k8s.io."""
 _ENTER = """\
+path=$PATH PATH=SYSTEM_PATH
+change=$(command -v setpriv) become=$(command -v su)
+PATH=$path
 user=${1%%:*} group= name= gid= home=/
 case $1 in *:*) group=${1#*:};; esac
 uid=$user
@@ -48,13 +51,13 @@ done </etc/passwd
 export HOME="$home"
 [ "$uid" != 0 ] || exec /bin/sh -c "$3" sh "$2"
 set -- "$@" "${group:-${gid:-$uid}}" --clear-groups
-if setpriv --reuid "$uid" --regid "$4" --clear-groups true 2>/dev/null; then
+if [ -n "$change" ] && "$change" --reuid "$uid" --regid "$4" --clear-groups true 2>/dev/null; then
   [ -n "$group" ] || [ -z "$name" ] || set -- "$1" "$2" "$3" "$4" --init-groups
-  exec setpriv --reuid "$uid" --regid "$4" "$5" /bin/sh -c "$3" sh "$2"
+  exec "$change" --reuid "$uid" --regid "$4" "$5" /bin/sh -c "$3" sh "$2"
 fi
 [ -n "$name" ] || { name=starpod$uid; echo "$name:x:$uid:$4::$home:/bin/sh" >>/etc/passwd; }
-exec su -p -s /bin/sh -c "$3" "$name" sh "$2"
-"""
+exec "$become" -p -s /bin/sh -c "$3" "$name" sh "$2"
+""".replace("SYSTEM_PATH", engine.SYSTEM_PATH)
 """Becomes the user $1, like `docker exec --user`, and runs the script $3 with the argument $2. Kubernetes can start a
 process only as the container's user, which is root. Without util-linux's setpriv, su needs an entry in /etc/passwd."""
 _READ = 'if [ -f "$1" ] && [ ! -L "$1" ]; then exec head -c "$2" "$1"; else exit 3; fi'
@@ -203,19 +206,26 @@ class PodEngine:
         self._communicate(machine, 'head -c "$1" | tar -xf - -C /', str(len(archive)), data=archive)
 
     def read(self, machine: str, path: str, size: int) -> bytes | None:
-        status, content = self._communicate(machine, _READ, path, str(size))
+        status, content = self._communicate(machine, _READ, path, str(size), size=size)
         return None if status == _NO_FILE else content
 
-    def _communicate(self, machine: str, script: str, *arguments: str, data: bytes = b"") -> tuple[int, bytes]:
-        """Run a script as root, and return its exit status and output. Raises OSError if it fails."""
+    def _communicate(
+        self, machine: str, script: str, *arguments: str, data: bytes = b"", size: int = _CHUNK
+    ) -> tuple[int, bytes]:
+        """Run a script as root, and return its exit status and output. Raises OSError if it fails.
+
+        size: number of bytes of output after which the agent has replaced a program.
+        """
         deadline, output = time.monotonic() + _CALL_SECONDS, bytearray()
-        process = self._execute(machine, script, *arguments)
+        process = self._execute(machine, f"PATH={engine.SYSTEM_PATH}\n{script}", *arguments)
         try:
             process.send(data, deadline)
-            while piece := process.read(deadline):
+            while (piece := process.read(deadline)) and len(output) <= size:
                 output += piece
         finally:
             process.close()
+        if len(output) > size:
+            raise OSError(f"more than {size:,} bytes of output")
         if process.status not in (0, _NO_FILE):
             raise OSError(f"exit status {process.status}: {output[-500:].decode(errors='replace').strip()}")
         return process.status, bytes(output)
@@ -253,8 +263,9 @@ class PodEngine:
         count = 0
         for pod in self._api.list_namespaced_pod(self.namespace, label_selector=SERVER, **_LIMITS).items:
             if pod.status.phase == "Succeeded" or engine.is_left_behind(pod.metadata.annotations or {}):
-                self.remove(pod.metadata.name)
-                count += 1
+                with contextlib.suppress(*self.errors):  # the next sweep tries it again, and this one the others
+                    self.remove(pod.metadata.name)
+                    count += 1
         if count:
             logger.warning("removed pods that ended servers left behind", extra={"pods": count})
         return count

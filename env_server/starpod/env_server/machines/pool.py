@@ -32,8 +32,8 @@ class MachinePool:
     def take(self, plan: MachinePlan) -> Machine:
         """Return a machine that was just seen alive. Raises Busy."""
         machine = self._take_warm(plan)
-        while machine is not None and not machine.answers():
-            DEAD_WARM.labels(plan.environment).inc()
+        while machine is not None and (machine.is_old or not machine.answers()):
+            DEAD_WARM.labels(plan.environment).inc(not machine.is_old)
             machine.close()
             machine = self._take_warm(plan)
         machine = machine or Machine.boot(self.engine, plan)
@@ -69,8 +69,10 @@ class MachinePool:
     def keep_up(self) -> None:
         """Remove containers that were left behind or whose lease is over, until the pool closes."""
         while not self._closed.wait(_SWEEP_SECONDS):
-            with contextlib.suppress(*self.engine.errors):
+            try:
                 self.engine.sweep()
+            except self.engine.errors as error:
+                logger.warning("containers that were left behind cannot be looked for: %s", error)
 
     def close(self) -> None:
         """Remove the warm machines. Those in use end with the process."""

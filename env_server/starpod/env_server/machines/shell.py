@@ -14,7 +14,7 @@ from starpod.env_server.machines.engine import Stream
 _CHUNK = 65_536
 _ROOM = 16_384
 """Bytes of output that are searched for the end of a command: its mark holds a path of up to 4,096 bytes."""
-START = 'cd "$1" 2>/dev/null; command -v bash >/dev/null 2>&1 && exec bash --noprofile --norc -s; exec /bin/sh -s'
+START = 'cd "$1" 2>/dev/null; [ ! -x /bin/bash ] || exec /bin/bash --noprofile --norc -s; exec /bin/sh -s'
 
 
 @dataclass(frozen=True, slots=True)
