@@ -6,7 +6,7 @@ import os
 import random
 import threading
 import time
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field
@@ -24,6 +24,7 @@ from starpod.env_server import (
     ToolCall,
     Unavailable,
 )
+from starpod.env_server.episodes.state import StateError
 
 
 def specify(name: str, title: str, *, version: str = "1.0.0", **more: Any) -> EnvironmentSpec:
@@ -203,6 +204,15 @@ class Searched(Environment):
         return f"{self.found} {self.luck}"
 
 
+class SearchedAlone(Searched):
+    """The same, and no copy of a start is possible."""
+
+    spec = dataclasses.replace(Searched.spec, id="searched_alone-v1", fork=False, snapshot=False)
+
+    def copy(self) -> Self:
+        raise NotImplementedError
+
+
 class Crowded(Environment):
     """An environment whose pictures come from a pool that is `taken` for the next tries, or `closed`.
 
@@ -323,7 +333,9 @@ class Unruly(Environment):
     """Gives what no message can hold, raises the first time in mid-step, or would end the process."""
 
     spec = specify(
-        "unruly", "Rude", actions=("info", "array", "text", "raise", "exit", "stop", "leave", "fork", "fine")
+        "unruly",
+        "Rude",
+        actions=("info", "array", "text", "raise", "exit", "stop", "leave", "fork", "options", "state", "fine"),
     )
 
     class Options(EnvironmentOptions):
@@ -343,6 +355,8 @@ class Unruly(Environment):
             raise SystemExit(3) if action == "exit" else StopIteration("no more")
         if action == "leave":
             raise GeneratorExit("left")
+        if action in ("options", "state"):  # would mean that nothing has changed
+            raise OptionsError("no level 2") if action == "options" else StateError("no level 2")
         if action == "fork" and (child := os.fork()):
             return Outcome(info={"status": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])})
         self.text = action == "text"

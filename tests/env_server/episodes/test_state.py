@@ -4,6 +4,8 @@ import contextlib
 import enum
 import pickle
 import random
+import sys
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -114,6 +116,15 @@ def test_nesting_is_bounded_before_the_stack_overflows(levels: int) -> None:
         nested = b"\x91\xc9" + len(nested).to_bytes(4, "big") + b"\x01" + nested
     with pytest.raises(StateError, match="nested more than 32 deep"):
         decode(nested)
+
+
+@pytest.mark.parametrize("make", [set, frozenset, dict.fromkeys])
+def test_members_with_equal_hashes_are_refused_before_they_are_compared(make: Any) -> None:
+    """Otherwise a forged state of a megabyte would hold up the server for minutes."""
+    same = [number * sys.hash_info.modulus for number in range(1, 18)]
+    assert decode(encode(make(same[:16]))) == make(same[:16])
+    with pytest.raises(StateError, match="have the same hash"):
+        decode(encode(make(same)))
 
 
 def test_what_can_be_encoded_can_be_decoded_however_deep() -> None:

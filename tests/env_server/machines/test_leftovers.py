@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
@@ -202,6 +203,25 @@ def test_what_is_wrong_with_a_user_or_an_image_is_said(made: list[Any], tmp_path
         start(made, tmp_path / "nobody", "user=nobody-here")
     with pytest.raises(Unavailable, match=r"the image no/such/Image cannot be had: .*invalid reference format"):
         start(made, tmp_path / "absent", settings="[environment]\ndocker_image = 'no/such/Image'\n")
+
+
+async def test_a_copy_counts_while_it_is_made(engine: Any, made: list[Any], tmp_path: Path) -> None:
+    """Otherwise many copies at a time would exceed --max-containers."""
+    from starpod.env_server import Limits
+    from starpod.env_server.episodes.effects import Journal
+    from starpod.env_server.processes.hosts import LocalHost, Pools, ResetPlan
+    from starpod.v1.values import Want
+
+    environment = type(start(made, tmp_path / "counted", "copies=fork"))
+    want, before = Want(), LocalHost.containers
+    host = LocalHost(environment, Pools.of(1, 60.0), Journal(), want)
+    await host.reset(ResetPlan(environment.Options(), Limits(), 1, 1, want))
+    copying = asyncio.ensure_future(host.fork(None))
+    await asyncio.sleep(0)
+    assert LocalHost.containers == before + 2
+    for each in (host, await copying):
+        each.close()
+    assert LocalHost.containers == before
 
 
 def test_a_session_is_not_lost_by_a_snapshot_that_fails(

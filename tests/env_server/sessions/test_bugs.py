@@ -25,6 +25,8 @@ from tests.env_server.troublesome import Waiting, Walk
         *((f"unruly{kind}-v1", "leave", "Step raised GeneratorExit: left") for kind in ("", "_thread", "_process")),
         *((f"unruly{kind}-v1", action, "") for kind in ("", "_thread", "_process") for action in ("info", "text")),
         ("unruly-v1", "array", "Unruly.step returned info with the number nan"),
+        *((f"unruly{kind}-v1", "options", "OptionsError: no level 2") for kind in ("", "_thread", "_process")),
+        *((f"unruly{kind}-v1", "state", "StateError: no level 2") for kind in ("", "_thread", "_process")),
         ("fragile-v1", "raise", "Step raised KeyError"),
         ("fragile-v1", "talk", "Step raised ResultTooLarge"),  # a text too large to leave its process
     ],

@@ -254,9 +254,10 @@ async def test_a_reopened_member_keeps_its_random_state_through_resets(client: C
     assert (again.member, again.dynamics_seed) == (2, copies[2].dynamics_seed)
 
 
-async def test_a_group_with_a_slow_reset_equals_its_members_opened_alone(client: Client) -> None:
-    for session in await client.group("searched-v1", 3, seed=4):
-        alone = await client.open("searched-v1", seed=4, dynamics_seed=session.dynamics_seed)
+@pytest.mark.parametrize("environment", ["searched-v1", "searched_alone-v1"])
+async def test_a_group_with_a_slow_reset_equals_its_members_opened_alone(client: Client, environment: str) -> None:
+    for session in await client.group(environment, 3, seed=4):
+        alone = await client.open(environment, seed=4, dynamics_seed=session.dynamics_seed)
         assert text_of(alone) == text_of(session)
         for index in range(3):
             assert await client.step(alone, index, "draw") == await client.step(session, index, "draw")

@@ -216,6 +216,7 @@ class Recovery:
                 metadata={"advice": "give_up"},
             ) from error
         environment_id, version = history.environment
+        cause = error
         while True:
             if _now() > retry.until:
                 raise error
@@ -237,7 +238,7 @@ class Recovery:
                 continue
             finally:
                 replica.placing -= 1
-            if not isinstance(error, UnknownSession | SessionLost):
+            if not isinstance(cause, UnknownSession):  # a lost session counts until it is closed or its lease ends
                 state.replica.closer.close_later([state.session_id])
             state.move_to(replica, message)
             state.version = spec.version

@@ -16,6 +16,7 @@ from starpod.env_server.authoring.environment import (
     EnvironmentOptions,
     Limits,
     MachineLost,
+    OptionsError,
     Outcome,
     Unavailable,
     derive_seed,
@@ -217,6 +218,8 @@ class LiveEpisode:
             if action_count == before and turns == self.turns:
                 raise
             raise TooLate(error) from error
+        except (OptionsError, StateError) as error:  # a call that fails in this way changes nothing, but this one has
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
         except (TypeError, ValueError) as error:
             if outcomes:
                 expect_outcome(outcomes[-1], error)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import random
 import re
+from collections import Counter
 from typing import Any
 
 import msgpack
@@ -19,6 +20,7 @@ _INT64 = range(-(2**63), 2**64)
 _DEEPEST = 32
 """Maximum nesting of extension types. Each level is a decoder on the C stack, so a short forged state could otherwise
 overflow it, which cannot be caught."""
+_MOST_EQUAL_HASHES = 16
 _DTYPE = re.compile(r"[<>|=]?[biufcmMSU?][0-9]{0,9}(\[[0-9]{0,4}[a-zA-Z]{1,2}\])?")
 
 
@@ -103,7 +105,18 @@ def _flatten_random(stream: random.Random) -> tuple[int, bytes, float | None]:
 
 def _unpack(data: bytes, depth: int) -> Any:
     hook = functools.partial(_decode_extension, depth)
-    return msgpack.unpackb(data, ext_hook=hook, strict_map_key=False, raw=False)
+    return msgpack.unpackb(data, ext_hook=hook, object_pairs_hook=_as_dict, strict_map_key=False, raw=False)
+
+
+def _as_dict(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    _expect_spread([key for key, _ in pairs])
+    return dict(pairs)
+
+
+def _expect_spread(keys: list[Any]) -> None:
+    """Raise StateError if many keys have the same hash: a set or a dictionary of them would take quadratic time."""
+    if len(keys) > _MOST_EQUAL_HASHES and max(Counter(map(hash, keys)).values()) > _MOST_EQUAL_HASHES:
+        raise StateError(f"more than {_MOST_EQUAL_HASHES} members of a set or a dictionary have the same hash")
 
 
 def _decode_extension(depth: int, code: int, data: bytes) -> Any:
@@ -114,9 +127,11 @@ def _decode_extension(depth: int, code: int, data: bytes) -> Any:
             return tuple(_unpack(data, depth - 1))
         case 2 | 3:
             hook = functools.partial(_decode_extension, depth - 1)
-            unpacker = msgpack.Unpacker(ext_hook=hook, strict_map_key=False, raw=False)
+            unpacker = msgpack.Unpacker(ext_hook=hook, object_pairs_hook=_as_dict, strict_map_key=False, raw=False)
             unpacker.feed(data)
-            return set(unpacker) if code == _SET else frozenset(unpacker)
+            members = list(unpacker)
+            _expect_spread(members)
+            return set(members) if code == _SET else frozenset(members)
         case 4:
             return int(data)
         case 5:
@@ -131,7 +146,7 @@ def _decode_extension(depth: int, code: int, data: bytes) -> Any:
             return stream
         case 7:
             flat = _unpack(data, depth - 1)
-            return dict(zip(flat[::2], flat[1::2], strict=True))
+            return _as_dict(list(zip(flat[::2], flat[1::2], strict=True)))
         case 8:
             return complex(*_unpack(data, depth - 1))
     raise StateError(f"unknown extension {code}")

@@ -47,8 +47,9 @@ def serve_episode(connection: socket.socket, reference: Reference, sandbox: Sand
         verb, *arguments = decode(stream.read(LENGTH.unpack(header)[0]))
         process_id = os.getpid()
         try:
-            episode, result = _answer(environment, episode, verb, arguments)
+            next_episode, result = _answer(environment, episode, verb, arguments)
             reply = pack_result(result)
+            episode = next_episode  # not before: a reset whose reply is too large leaves the old one
         except EpisodeEnded:
             reply = pack_error("over", "")
         except StateError as error:

@@ -282,8 +282,13 @@ class LocalHost:
 
     async def fork(self, dynamics_seed: int | None) -> LocalHost:
         episode = self._live()
-        copy = await self._run(lambda: episode.fork(dynamics_seed), intact=True)
-        return type(self)(self._environment, self._pools, self._journal, self._want, copy)
+        copy = type(self)(self._environment, self._pools, self._journal, self._want)  # counts while it is made
+        try:
+            copy._take(await self._run(lambda: episode.fork(dynamics_seed), intact=True), self._want)
+        except BaseException:
+            copy.close()
+            raise
+        return copy
 
     def close(self) -> None:
         self._take(None, self._want)

@@ -57,10 +57,12 @@ class SessionCreation:
             host = self._worker.hosts.new(environment, want)
             session = ServedSession(environment, host, plan, lease, member)
             sessions.append(session)
-            if first_host is not None and environment.spec.slow_reset and isinstance(host, LocalHost):
+            can_copy = environment.spec.slow_reset and environment.spec.fork
+            if first_host is not None and can_copy and isinstance(host, LocalHost):
                 # The start depends only on the seed, so the other members copy the first one instead of repeating a
                 # slow reset.
                 session.host = await self._guard(session, first_host.fork(plan.dynamics_seed), "Open")
+                host.close()
                 return await self._guard(session, session.host.observe(want, pictures), "Open")
             started = await self._guard(session, host.reset(plan._replace(pictures=pictures)), "Open")
             first_host = host if isinstance(host, LocalHost) else None
@@ -171,12 +173,15 @@ class SessionCreation:
         return response
 
     async def _of_snapshot(self, work: Awaitable[R]) -> R:
-        """Await work on a restored state. Raises BAD_ARGUMENT for an EnvironmentRaised if there is no snapshot key.
+        """Await work on a restored state. Raises BAD_ARGUMENT for a StateError.
 
-        Without a key, the state is untrusted, and the bug may be the state's fault.
+        It does so for an EnvironmentRaised, too, if there is no snapshot key: the state is untrusted then, and the bug
+        may be its fault.
         """
         try:
             return await work
+        except StateError as error:
+            raise bad_argument("snapshot.state", str(error)) from error
         except EnvironmentRaised as bug:
             if self._worker.seal.keyed:
                 raise
