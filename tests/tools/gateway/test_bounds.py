@@ -16,7 +16,7 @@ from starpod.gateway.played import OutsideAgent
 from starpod.gateway.requests import Ask, Message, Rejected
 from starpod.gateway.session import RolloutSession
 from starpod.gateway.turns import Rotation
-from starpod.trainer.agents.base import Task
+from starpod.trainer.agents.base import AgentError, Move, Task
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.engines.base import Reply
 from starpod.trainer.engines.base import Request as Sampled
@@ -25,6 +25,10 @@ from tests.tools.gateway.sampling import engine_of, scripted
 
 BLANKS = " " * 7_900_000
 USER = Message("user", "go")
+
+
+WALKING: Any = SimpleNamespace(step_index=0, limits=Limits(), done=False, observation=Observation("start"))
+"""A session of an environment, as far as an outside agent looks at it."""
 
 
 def named(name: str, sampler: Any) -> RolloutSession:
@@ -194,10 +198,40 @@ async def test_a_body_that_does_not_arrive_is_given_up(monkeypatch: pytest.Monke
     assert app._large_bodies._free == app._LARGE_BODIES
 
 
+async def test_a_limit_that_did_not_end_the_session_excuses_no_later_failure() -> None:
+    agent = OutsideAgent("one", scripted(lambda request, text: "x"), WALKING, Task("walk-v1"), stream="", order=0)
+    with pytest.raises(Rejected, match="tokens"):
+        await agent.session.complete(Ask((Message("user", "word " * 5000),)))
+    assert agent.session.full == "context"
+    await agent.session.complete(Ask((USER,)))
+    agent.leave("the disk is full")
+    with pytest.raises(AgentError, match="the disk is full"):
+        await agent.act(Observation("start"), Episode(group=0, member=0, environment="walk-v1"))
+
+
+async def test_a_step_behind_a_reply_is_answered_when_it_was_played() -> None:
+    """Replies of a parallel subagent come before the step in the queue of events."""
+    agent = OutsideAgent("one", scripted(lambda request, text: "x"), WALKING, Task("walk-v1"), stream="", order=0)
+    episode = Episode(group=0, member=0, environment="walk-v1")
+    for text in ("first", "second"):
+        await agent.session.complete(Ask((Message("user", text),)))
+    played = asyncio.ensure_future(agent.step(["left"], None))
+    await asyncio.sleep(0)
+    for actions in (None, ("left",)):
+        move = await agent.act(Observation("start"), episode)
+        assert isinstance(move, Move) and move.actions == actions
+        await asyncio.sleep(0)
+        assert not played.done(), "it is not played yet"
+    episode.turns.append(Turn(parts={"environment": 0.5}, fresh=True))
+    acting = asyncio.ensure_future(agent.act(Observation("start"), episode))
+    assert (await played)["reward"] == 0.5
+    acting.cancel()
+
+
 async def test_a_step_that_is_never_played_has_no_result() -> None:
     """A step that waits at the end of the episode used to be answered with the previous turn's reward."""
     observation = Observation("start")
-    environment: Any = SimpleNamespace(step_index=0, limits=Limits(), done=False, observation=observation)
+    environment: Any = SimpleNamespace(**vars(WALKING))
     agent = OutsideAgent("one", scripted(lambda request, text: "x"), environment, Task("walk-v1"), stream="", order=0)
     episode = Episode(group=0, member=0, environment="walk-v1")
     played = asyncio.ensure_future(agent.step(["left"], None))

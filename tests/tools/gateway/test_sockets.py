@@ -596,6 +596,8 @@ async def test_a_session_that_nobody_calls_is_ended_as_failed(tmp_path: Path, mo
     assert (episode.end, episode.error) == ("failed", "nobody called the session for 10 minutes")
     async with gateway(sampler, tmp_path) as it:
         assert it.records.counts() == {"live": 2, "most": 100, "over": 1, "abandoned": 1}
+        late = await it.post("/sessions/dead/end", {"success": True})
+        assert (late.status_code, late.json()["error"]["code"]) == (410, "session_over"), "its success would be lost"
 
 
 async def test_a_repeated_request_has_the_same_reply(tmp_path: Path) -> None:
@@ -624,6 +626,8 @@ async def test_each_session_is_one_member_of_a_group(tmp_path: Path) -> None:
         for name in ("a", "b", "c", "b"):
             begun = await it.post("/sessions", {"name": name, "group": 5})
             assert begun.json()["member"] == "abc".index(name)
+        other = await it.post("/sessions", {"name": "b", "group": 4})
+        assert (other.status_code, other.json()["error"]["code"]) == (409, "session_differs")
         taken = await it.post("/sessions", {"name": "d", "group": 5, "member": 1})
         assert taken.status_code == 409
         assert taken.json()["error"] == {

@@ -16,6 +16,7 @@ from starpod.gateway.session import RolloutSession, Sampler
 from starpod.trainer.agents.config import SamplingConfig
 from starpod.trainer.engines.base import Request
 from starpod.trainer.engines.torch_engine import TorchEngine
+from starpod.trainer.output.files import FolderLocked
 from starpod.trainer.prompts.formats.table import FORMATS
 from starpod.trainer.prompts.template import Template
 from tests.tools.gateway.kills import begin, kill_child, save_model
@@ -146,6 +147,14 @@ async def test_a_killed_engine_is_not_to_be_seen_in_a_stream(tmp_path: Path) -> 
                 assert joined["text"] == answer.text and early
                 answers.append(replace(answer, created=0))
     assert kills == 1 and answers[0] == answers[1]
+
+
+async def test_two_gateways_do_not_write_the_same_folder(tmp_path: Path) -> None:
+    serving = Serving(model=str(save_model(tmp_path / "model")), folder=tmp_path / "out", max_tokens=10)
+    async with serving.start(1, 1e9):
+        with pytest.raises(FolderLocked, match=r"process \d+ on "):
+            async with serving.start(1, 1e9):
+                pass
 
 
 # --- over sockets -----------------------------------------------------------------------------------------------------

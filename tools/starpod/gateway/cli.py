@@ -113,6 +113,7 @@ def gateway(
     import uvloop
 
     from starpod.gateway.serving import Serving
+    from starpod.trainer.output.files import FolderLocked
 
     serving = Serving(
         model=model,
@@ -125,19 +126,23 @@ def gateway(
         calls=tool_format or "",
         seed=seed,
     )
-    uvloop.run(
-        _serve(
-            serving,
-            token,
-            claim_output(),
-            host=host,
-            port=port,
-            hosts={host, *hosts},
-            most_sessions=max_sessions,
-            idle_seconds=idle_timeout,
-            most_body_bytes=max_body_bytes,
-        )
+    work = _serve(
+        serving,
+        token,
+        claim_output(),
+        host=host,
+        port=port,
+        hosts={host, *hosts},
+        most_sessions=max_sessions,
+        idle_seconds=idle_timeout,
+        most_body_bytes=max_body_bytes,
     )
+    try:
+        uvloop.run(work)
+    except FolderLocked as error:
+        raise click.ClickException(
+            f"another gateway ({error}) writes to {out}: give another folder with --out"
+        ) from None
 
 
 async def _serve(

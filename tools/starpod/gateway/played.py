@@ -72,6 +72,8 @@ class OutsideAgent(Agent):
         self._reply: Replied | None = None
         self._exit: Left | None = None
         self._last: StepEvent | None = None
+        self._playing: StepEvent | None = None
+        """The step whose move was returned last; later ones may wait among the events."""
         self._over = False
 
     # --- the episode's side -------------------------------------------------------------------------------------------
@@ -86,6 +88,7 @@ class OutsideAgent(Agent):
                     if reply is not None:
                         return _make_move(reply, None)
                 case StepEvent() as step:
+                    self._playing = step
                     reply, self._reply = self._reply, None
                     return _make_move(reply, step.actions)
                 case Left() as left:
@@ -111,13 +114,14 @@ class OutsideAgent(Agent):
 
     def _answer_last_step(self) -> None:
         """Send the result of the last step to the request that waits for it."""
-        if self._last is not None and not self._last.result.done():
+        step, self._playing = self._playing, None
+        if step is not None and not step.result.done():
             if self._episode is not None and self._episode.failed:
                 refusal = Rejected(HTTPStatus.SERVICE_UNAVAILABLE, "environment_lost", self._episode.error)
-                self._last.result.set_exception(refusal)
-                self._last.result.exception()  # mark it as retrieved, in case no request waits any more
+                step.result.set_exception(refusal)
+                step.result.exception()  # mark it as retrieved, in case no request waits any more
             else:
-                self._last.result.set_result(self._describe_result())
+                step.result.set_result(self._describe_result())
 
     def _describe_result(self) -> dict[str, Any]:
         episode = self._episode

@@ -118,6 +118,8 @@ class Records:
         self.abandoned = 0
         self._live: dict[str, Record] = {}
         self._over: dict[str, float] = {}
+        self._lost: set[str] = set()
+        """Names of sessions that were ended as failed, because they were idle or their journal cannot be read."""
         self._groups = 0
         self._members: dict[tuple[int, int], str] = {}
         (folder / "sessions").mkdir(parents=True, exist_ok=True)
@@ -132,9 +134,11 @@ class Records:
             values = json.loads(over_file.read_text(encoding="utf-8"))
             self._over[over_file.stem] = values["reward"]
             self.abandoned += values.get("abandoned", False)
+            self._lost |= {over_file.stem} if values.get("abandoned") else set()
             self._reserve_place(over_file.stem, values["group"], values["member"])
         for unreadable in sessions.glob("*.unreadable"):
             self._over.setdefault(unreadable.stem, 0.0)
+            self._lost.add(unreadable.stem)
         for journal in sorted(sessions.glob("*.jsonl")):
             self._restore(journal)
 
@@ -169,6 +173,7 @@ class Records:
                 _finish(record.episode, {"end": "failed", "success": None, "error": problem})
                 self._write(name, record, abandoned=False)
             journal.replace(backup)
+            self._lost.add(name)
             return
         if record is not None and record.episode.end:
             abandoned = values.get("abandoned", False)
@@ -201,7 +206,10 @@ class Records:
                 "a session's name has letters, digits, `.`, `_` and `-`, at most 128, a letter or digit first"
             )
         if name in self._live:
-            return self.record(name)
+            record = self.record(name)
+            if other := {key: got for key, value in values.items() if (got := getattr(record.episode, key)) != value}:
+                raise Rejected(HTTPStatus.CONFLICT, "session_differs", f"the session {name} runs with {other}")
+            return record
         if name in self._over:
             raise Rejected(HTTPStatus.GONE, "session_over", f"the session {name} is over; begin one with another name")
         if len(self._live) >= self.max_sessions:
@@ -235,6 +243,8 @@ class Records:
 
     def end(self, name: str, values: Mapping[str, Any]) -> float:
         """End a session, write its episode and return the sum of its rewards. Ending it again changes nothing."""
+        if name in self._lost:
+            raise Rejected(HTTPStatus.GONE, "session_over", f"the session {name} has ended as failed, which stays so")
         if (total_reward := self._over.get(name)) is not None:
             return total_reward
         record = self.record(name)
@@ -303,6 +313,7 @@ class Records:
         record.session.close("it was ended")
         del self._live[name]
         self._over[name] = episode.total_reward
+        self._lost |= {name} if abandoned else set()
         # This file remembers that the name and the place were used.
         ids = {"group": episode.group, "member": episode.member}
         facts = {**ids, "reward": episode.total_reward, "abandoned": abandoned}

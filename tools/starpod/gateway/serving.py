@@ -21,6 +21,7 @@ from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.models.bundled import source_of
 from starpod.trainer.models.policies import policy_of
+from starpod.trainer.output.files import hold_lock
 from starpod.trainer.prompts.template import Template
 
 
@@ -46,7 +47,12 @@ class Serving:
 
     @asynccontextmanager
     async def start(self, most_sessions: int, idle_seconds: float) -> AsyncIterator[Records]:
-        """Start the engine and yield the sessions. Raise ConfigError, ModelError, EngineError and ValueError."""
+        """Start the engine and yield the sessions.
+
+        Raises:
+            ConfigError, ModelError, EngineError, ValueError: the model or the engine cannot be used.
+            FolderLocked: another gateway uses the folder.
+        """
         config = EngineConfig(name=self.engine, urls=tuple(self.urls))
         if self.engine == "vllm_remote":
             from transformers import AutoConfig, AutoTokenizer
@@ -75,13 +81,15 @@ class Serving:
                 seed=self.seed,
                 temperature=self.temperature,
             )
-            records = Records(sampler, self.folder, max_sessions=most_sessions, idle_seconds=idle_seconds)
-            records.restore()
-            watcher = asyncio.create_task(records.watch())
-            try:
-                yield records
-            finally:
-                watcher.cancel()
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with hold_lock(self.folder):
+                records = Records(sampler, self.folder, max_sessions=most_sessions, idle_seconds=idle_seconds)
+                records.restore()
+                watcher = asyncio.create_task(records.watch())
+                try:
+                    yield records
+                finally:
+                    watcher.cancel()
         finally:
             await engine.close()
 

@@ -109,7 +109,7 @@ class RolloutSession:
     replies: int = 0
     tokens: int = 0
     full: End = ""
-    """Limit because of which a request for a reply was refused: "context", "max_turns", or "" if there was none."""
+    """Limit because of which a reply was refused since the last one: "context", "max_turns", or ""."""
     most_replies: int | None = None
     """Maximum number of replies; None or 0: `MOST_REPLIES`."""
     broken: Exception | None = None
@@ -188,7 +188,7 @@ class RolloutSession:
         if self.over:
             raise Rejected(HTTPStatus.GONE, "session_over", f"the session {self.name} is over: {self.over}")
         if self.replies + self._reserved >= (limit := self.most_replies or MOST_REPLIES):
-            self.full = self.full or "max_turns"
+            self.full = self.full or ("max_turns" if self.replies >= limit else "")
             raise Rejected(HTTPStatus.BAD_REQUEST, "session_too_long", f"this session has at most {limit} replies")
 
     def _release(self, key: bytes, live: LiveReply) -> None:
@@ -304,7 +304,7 @@ class RolloutSession:
         # Before anything else changes: a reply that cannot be recorded must have no effect.
         self.on_reply(Replied(key, node.key, parent_number, node.text, turn, answer))
         self._lineage.add(node, answer.message)
-        self.replies = number
+        self.replies, self.full = number, ""
         self.tokens += length
         return answer
 
