@@ -12,6 +12,7 @@ import click
 from starpod.report.site import site_options
 from starpod.serving.options import Command, duration, size
 from starpod.serving.sockets import claim_output, is_loopback, link, listen
+from starpod.trainer.output.files import FolderLocked
 from starpod.trainer.prompts.formats.table import FORMATS
 
 if TYPE_CHECKING:
@@ -113,7 +114,6 @@ def gateway(
     import uvloop
 
     from starpod.gateway.serving import Serving
-    from starpod.trainer.output.files import FolderLocked
 
     serving = Serving(
         model=model,
