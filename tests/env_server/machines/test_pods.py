@@ -51,8 +51,18 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
     }
     (tmp_path / "config").write_text(yaml.safe_dump(kubeconfig))
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "config"))
+    pools: list[MachinePool] = []
+
+    class KnownPool(MachinePool):
+        def __init__(self, engine: Any) -> None:
+            super().__init__(engine)
+            pools.append(self)
+
+    monkeypatch.setattr("starpod.env_server.machines.pool.MachinePool", KnownPool)
     machine_pool.cache_clear()
     yield cluster
+    for pool in pools:  # no later test has their warnings that this cluster is gone
+        pool.close()
     machine_pool.cache_clear()
     cluster.close()
 
