@@ -83,7 +83,7 @@ def start(folder: Path, hosting: str = "user=root", **task: str) -> Any:
 
 
 def test_an_episode_and_its_end(cluster: Cluster, tmp_path: Path) -> None:
-    environment = start(tmp_path / "hello", "user=root&command_seconds=2", solution="echo hello > hello.txt")
+    environment = start(tmp_path / "hello", "user=root&command_seconds=4", solution="echo hello > hello.txt")
     (pod,) = cluster.pods.values()
     assert pod["spec"]["containers"][0]["resources"]["limits"]["memory"] == "2048Mi"
     assert pod["metadata"]["labels"]["starpod.network"] == "none"
@@ -92,7 +92,7 @@ def test_an_episode_and_its_end(cluster: Cluster, tmp_path: Path) -> None:
     assert environment.told.startswith("a b in /tmp\n1\n2\n")
     assert environment.told.endswith("\n100000\n[exit status 0]")
     environment.step("sleep 1000 & (trap '' TERM; setsid sleep 1000 &); sleep 1000")
-    assert "the command took longer than 2 s; a new shell starts in /tmp" in environment.told
+    assert "the command took longer than 4 s; a new shell starts in /tmp" in environment.told
     environment.step("grep -c sleep /proc/[0-9]*/comm | grep -c ':1'; exit 3")
     assert environment.told.startswith("0\n[the command ended the shell")
     environment.step(f"cd /app; {environment.expert_action()}")
