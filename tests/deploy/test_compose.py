@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -50,7 +51,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Compose]:
     compose = Compose(
         f"starpod-test-{os.getpid()}",
         STARPOD_RUNS=str(runs),
-        STARPOD_JOB=" ".join(JOB),
+        STARPOD_JOB=shlex.join(JOB),
         STARPOD_UID=str(USER),
         STARPOD_GID=str(os.getgid() or 1000),
     )
@@ -217,7 +218,7 @@ def test_a_vllm_server_samples_for_the_trainer(compose: Compose) -> None:
     """The bundled model, for two iterations, by a server that gets each policy's weights and that environments cannot
     reach."""
     compose("--profile", "vllm", "build", "trainer-vllm", timeout=1500)
-    job = {"STARPOD_JOB": " ".join(MODEL_JOB), "STARPOD_RUN": "llm"}
+    job = {"STARPOD_JOB": shlex.join(MODEL_JOB), "STARPOD_RUN": "llm"}
     compose("--profile", "vllm", "up", "--detach", "trainer-vllm", timeout=900, **job)
     (vllm,) = compose.containers("vllm")
     assert inspect(vllm)["NetworkSettings"]["Ports"] in ({}, None)
