@@ -140,6 +140,8 @@ def is_left_behind(labels: Mapping[str, str]) -> bool:
     A server no longer uses a machine if it could not remove it, or did not learn that it was created.
     """
     server, lease = labels.get(SERVER, ""), labels.get(LEASE, "")
+    if not server:  # none that a server made
+        return False
     is_unused = server == identity(os.getpid()) and labels.get(SESSION) not in live_sessions
     return is_unused or _is_dead(server) or not lease.isdecimal() or int(lease) < time.time()
 
