@@ -210,7 +210,7 @@ class SearchedAlone(Searched):
     spec = dataclasses.replace(Searched.spec, id="searched_alone-v1", fork=False, snapshot=False)
 
     def copy(self) -> Self:
-        raise NotImplementedError
+        raise AssertionError("nobody copies it, since its spec says so")
 
 
 class Crowded(Environment):

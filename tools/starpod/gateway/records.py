@@ -117,9 +117,8 @@ class Records:
         self.idle_seconds = idle_seconds
         self.abandoned = 0
         self._live: dict[str, Record] = {}
-        self._over: dict[str, float] = {}
-        self._lost: set[str] = set()
-        """Names of sessions that were ended as failed, because they were idle or their journal cannot be read."""
+        self._over: dict[str, float | None] = {}
+        """Sum of rewards of each session that is over; None if it was idle or its journal cannot be read."""
         self._groups = 0
         self._members: dict[tuple[int, int], str] = {}
         (folder / "sessions").mkdir(parents=True, exist_ok=True)
@@ -132,13 +131,12 @@ class Records:
         sessions = self.folder / "sessions"
         for over_file in sessions.glob("*.over"):
             values = json.loads(over_file.read_text(encoding="utf-8"))
-            self._over[over_file.stem] = values["reward"]
-            self.abandoned += values.get("abandoned", False)
-            self._lost |= {over_file.stem} if values.get("abandoned") else set()
+            abandoned = values.get("abandoned", False)
+            self._over[over_file.stem] = None if abandoned else values["reward"]
+            self.abandoned += abandoned
             self._reserve_place(over_file.stem, values["group"], values["member"])
         for unreadable in sessions.glob("*.unreadable"):
-            self._over.setdefault(unreadable.stem, 0.0)
-            self._lost.add(unreadable.stem)
+            self._over[unreadable.stem] = None
         for journal in sorted(sessions.glob("*.jsonl")):
             self._restore(journal)
 
@@ -166,14 +164,12 @@ class Records:
             logger.warning(
                 "%s, line %d: %r; its session ends as failed. Kept as %s", journal, number, error, backup.name
             )
-            if record is None:
-                self._over[name] = 0.0
-            else:
+            if record is not None:
                 problem = f"line {number} of the session's journal cannot be read"
                 _finish(record.episode, {"end": "failed", "success": None, "error": problem})
                 self._write(name, record, abandoned=False)
+            self._over[name] = None
             journal.replace(backup)
-            self._lost.add(name)
             return
         if record is not None and record.episode.end:
             abandoned = values.get("abandoned", False)
@@ -243,10 +239,10 @@ class Records:
 
     def end(self, name: str, values: Mapping[str, Any]) -> float:
         """End a session, write its episode and return the sum of its rewards. Ending it again changes nothing."""
-        if name in self._lost:
+        if name in self._over:
+            if (total_reward := self._over[name]) is not None:
+                return total_reward
             raise Rejected(HTTPStatus.GONE, "session_over", f"the session {name} has ended as failed, which stays so")
-        if (total_reward := self._over.get(name)) is not None:
-            return total_reward
         record = self.record(name)
         end = str(values.get("end") or "terminal")
         if end not in get_args(End):
@@ -312,8 +308,7 @@ class Records:
         write_episodes(file, sorted(members, key=lambda sibling: sibling.member))
         record.session.close("it was ended")
         del self._live[name]
-        self._over[name] = episode.total_reward
-        self._lost |= {name} if abandoned else set()
+        self._over[name] = None if abandoned else episode.total_reward
         # This file remembers that the name and the place were used.
         ids = {"group": episode.group, "member": episode.member}
         facts = {**ids, "reward": episode.total_reward, "abandoned": abandoned}

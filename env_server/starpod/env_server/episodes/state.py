@@ -105,7 +105,7 @@ def _flatten_random(stream: random.Random) -> tuple[int, bytes, float | None]:
 
 def _unpack(data: bytes, depth: int) -> Any:
     hook = functools.partial(_decode_extension, depth)
-    return msgpack.unpackb(data, ext_hook=hook, object_pairs_hook=_as_dict, strict_map_key=False, raw=False)
+    return msgpack.unpackb(data, ext_hook=hook, **_READING)
 
 
 def _as_dict(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
@@ -119,6 +119,9 @@ def _expect_spread(keys: list[Any]) -> None:
         raise StateError(f"more than {_MOST_EQUAL_HASHES} members of a set or a dictionary have the same hash")
 
 
+_READING: dict[str, Any] = {"object_pairs_hook": _as_dict, "strict_map_key": False, "raw": False}
+
+
 def _decode_extension(depth: int, code: int, data: bytes) -> Any:
     if not depth:
         raise StateError(f"nested more than {_DEEPEST} deep")
@@ -127,7 +130,7 @@ def _decode_extension(depth: int, code: int, data: bytes) -> Any:
             return tuple(_unpack(data, depth - 1))
         case 2 | 3:
             hook = functools.partial(_decode_extension, depth - 1)
-            unpacker = msgpack.Unpacker(ext_hook=hook, object_pairs_hook=_as_dict, strict_map_key=False, raw=False)
+            unpacker = msgpack.Unpacker(ext_hook=hook, **_READING)
             unpacker.feed(data)
             members = list(unpacker)
             _expect_spread(members)

@@ -116,7 +116,7 @@ class HarborTask(Environment):
                     "in [agent], or with #user=root, another workdir in [environment], or a USER of the image"
                 )
             # An image that names no user expects root, whose folder this user could not write to.
-            setup.append(f"case {quoted} in /|/root|/root/*) ;; *) chown -R {NOBODY} {quoted} ;; esac")
+            setup.append(f"case {quoted} in /|~root|~root/*) ;; *) chown -R {NOBODY} {quoted} ;; esac")
         cls.plan = dataclasses.replace(
             cls.plan,
             user=user,

@@ -56,10 +56,9 @@ def evaluation_report(folder: EvaluationFolder, plan: EvaluationPlan) -> dict[st
 def _compare(first: Mapping[str, Any], second: Mapping[str, Any], attempts: int) -> dict[str, Any]:
     """Return the figures of `compare_outcomes`, without those of an outcome that one of the models does not have."""
     figures = compare_outcomes(first["results"], second["results"], attempts)
-    for name, difference in (("success", "success_difference"), ("return_mean", "return_difference")):
+    for name, *derived in (("success", "success_difference", "p_value"), ("return_mean", "return_difference")):
         if None in (first[name], second[name]):
-            figures |= {name: [None, None], difference: None}
-            figures["p_value"] = None
+            figures |= {name: [None, None], **dict.fromkeys(derived)}
     return figures
 
 
