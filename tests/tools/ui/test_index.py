@@ -136,7 +136,7 @@ def test_the_last_evaluation_is_shown_next_to_the_final_figure_of_an_earlier_pol
     append(folder, '{"step": 175, "success": 0.0}\n', "evaluations.jsonl")
     indexer.update()
     run = only(index)
-    assert (run["evaluation"]["success"], run["last"]) == (0.65, {"step": 175, "success": 0.0})
+    assert (run["evaluation"]["success"], run["last"]) == (0.65, {"step": 175, "success": 0.0, "return_mean": None})
 
 
 def test_a_half_written_line_waits_and_a_damaged_one_is_reported(indexed: tuple[Path, RunIndex, Indexer]) -> None:

@@ -66,7 +66,7 @@ class Page(HTMLParser):
         self._labels -= tag == "label"
 
 
-COPIES = ("cut", "odd", "read", "slippery", "unfinished")
+COPIES = ("cut", "odd", "read", "silent", "silent-2", "slippery", "unfinished")
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +78,9 @@ def copies(calm: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[htt
     (folder / "unfinished" / "final.json").unlink()
     (folder / "cut" / "episodes" / "train-000150.update.gz").unlink()
     (folder / "odd" / "evaluations.jsonl").write_text('{"success": 0.3}\n')
+    for path in itertools.product(("silent", "silent-2"), ("evaluations.jsonl", "final.json")):
+        text = folder.joinpath(*path).read_text()
+        folder.joinpath(*path).write_text(re.sub(r'("success\w*"): [0-9.]+', r"\1: null", text))
     (folder / "read" / "initial").mkdir()
     words = Tokenizer(WordLevel({"<user>": 1, "where?": 2}, unk_token="<user>"))
     words.save(str(folder / "read" / "initial" / "tokenizer.json"))
@@ -188,6 +191,16 @@ def test_a_comparison_can_be_sent_as_a_file(pages: httpx.Client) -> None:
     assert html.unescape(view) == query
     (link,) = re.findall(r'href="(/comparison.html[^"]+)" download', page)
     assert pages.get(html.unescape(link)).text == sent.text
+
+
+def test_a_run_without_success_is_shown_by_its_return(copies: httpx.Client) -> None:
+    assert "<b>return 0.6</b>" in copies.get("/").text
+    two = "/compare?run=silent&run=silent-2"
+    for link in (two, f"{two}&seeds=together", "/runs/silent"):
+        assert charts_of(copies.get(link).text)[0]["title"] == "Return on selection seeds"
+    assert "Return on 20 episodes" in copies.get("/runs/silent").text
+    both = copies.get("/compare?run=silent&run=cut").text
+    assert "<b>return 0.6</b>" in both and charts_of(both)[0]["title"] == "Success on selection seeds"
 
 
 @pytest.fixture(scope="module")

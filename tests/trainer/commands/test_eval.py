@@ -420,7 +420,7 @@ def run_folder(config: Config, tmp_path_factory: pytest.TempPathFactory) -> Path
     policy = build_policy(config.model, texts=texts, critic="none", seed=3)
     policy.save(folder / "initial")
     checkpoints = Checkpoints(folder / "checkpoints")
-    checkpoints.save(25, {"policy": policy.state_dict()}, {"config": config.to_dict()}, score=0.5)
+    checkpoints.save(25, {"policy": policy.state_dict()}, {"config": config.to_dict()}, score=(0.5, 0.5))
     return folder
 
 

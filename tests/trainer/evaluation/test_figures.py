@@ -34,9 +34,7 @@ def test_the_few_episodes_that_did_not_fail_are_no_success_rate() -> None:
     assert [most[name] for name in ("success", "success_low", "return_mean", "return_high")] == [None] * 4
     assert summarise([solved, solved, lost(1), lost(2)])["pass_at_k"] == {}
     json.dumps(summarise([lost(1)]), allow_nan=False)
-    assert final_line(most | {"step": 4}) == (
-        "no success rate, because 2 of 3 episodes failed, by the checkpoint of step 4"
-    )
+    assert final_line(most | {"step": 4}) == ("no result, because 2 of 3 episodes failed, by the checkpoint of step 4")
 
 
 def test_figures_by_hand() -> None:
@@ -59,7 +57,8 @@ def test_an_environment_that_does_not_report_success_has_none() -> None:
     assert (figures["success"], figures["success_low"], figures["pass_at_k"]) == (None, None, {})
     assert (figures["return_mean"], figures["episodes"]) == (0.5, 3)
     held_out = held_out_figures(Collected([Group(0, episodes)]))
-    assert (held_out["success"], held_out["return_mean"]) == (0.0, 0.5)
+    assert (held_out["success"], held_out["return_mean"]) == (None, 0.5)
+    assert final_line(held_out | {"step": 4}) == "return 0.5 (0.5 to 0.5) of 3 episodes, by the checkpoint of step 4"
 
 
 def test_the_return_is_the_environments_own_as_in_starpod_eval() -> None:

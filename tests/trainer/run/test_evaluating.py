@@ -13,6 +13,7 @@ from starpod.trainer.data.group import Group
 from starpod.trainer.diagnostics.monitor import Monitor
 from starpod.trainer.evaluation.held_out import HeldOut
 from starpod.trainer.output.run_folder import RunFolder
+from starpod.trainer.output.screen import evaluation_line
 from starpod.trainer.rollout.collect import Collected
 from starpod.trainer.run.evaluating import Evaluating
 from starpod.trainer.run.progress import Progress
@@ -22,20 +23,24 @@ from tests.trainer.run.scripted_run import episode, make_shared
 class Scripted:
     """Start states whose episodes earn what is given, evaluation after evaluation."""
 
-    def __init__(self, returns: Iterable[list[float]]) -> None:
-        self._returns = iter(returns)
+    def __init__(self, returns: Iterable[list[float]], reports_success: bool = True) -> None:
+        self._returns, self._reports_success = iter(returns), reports_success
 
     async def play(self, purpose: str, streams: str, what: str = "") -> dict[str, Collected]:
-        earned = next(self._returns)
-        return {"": Collected([Group(number, [episode(number, 0, value)]) for number, value in enumerate(earned)])}
+        episodes = [episode(number, 0, value) for number, value in enumerate(next(self._returns))]
+        for each in episodes:
+            each.success = each.success if self._reports_success else None
+        return {"": Collected([Group(each.group, [each]) for each in episodes])}
 
     def kept_episodes(self, collections: dict[str, Collected]) -> list[Episode]:
         return []
 
 
-def make_evaluating(path: Path, returns: Iterable[list[float]], **values: Any) -> Evaluating:
+def make_evaluating(
+    path: Path, returns: Iterable[list[float]], *, reports_success: bool = True, **values: Any
+) -> Evaluating:
     config = parse_config(values)
-    held_out, early_stop = cast(HeldOut, Scripted(returns)), Monitor(config.monitor).early_stop
+    held_out, early_stop = cast(HeldOut, Scripted(returns, reports_success)), Monitor(config.monitor).early_stop
     return Evaluating(make_shared(config), held_out, early_stop=early_stop, folder=RunFolder.create(path))
 
 
@@ -50,6 +55,21 @@ async def test_the_best_step_is_the_first_one_that_no_later_one_beats(tmp_path: 
     again = make_evaluating(tmp_path / "again", [])
     again.load_state_dict(evaluating.state_dict())
     assert again.is_best(1) and again.is_done(3) and again.success == 0.0
+
+
+async def test_the_return_decides_where_the_environment_does_not_report_success(tmp_path: Path) -> None:
+    """Such as CartPole's. No rule about success stops such a run."""
+    returns, monitor = [[-9.0], [-3.0], [-5.0], [-4.0]], {"early_stop": {"low_success_times": 1}}
+    evaluating = make_evaluating(tmp_path, returns, reports_success=False, monitor=monitor)
+    best = []
+    for step in range(4):
+        await evaluating.play(Progress(step))
+        best.append(evaluating.is_best(step))
+    assert best == [True, True, False, False] and evaluating.success is None
+    assert evaluating.early_stop.reason == ""
+    lines = RunFolder(tmp_path).read_evaluations()
+    assert [(line["success"], line["return_mean"]) for line in lines] == [(None, value) for [value] in returns]
+    assert evaluation_line(1, lines[1]) == "evaluation at step 1 on selection seeds: return -3 of 1 episodes"
 
 
 @pytest.mark.parametrize("every", [0, 2])

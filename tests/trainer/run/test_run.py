@@ -169,12 +169,12 @@ async def test_a_checkpoint_brings_back_its_evaluation_and_the_reason_to_stop(tm
 
     again = make_run(tmp_path, monitor=early)
     again.restore(loaded := saved_by(again))
-    assert loaded.score == 0.0
+    assert again.evaluating.score == (0.0, 0.0)
     assert again.schedule.reason_to_stop() == reason
     # Saved once more before anything else happened, as a signal does: its score is not lost.
     await save(again)
     saved = saved_by(again)
-    assert saved.path != loaded.path and saved.score == 0.0
+    assert saved.path != loaded.path and again.output.checkpoints.best() is not None
 
     regardless = make_run(tmp_path, monitor={"early_stop": {"low_success": False}})
     regardless.restore(saved)
@@ -371,7 +371,7 @@ async def test_the_same_weights_are_not_evaluated_twice(tmp_path: Path) -> None:
     await run.evaluate()
     await run.finish(StopReason("over"))
     assert len(asked_by(run)) == 2 * 4  # the final one is on other start states
-    assert saved_by(run).score == 0.5
+    assert run.evaluating.score == (0.5, 0.5) and run.output.checkpoints.best() is not None
 
 
 async def test_the_final_figure_is_the_best_checkpoints_on_seeds_that_did_not_choose_it(tmp_path: Path) -> None:

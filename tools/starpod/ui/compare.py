@@ -28,9 +28,10 @@ from starpod.trainer.evaluation.compare import NotComparable, compare_evaluation
 from starpod.trainer.evaluation.statistics import CONFIDENCE, mean_interval, t_quantile
 from starpod.trainer.output.run_page import curve as curve_of
 from starpod.trainer.output.run_page import evaluated, warning_marks
+from starpod.trainer.output.words import brief, figure_of
 from starpod.ui.index import Curve
 from starpod.ui.page import LiveSite, query, render, templates
-from starpod.ui.reading import DAMAGED, mapping, objects
+from starpod.ui.reading import DAMAGED, evaluations_of, mapping
 
 Placed = TypeVar("Placed", bound=tuple[float, ...])
 
@@ -89,12 +90,14 @@ class SeedGroup:
         evaluations = finals or [run.summary["evaluation"] for run in self.runs if run.summary["evaluation"]]
         if not evaluations:
             return "-", ""
-        values = [evaluation["success"] for evaluation in evaluations]
+        _, name, kind = figure_of(evaluations)
+        values = [evaluation[name] for evaluation in evaluations if evaluation[name] is not None]
         notes = [f"mean of {len(values)}"]
         if len(values) >= INTERVAL_SEEDS and min(values) < max(values):
             low, high = mean_interval(values)
-            notes.insert(0, f"{100 * max(low, 0):.0f} to {100 * min(high, 1):.0f} %")
-        return show(fmean(values), "share"), ", ".join([*notes, *(["final"] if finals else [])])
+            share = f"{100 * max(low, 0):.0f} to {100 * min(high, 1):.0f} %"
+            notes.insert(0, share if kind == "share" else f"{show(low)} to {show(high)}")
+        return brief({name: fmean(values)}), ", ".join([*notes, *(["final"] if finals else [])])
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,21 +238,18 @@ def _metric(lines: Sequence[SeedGroup], name: str, view: ComparisonView) -> Char
 
 
 def _evaluations(lines: Sequence[SeedGroup], view: ComparisonView) -> Chart:
-    drawn = []
-    for line in lines:
-        rows = []
-        for run in line.runs:
-            known = objects(run.folder / "evaluations.jsonl", [])
-            rows.append(spread([row for row in known if row.get("success") is not None], POINTS))
-        own = [evaluated(line.label, each, colour=line.colour) for each in rows]
+    drawn, rows_of = [], [[spread(evaluations_of(run.folder, []), POINTS) for run in line.runs] for line in lines]
+    figure, _, kind = figure_of(row for rows in rows_of for each in rows for row in each)
+    for line, rows in zip(lines, rows_of, strict=True):
+        own = [evaluated(line.label, each, figure, line.colour) for each in rows]
         if len(line.runs) > 1:
             curves = [(run.curve, each.points) for run, each in zip(line.runs, own, strict=True)]
-            drawn.append(_mean(line, curves, view, "share", dots=True))
+            drawn.append(_mean(line, curves, view, kind, dots=True))
             continue
         run, points = line.runs[0], _over(line.runs[0].curve, view.over, own[0].points)
         band = _over(run.curve, view.over, own[0].band)
         drawn.append(replace(own[0], points=points, band=band))
-    return Chart("Success on selection seeds", drawn, "share", AXES[view.over], size="wide")
+    return Chart(f"{figure.capitalize()} on selection seeds", drawn, kind, AXES[view.over], size="wide")
 
 
 def _mean(

@@ -21,6 +21,7 @@ from starpod.report import pages
 from starpod.report.form import marked
 from starpod.report.site import Guard
 from starpod.report.tree import Continuation, draw_tree
+from starpod.trainer.output.words import brief, return_with_interval, with_interval
 from starpod.ui.continuing import Branches, Continuing
 from starpod.ui.games import Games
 from starpod.ui.index import RunIndex
@@ -117,10 +118,11 @@ def ago(moment: float | None) -> str:
 
 
 def interval(summary: Mapping[str, Any] | None) -> str:
-    """Return the interval of an evaluation's success, such as "66 to 77 %"; empty if it has none."""
-    if not summary or summary.get("success_low") is None or summary.get("success_high") is None:
+    """Return the interval of an evaluation's success, such as "66 to 77 %", or of its return; empty if it has none."""
+    if not summary:
         return ""
-    return f"{100 * summary['success_low']:.0f} to {100 * summary['success_high']:.0f} %"
+    text = return_with_interval(summary) if summary.get("success") is None else with_interval(summary)
+    return text.partition("(")[2].rstrip(")")
 
 
 def continuation_link(branches: Branches, number: int) -> str:
@@ -140,7 +142,7 @@ def _tree(branches: Branches, label: str) -> Markup:
 def templates() -> Environment:
     environment = pages.environment(Path(str(files(__package__) / "templates")))
     environment.globals.update(
-        ago=ago, interval=interval, query=query, run_link=run_link, tree=_tree, continuation_link=continuation_link,
-        marked=lambda text: Markup(marked(text)),
+        ago=ago, brief=brief, interval=interval, query=query, run_link=run_link, tree=_tree,
+        continuation_link=continuation_link, marked=lambda text: Markup(marked(text)),
     )  # fmt: skip
     return environment

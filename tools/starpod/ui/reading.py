@@ -30,6 +30,7 @@ from starpod.trainer.data.untrusted import (
 from starpod.trainer.evaluation.folder import PLAN
 from starpod.trainer.output.pictures import read_pictures
 from starpod.trainer.output.run_folder import RunFolder
+from starpod.trainer.output.words import missing_result
 
 QUIET_SECONDS = 600.0
 """A run on another machine, whose lock cannot be seen, counts as running while its metrics are younger than this."""
@@ -82,11 +83,11 @@ class _Machine(TypedDict, total=False):
 
 _Number = FiniteFloat | None
 _Section = dict[str, Any] | None
-_FIGURES = "success success_low success_high return_mean return_low return_high turns_mean format_rate".split()
+FIGURES = "success success_low success_high return_mean return_low return_high turns_mean format_rate".split()
 _EVALUATION: dict[str, Any] = {
     "step": int,
     "episodes": int,
-    **dict.fromkeys(_FIGURES, _Number),
+    **dict.fromkeys(FIGURES, _Number),
     "reference": dict[str, dict[str, _Number]],
     "environments": dict[str, dict[str, Any]],
 }
@@ -215,6 +216,11 @@ def shown_text(path: Path) -> str:
         return read_bytes(path, _MOST_YAML).decode(errors="replace")
     except (OSError, ValueError):
         return ""
+
+
+def evaluations_of(folder: Path, problems: list[str]) -> list[dict[str, Any]]:
+    """Return a run's evaluations that have a result. problems: see `objects`."""
+    return [line for line in objects(folder / "evaluations.jsonl", problems) if not missing_result(line)]
 
 
 def objects(path: Path, problems: list[str]) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from starpod.trainer.output.run_page import run_values
 from starpod.ui.compare import MOST
 from starpod.ui.evaluation import evaluation_page
 from starpod.ui.page import LiveSite, number, query, render
-from starpod.ui.reading import checkpoints, doing_of, mapping, objects, read_notes, shown_text
+from starpod.ui.reading import checkpoints, doing_of, evaluations_of, mapping, read_notes, shown_text
 
 SHOWN_RUNS = 200
 """Number of runs on a page of the list."""
@@ -26,7 +26,7 @@ SEARCHED = ("path", "title", "environment", "algorithm")
 """Fields in which the list is searched for a text, besides the tags."""
 STATUSES = ("running", "ended", "stopped", "interrupted")
 SORTS: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
-    "highest success": lambda run: -(run["evaluation"] or {"success": -1.0})["success"],
+    "highest success": lambda run: -((run["evaluation"] or {}).get("success") or 0.0),
     "longest": lambda run: -run["seconds"],
     "environment": lambda run: run["environment"],
 }
@@ -65,7 +65,7 @@ def run_page(site: LiveSite, request: Request) -> Response:
         return evaluation_page(site, run, evaluation)
     problems: list[str] = []
     facts, final = mapping(folder / "run.json", problems), mapping(folder / "final.json", problems)
-    evaluations = [line for line in objects(folder / "evaluations.jsonl", problems) if line.get("success") is not None]
+    evaluations = evaluations_of(folder, problems)
     curve, files = site.index.curve(run["run"]), site.index.files(run["run"])
     checkpoint_rows = checkpoints(folder)
     best = next((row["step"] for row in checkpoint_rows if "best" in row["marks"]), None)

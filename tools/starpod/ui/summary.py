@@ -11,7 +11,7 @@ from typing import Any
 from starpod.report.curves import smooth, spread
 from starpod.trainer.evaluation.folder import PLAN
 from starpod.trainer.output.words import evaluation_after_best, missing_result, standing_warnings
-from starpod.ui.reading import mapping, objects, read_notes, status
+from starpod.ui.reading import FIGURES, evaluations_of, mapping, read_notes, status
 
 SUMMARISED = ("config.yaml", "run.json", "metrics.jsonl", "evaluations.jsonl", "final.json", "notes.json", PLAN)
 """Files from which the summary of a run is made."""
@@ -42,7 +42,7 @@ def summarise(
     problems = list(metrics_problems)
     facts, config = mapping(folder / "run.json", problems), mapping(folder / "config.yaml", problems)
     final = mapping(folder / "final.json", problems)
-    evaluations = [line for line in objects(folder / "evaluations.jsonl", problems) if line.get("success") is not None]
+    evaluations = evaluations_of(folder, problems)
     points = database.execute(
         "SELECT count, step, time, seconds, metrics FROM points WHERE run = ? ORDER BY bucket", (run,)
     ).fetchall()
@@ -82,15 +82,12 @@ def summarise(
         "iterations": as_number(stop.get("iterations")),
         "seconds": seconds,
         "left": _left(stop, points) if state == "running" else None,
-        "evaluation": {
-            name: as_number(evaluation.get(name))
-            for name in ("step", "success", "success_low", "success_high", "return_mean", "episodes")
-        }
-        if as_number(evaluation.get("success")) is not None
+        "evaluation": {name: as_number(evaluation.get(name)) for name in ("step", *FIGURES, "episodes")}
+        if evaluation and not missing_result(evaluation)
         else None,
         "missing_result": missing_result(final) if final else "",
         "final": bool(final),
-        "last": last and {name: as_number(last[name]) for name in ("step", "success")},
+        "last": last and {name: as_number(last.get(name)) for name in ("step", "success", "return_mean")},
         "spark": [round(y, 4) for _, y in smooth([(x, y) for x, y in spread(success, SPARK)])],
         "warnings": len(warnings),
         "last_warning": list(warnings[-1]) if warnings else None,

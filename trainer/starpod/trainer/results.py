@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from starpod.report.figures import show
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import EVALUATION, BadEpisodes, episode_files, read_episodes
 from starpod.trainer.evaluation.compare import compare_evaluations, read_evaluation
 from starpod.trainer.output.run_folder import RunFolder
-from starpod.trainer.output.words import missing_result
+from starpod.trainer.output.words import brief, missing_result
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -120,7 +119,7 @@ class RunResults:
         tasks = config.get("environments") or {"": config.get("environment", {})}
         success = "not yet"
         if values:
-            success = missing_result(values) or f"{show(values['success'], 'share')} of {values['episodes']} episodes"
+            success = missing_result(values) or f"{brief(values)} of {values['episodes']} episodes"
         rows = {
             "environment": ", ".join(task.get("id", name) for name, task in tasks.items()),
             "model": facts.get("model", ""),

@@ -37,6 +37,8 @@ MANIFEST = "manifest.json"
 STATE = "state.json"
 TEMPORARY = ".temporary-"
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
+Score = tuple[float, float]
+"""Success (0 if it is not reported) and mean return of an evaluation. The highest is the best."""
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +58,6 @@ class Loaded:
     tensors: dict[str, dict[str, Tensor]]
     state: dict[str, Any]
     path: Path
-    score: float | None = None
 
     def check_finite(self) -> None:
         """Raise CheckpointError if a tensor contains NaN or infinity."""
@@ -76,7 +77,7 @@ class StateCopy:
     step: int
     files: dict[str, TensorFile]
     state: bytes
-    score: float | None
+    score: Score | None
 
 
 class Checkpoints:
@@ -106,7 +107,7 @@ class Checkpoints:
         tensors: Mapping[str, Mapping[str, Tensor]],
         state: Mapping[str, Any],
         *,
-        score: float | None = None,
+        score: Score | None = None,
     ) -> Path:
         """Take a snapshot and write it; see `snapshot` and `write`.
 
@@ -124,7 +125,7 @@ class Checkpoints:
         tensors: Mapping[str, Mapping[str, Tensor]],
         state: Mapping[str, Any],
         *,
-        score: float | None = None,
+        score: Score | None = None,
     ) -> StateCopy:
         """Copy the state after iteration `step` to main memory. Each rank copies its part of sharded tensors.
 
@@ -132,7 +133,7 @@ class Checkpoints:
             step: Number of finished iterations.
             tensors: Tensors by file name without extension, then by tensor name. Tied tensors are stored once.
             state: JSON values with text keys; only rank 0's are saved.
-            score: Score of the evaluation. The checkpoint with the highest score is the best.
+            score: Success and mean return of the evaluation. The checkpoint with the highest score is the best.
         """
         _check_keys("state", state)
         if bad_names := [name for name in tensors if not _NAME.fullmatch(name)]:
@@ -250,7 +251,7 @@ class Checkpoints:
         If several have the same score, the newest one is returned.
         """
         scores = _scores(self._newest_first())
-        return self._first_usable(sorted(scores, key=lambda path: -scores[path]), names)
+        return self._first_usable(sorted(scores, key=lambda path: scores[path], reverse=True), names)
 
     def _newest_first(self, without: Collection[Path] = ()) -> list[Path]:
         return [checkpoint.path for checkpoint in list_checkpoints(self.folder, without)]
@@ -292,7 +293,7 @@ def load_checkpoint(path: Path, names: Collection[str] | None = None) -> Loaded:
         raise CheckpointError(f"the checkpoint {path} cannot be used: {error}") from error
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"the checkpoint {path} cannot be used: {_reason(error)}") from error
-    return Loaded(manifest["step"], tensors, state, path, manifest["score"])
+    return Loaded(manifest["step"], tensors, state, path)
 
 
 # --- one folder -------------------------------------------------------------------------------------------------------
@@ -353,14 +354,20 @@ def _check(path: Path, expected: Mapping[str, Any]) -> None:
         raise _Damaged(f"{path.name} is damaged: its digest differs from the manifest's")
 
 
-def _scores(folders: Iterable[Path]) -> dict[Path, float]:
+def _scores(folders: Iterable[Path]) -> dict[Path, Score]:
     """Return the scores of the readable checkpoints that have a score."""
     scores = {}
     for folder in folders:
         with contextlib.suppress(OSError, _Damaged):
             if (score := _read_manifest(folder)["score"]) is not None:
-                scores[folder] = score
+                scores[folder] = as_score(score)
     return scores
+
+
+def as_score(value: Any) -> Score:
+    """Return a score that was read from JSON. Earlier versions wrote the success alone."""
+    success, own_return = value if isinstance(value, list) else (value, 0.0)
+    return success, own_return
 
 
 def _best(newest_first: list[Path]) -> Path | None:

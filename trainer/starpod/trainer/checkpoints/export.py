@@ -22,7 +22,7 @@ from starpod.trainer.models.policies import policy_of
 from starpod.trainer.models.policy import VALUES, Policy
 from starpod.trainer.models.trunk import unwrapped
 from starpod.trainer.output.run_folder import RunFolder
-from starpod.trainer.output.words import with_interval
+from starpod.trainer.output.words import outcome
 from starpod.trainer.prompts.template import Template
 from starpod.trainer.rollout.environment import serve_words
 
@@ -195,14 +195,15 @@ def _environments(config: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
 
 
 def describe_result(trained: Trained) -> str:
-    """Return the success of these weights in words: that of the final evaluation, or else the selection's.
+    """Return the success or return of these weights in words: that of the final evaluation, or else the selection's.
 
     The selection's is too high, because the checkpoint was chosen by it. Returns "" without an evaluation.
     """
     final = RunFolder(trained.run).read_final()
     if final is not None and final["step"] == trained.step:
-        return f"success {with_interval(final)} of {final['episodes']} episodes in the final evaluation"
-    return "" if trained.score is None else f"success {trained.score:.1%} on the selection seeds"
+        return f"{outcome(final)} of {final['episodes']} episodes in the final evaluation"
+    evaluations = {line["step"]: line for line in RunFolder(trained.run).read_evaluations()}
+    return f"{outcome(evaluations[trained.step])} on the selection seeds" if trained.step in evaluations else ""
 
 
 def _usage(environments: Mapping[str, Mapping[str, Any]], adapter: bool) -> list[str]:

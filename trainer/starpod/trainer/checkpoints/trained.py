@@ -30,8 +30,6 @@ class Trained:
     """The run's configuration as plain values."""
     step: int
     """Number of finished iterations."""
-    score: float | None
-    """Success rate of the evaluation at the checkpoint; None if there was no evaluation."""
     path: Path
     """Folder of the checkpoint."""
     run: Path
@@ -74,7 +72,7 @@ def load_trained(path: Path, which: Which = "best") -> Trained:
     for agent, policy in policies.by_agent.items():
         state = {name: tensor for name, tensor in states[agent].items() if not name.startswith("critic.")}
         sharding.load_full_state_dict(policy, state, without=policy.frozen())
-    return Trained(policies, config, checkpoint.step, checkpoint.score, checkpoint.path, run)
+    return Trained(policies, config, checkpoint.step, checkpoint.path, run)
 
 
 def find_checkpoint(path: Path, which: Which = "best") -> Loaded:

@@ -304,7 +304,7 @@ def _write_ending(path: Path, config: Config, reason: StopReason, screen: Screen
     from starpod.trainer.diagnostics.success import has_risen
     from starpod.trainer.output.report import write_report
     from starpod.trainer.output.run_folder import RunFolder
-    from starpod.trainer.output.words import evaluation_after_best, final_line, with_interval
+    from starpod.trainer.output.words import evaluation_after_best, final_line, outcome
 
     screen.phase("writing the report")
     try:
@@ -316,7 +316,7 @@ def _write_ending(path: Path, config: Config, reason: StopReason, screen: Screen
     lines = {"outcome": reason.text}
     lines |= {} if final_result is None else {"final": final_line(final_result)}
     if last_result := evaluation_after_best(final_result, evaluations):
-        lines["last"] = f"success {with_interval(last_result)} at step {last_result['step']}, on the selection seeds"
+        lines["last"] = f"{outcome(last_result)} at step {last_result['step']}, on the selection seeds"
     lines |= {} if best_step is None else {"best": f"the checkpoint of step {best_step}"}
     if not has_risen(evaluations):
         lines["success did not rise"] = (

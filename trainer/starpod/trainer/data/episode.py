@@ -319,6 +319,15 @@ class Episode:
         return cls(**{**values, "turns": turns, "parent": tuple(parent) if parent else None, "final_image": image})
 
 
+def reports_success(episodes: Sequence[Episode]) -> bool:
+    """Return whether the environment of these episodes says which of them are solved.
+
+    An episode that a limit ended counts as unsolved everywhere, so those that the environment itself ended decide.
+    """
+    ended = [episode for episode in episodes if episode.end == "terminal"]
+    return any(episode.success is not None for episode in ended or episodes)
+
+
 def part_sums(turns: Sequence[Turn]) -> dict[str, float]:
     """Return the sum of each reward part over turns."""
     sums: Counter[str] = Counter()

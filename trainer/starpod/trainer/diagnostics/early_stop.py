@@ -49,16 +49,19 @@ class EarlyStop:
         """Process the metrics of a step."""
         self.reason = self._reward_std(step, metrics) or self._empty_filter(step, metrics) or self.reason
 
-    def evaluated(self, step: int, success: float, own_return: float, results: Mapping[str, Mapping[str, Any]]) -> None:
+    def evaluated(
+        self, step: int, success: float | None, own_return: float, results: Mapping[str, Mapping[str, Any]]
+    ) -> None:
         """Process an evaluation.
 
         Args:
-            success: Share of solved episodes, 0 to 1.
+            success: Share of solved episodes, 0 to 1; None, which stops nothing, if it is not reported.
             own_return: Mean return of the environment's own rewards.
             results: `episode_results` of each task.
         """
-        stalls = self._without_success(step, success, own_return) or self._plateau(step, success, results)
-        self.reason = stalls or self.reason
+        if success is not None:
+            stalls = self._without_success(step, success, own_return) or self._plateau(step, success, results)
+            self.reason = stalls or self.reason
 
     def _without_success(self, step: int, success: float, own_return: float) -> str:
         # A new highest return counts as progress even without success, because a policy with partial rewards learns

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import get_args
 
 from starpod.trainer.algorithms.filters import ZERO
-from starpod.trainer.data.episode import End, Episode, lines_of
+from starpod.trainer.data.episode import End, Episode, lines_of, reports_success
 from starpod.trainer.data.group import Group, by_kind, episodes_of
 from starpod.trainer.diagnostics.diversity import diversity
 
@@ -41,7 +41,7 @@ def episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
     }
     ends = Counter(episode.end for episode in episodes)
     metrics |= {f"end/{end or 'agent'}": ends[end] / count for end in ENDS}
-    if any(episode.success is not None for episode in episodes):
+    if reports_success(episodes):
         metrics["collect/success"] = sum(episode.success is True for episode in episodes) / count
     if any("switch" in turn.blocks for turn in turns):
         lines = [line for episode in episodes for line in lines_of(episode.turns)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -108,7 +107,12 @@ def has_risen(evaluations: Sequence[Mapping[str, Any]]) -> bool:
     Fewer than two evaluations cannot tell, and count as a rise.
     """
     first, *later = evaluations or [{}]
-    if not later or first["success"] >= HIGH:
+    if not later or (first["success"] or 0.0) >= HIGH:
         return True
     pairs = (("success", "success_low"), ("return_mean", "return_low"))
-    return any((figures.get(low) or -math.inf) > (first.get(mean) or 0.0) for figures in later for mean, low in pairs)
+    return any(
+        value > (first.get(mean) or 0.0)
+        for figures in later
+        for mean, low in pairs
+        if (value := figures.get(low)) is not None
+    )

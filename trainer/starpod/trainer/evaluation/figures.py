@@ -13,7 +13,7 @@ from starpod.trainer.agents.base import Task
 from starpod.trainer.agents.scripted import ReferenceAgents
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.configuration.user_file import UserCodeError
-from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.episode import Episode, reports_success
 from starpod.trainer.evaluation.statistics import (
     clustered_interval,
     interval_of_mean,
@@ -66,7 +66,7 @@ def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
         "ends": dict(Counter(episode.end for episode in played_episodes).most_common()),
     }
     is_selection = 2 * len(played_episodes) <= len(episodes)
-    if is_selection or {each.success for each in played_episodes if each.end == "terminal"} == {None}:
+    if is_selection or not reports_success(played_episodes):
         figures |= dict.fromkeys(_OUTCOMES if is_selection else _SUCCESS) | {"pass_at_k": {}, "pass_hat_k": {}}
     return figures
 
@@ -140,9 +140,6 @@ def held_out_figures(collected: Collected) -> dict[str, Any]:
     """Return the metrics of `summarise` that a run's evaluations keep."""
     figures = summarise([*collected.episodes, *collected.failed_episodes])
     figures["format_rate"] = figures["format_rate"] or 0.0  # a policy may have no turn
-    if figures["return_mean"] is not None and figures["success"] is None:
-        # Runs are drawn and compared by success, which stays 0 where the environment does not report it.
-        figures |= dict.fromkeys(_SUCCESS, 0.0)
     return {name: figures[name] for name in _HELD_OUT}
 
 

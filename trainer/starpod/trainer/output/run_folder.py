@@ -28,6 +28,7 @@ from starpod.trainer.output.files import (
     to_json_line,
     write_atomic,
 )
+from starpod.trainer.output.words import missing_result
 
 PACKAGES = "starpod torch transformers tokenizers numpy grpcio protobuf peft vllm".split()
 """Packages whose versions are recorded if they are installed."""
@@ -205,8 +206,8 @@ class RunFolder:
         return read_lines(self.metrics)
 
     def read_evaluations(self) -> list[dict[str, Any]]:
-        """Return the evaluations, except evaluations without a success rate because half of their episodes failed."""
-        return [line for line in read_lines(self.evaluations) if line.get("success") is not None]
+        """Return the evaluations, except those without a result because half of their episodes failed."""
+        return [line for line in read_lines(self.evaluations) if not missing_result(line)]
 
     def append_evaluation(self, summary: Mapping[str, Any]) -> None:
         """Write a line to evaluations.jsonl, replacing lines of the same and later steps. Raises CannotWrite.

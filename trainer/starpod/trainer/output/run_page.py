@@ -15,7 +15,9 @@ from starpod.report.figures import Kind, duration, show
 from starpod.report.pages import PageSection, PageTable, dotted
 from starpod.trainer.data.metric_names import AGENTS, SHOWN, TASKS, metric
 from starpod.trainer.output.words import (
+    brief,
     evaluation_after_best,
+    figure_of,
     is_graded,
     missing_result,
     return_with_interval,
@@ -111,7 +113,7 @@ def _scores(evaluations: Lines, final: Mapping[str, Any] | None, best_step: int 
         return {"scores": [], "verdict": ""}
     before, after = evaluations[0], final or evaluations[-1]
     if final is None and len(evaluations) == 1:
-        return {"scores": [_score(after, "success")], "verdict": ""}
+        return {"scores": [_score(after, figure_of([after])[0])], "verdict": ""}
     scores = [_score(before, "before"), _score(after, "final" if final else "latest")]
     if last := evaluation_after_best(final, evaluations):
         scores.append(_score(last, "last"))
@@ -119,10 +121,11 @@ def _scores(evaluations: Lines, final: Mapping[str, Any] | None, best_step: int 
 
 
 def _score(summary: Mapping[str, Any], label: str) -> tuple[str, str, str, str]:
-    low, high = summary.get("success_low"), summary.get("success_high")
-    interval = f"{show(low, 'share')} to {show(high, 'share')}" if low is not None else missing_result(summary)
+    figure, _, kind = figure_of([summary])
+    low, high = summary.get(f"{figure}_low"), summary.get(f"{figure}_high")
+    interval = f"{show(low, kind)} to {show(high, kind)}" if low is not None else missing_result(summary)
     returns = f"return {return_with_interval(summary)}" if is_graded(summary) else ""
-    return label, show(summary["success"], "share"), interval, returns
+    return label, brief(summary), interval, returns
 
 
 def _tiles(facts: Mapping[str, Any], lines: Lines) -> list[tuple[str, str]]:
@@ -156,9 +159,10 @@ def _verdict(
     best_step: int | None,
 ) -> str:
     if problem := missing_result(after):
-        return f"The final evaluation has no success rate, because {problem}."
+        return f"The final evaluation has no result, because {problem}."
+    figure, name, _ = figure_of([after])
     count = after.get("episodes")
-    text = f"Success on {count:,} episodes, with 95 % intervals. " if count else "Success with 95 % intervals. "
+    text = f"{figure.capitalize()} {f'on {count:,} episodes, ' if count else ''}with 95 % intervals. "
     if final:
         text += (
             f"Final: the checkpoint of step {final['step']:,}, which the selection seeds chose, on start states that "
@@ -166,18 +170,19 @@ def _verdict(
         )
     else:
         text += "Both are from the selection seeds; the final seeds are played when the run is over. "
-    text += _compare_intervals(before, after, "success", "The intervals")
-    best, last = max(evaluations, key=lambda summary: summary["success"]), evaluations[-1]
-    if best["success"] > last["success"]:
-        text += f"The best selection evaluation was {show(best['success'], 'share')} at step {best['step']:,}"
-        has_fallen = best.get("success_low") is not None and best["success_low"] > last["success_high"]
+    text += _compare_intervals(before, after, figure, "The intervals")
+    best, last = max(evaluations, key=lambda summary: summary.get(name) or 0.0), evaluations[-1]
+    if (best.get(name) or 0.0) > (last.get(name) or 0.0):
+        text += f"The best selection evaluation was {brief(best)} at step {best['step']:,}"
+        low, high = best.get(f"{figure}_low"), last.get(f"{figure}_high")
+        has_fallen = low is not None and high is not None and low > high
         text += ", and the policy has become worse since. " if has_fallen else ". "
     if best_step is not None:
         text += f"The checkpoint called best holds step {best_step:,}. "
     for method, description in (("greedy", "Sampled greedily"), ("best_of", "With the best of several replies")):
         result = after.get(method)
-        if result and result.get("success") is not None:
-            text += f"{description}, it reaches {show(result['success'], 'share')}. "
+        if result and not missing_result(result):
+            text += f"{description}, it reaches {brief(result)}. "
     if is_graded(before) or is_graded(after):
         text += f"The return went from {return_with_interval(before)} to {return_with_interval(after)}. "
         text += _compare_intervals(before, after, "return", "Its intervals")
@@ -230,9 +235,8 @@ def evaluation(evaluations: Lines, lines: Lines = ()) -> PageSection:
     for summary in evaluations:
         reference |= summary.get("reference") or {}
     marks = warning_marks(lines)
-    charts = [_evaluation_chart("Success on selection seeds", evaluations, reference, marks, "success", "share")]
-    if any(map(is_graded, evaluations)):
-        charts.append(_evaluation_chart("Return on selection seeds", evaluations, reference, marks, "return", "number"))
+    figures = [figure_of(evaluations)[0], *(["return"] if any(map(is_graded, evaluations)) else [])]
+    charts = [_evaluation_chart(figure, evaluations, reference, marks) for figure in figures]
     rows = [
         (
             f"{s['step']:,}",
@@ -254,18 +258,18 @@ def evaluation(evaluations: Lines, lines: Lines = ()) -> PageSection:
 
 
 def _evaluation_chart(
-    title: str,
-    evaluations: Lines,
-    reference: Mapping[str, Mapping[str, Any]],
-    marks: Sequence[Mark],
-    figure: str,
-    kind: Kind,
+    figure: str, evaluations: Lines, reference: Mapping[str, Mapping[str, Any]], marks: Sequence[Mark]
 ) -> Chart:
     """Return a chart of success or return in evaluations, with its interval and the reference policies."""
+    kind: Kind = "share" if figure == "success" else "number"
     name = {"return": "return_mean"}.get(figure, figure)
-    rules = [Rule(row[name], f"{policy} {show(row[name], kind)}") for policy, row in reference.items() if name in row]
+    rules = [
+        Rule(row[name], f"{policy} {show(row[name], kind)}")
+        for policy, row in reference.items()
+        if row.get(name) is not None
+    ]
     line = evaluated("sampled", evaluations, figure)
-    return Chart(title, [line], kind, rules=rules, marks=marks, size="wide")
+    return Chart(f"{figure.capitalize()} on selection seeds", [line], kind, rules=rules, marks=marks, size="wide")
 
 
 def evaluated(label: str, evaluations: Lines, figure: str = "success", colour: int = 0) -> ChartLine:
@@ -299,7 +303,7 @@ def environments(lines: Lines, evaluations: Lines, final: Mapping[str, Any] | No
                 name,
                 *(with_interval(row) if row else "-" for row in (rows[0], rows[-1], final_row)),
                 return_with_interval(final_row or rows[-1]),
-                ", ".join(f"{policy} {show(row['success'], 'share')}" for policy, row in references.items()) or "-",
+                ", ".join(f"{policy} {brief(row)}" for policy, row in references.items()) or "-",
             )
         )
     names = ("success", "return_mean", "kept_fraction", "turns_mean", "level")

@@ -18,8 +18,8 @@ from starpod.trainer.output.words import (
     by_task,
     format_success,
     is_graded,
+    outcome,
     return_with_interval,
-    with_interval,
 )
 
 LINE: tuple[tuple[str, str, Kind], ...] = (
@@ -254,10 +254,10 @@ def evaluation_line(step: int, summary: Mapping[str, Any]) -> str:
     """
     reference = summary.get("reference") or {}
     graded = any(map(is_graded, (summary, *reference.values())))
-    line = f"evaluation at step {step} on selection seeds: success {with_interval(summary)}"
+    line = f"evaluation at step {step} on selection seeds: {outcome(summary)}"
     if summary.get("episodes"):
         line += f" of {summary['episodes']} episodes"
-    if graded:
+    if graded and summary.get("success") is not None:
         line += f", return {return_with_interval(summary)}"
     line += by_task(summary)
     if reference:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from starpod.report.figures import show
+from starpod.report.figures import Kind, show
 from starpod.trainer.data.episode import Turn
 
 WITHDRAWN = "Withdrawn: the warning about "
@@ -33,16 +33,39 @@ def standing_warnings(warnings: Iterable[tuple[int, str]]) -> list[tuple[int, st
 def by_task(summary: Mapping[str, Any]) -> str:
     """Return `; bandit 90 %, lake 41 %` for an evaluation of several environments; "" for one."""
     environments = summary.get("environments") or {}
-    successes = ", ".join(f"{name} {show(result['success'], 'share')}" for name, result in environments.items())
-    return f"; {successes}" if successes else ""
+    results = ", ".join(f"{name} {brief(result)}" for name, result in environments.items())
+    return f"; {results}" if results else ""
 
 
 def missing_result(summary: Mapping[str, Any]) -> str:
-    """Return why an evaluation has no success rate, such as `3 of 4 episodes failed`; "" if it has one."""
-    if summary.get("success") is not None:
+    """Return why an evaluation has neither success nor return, such as `3 of 4 episodes failed`; "" if it has one."""
+    if summary.get("success") is not None or summary.get("return_mean") is not None:
         return ""
     failed = summary.get("failed") or 0
     return f"{failed} of {failed + (summary.get('episodes') or 0)} episodes failed"
+
+
+def figure_of(summaries: Iterable[Mapping[str, Any]]) -> tuple[str, str, Kind]:
+    """Return the figure by which evaluations are judged, the name of its mean, and how it is shown.
+
+    It is success, or return if none of them reports success.
+    """
+    if any(summary.get("success") is not None for summary in summaries):
+        return "success", "success", "share"
+    return "return", "return_mean", "number"
+
+
+def brief(summary: Mapping[str, Any]) -> str:
+    """Return `72 %`, the success of an evaluation, or `return 0.61` if the environment does not report success."""
+    success = summary.get("success")
+    return f"return {show(summary.get('return_mean'))}" if success is None else show(success, "share")
+
+
+def outcome(summary: Mapping[str, Any]) -> str:
+    """Return `success 72 % (66 to 77 %)`, or `return 0.61 (0.58 to 0.64)` if success is not reported."""
+    if summary.get("success") is None:
+        return f"return {return_with_interval(summary)}"
+    return f"success {with_interval(summary)}"
 
 
 def with_interval(summary: Mapping[str, Any]) -> str:
@@ -67,9 +90,9 @@ def final_line(final: Mapping[str, Any]) -> str:
     If mean returns differ from success rates, each success rate is followed by the mean return.
     """
     if problem := missing_result(final):
-        return f"no success rate, because {problem}{by_task(final)}, by the checkpoint of step {final['step']}"
+        return f"no result, because {problem}{by_task(final)}, by the checkpoint of step {final['step']}"
     graded = is_graded(final)
-    line = f"success {with_interval(final)} of {final['episodes']} episodes"
+    line = f"{outcome(final)} of {final['episodes']} episodes"
     line += f" ({failed} more failed)" if (failed := final.get("failed")) else ""
     line += f", return {return_with_interval(final)}" if graded else ""
     line += by_task(final)
@@ -97,9 +120,9 @@ def evaluation_after_best(
 
 
 def format_success(summary: Mapping[str, Any], graded: bool) -> str:
-    """Return the success, such as `75 %`, followed by the return if graded: `75 % (0.91)`."""
-    text = show(summary.get("success"), "share")
-    return f"{text} ({show(summary.get('return_mean'))})" if graded else text
+    """Return the result as `brief` does, followed by the return if graded: `75 % (0.91)`."""
+    has_both = graded and summary.get("success") is not None
+    return f"{brief(summary)} ({show(summary.get('return_mean'))})" if has_both else brief(summary)
 
 
 def is_graded(summary: Mapping[str, Any]) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 from starpod.trainer.configuration.seeds import SeedCursor, SeedRange, SeedsConfig, derive
 from starpod.trainer.configuration.tasks import TaskConfig
+from starpod.trainer.data.episode import Episode, reports_success
 from starpod.trainer.data.group import Group
 from starpod.trainer.rollout.collect import Start
 from starpod.trainer.rollout.curriculum import Levels, make_curriculum
@@ -102,9 +103,11 @@ class Mixture:
 
     def silent(self, groups: Sequence[Group]) -> list[str]:
         """Return the tasks with a curriculum whose episodes do not report success."""
-        reporters = {episode.task for group in groups for episode in group.episodes if episode.success is not None}
-        tasks = dict.fromkeys(episode.task for group in groups for episode in group.episodes)
-        return [name for name in tasks if self._curricula[name].enabled and name not in reporters]
+        played: dict[str, list[Episode]] = {}
+        for group in groups:
+            for episode in group.episodes:
+                played.setdefault(episode.task, []).append(episode)
+        return [name for name, own in played.items() if self._curricula[name].enabled and not reports_success(own)]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as JSON values."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from time import perf_counter, time
 from typing import Any, Literal
 
+from starpod.trainer.checkpoints.checkpoint import Score, as_score
 from starpod.trainer.diagnostics.early_stop import EarlyStop
 from starpod.trainer.evaluation.figures import episode_results, facts_of, held_out_figures, overall
 from starpod.trainer.evaluation.held_out import HeldOut
@@ -19,7 +20,10 @@ class Evaluating:
     """Evaluation of the weights in the engine. It remembers the best step.
 
     Attributes:
-        success: Success rate of the latest evaluation; None before the first one.
+        success: Success rate of the latest evaluation; None before the first one, and if the environment does not
+            report success.
+        score: Success rate (0 if it is not reported) and mean return of the latest evaluation; None before the first.
+            The highest score is the best, so that the return decides where success is equal or unknown.
         early_stop: Early stopping, which counts scheduled evaluations.
     """
 
@@ -27,10 +31,12 @@ class Evaluating:
         self.held_out = held_out
         self.early_stop = early_stop
         self.success: float | None = None
+        self.score: Score | None = None
         self._shared = shared
         self._folder = folder
         self._evaluated_step = -1
-        self._best, self._best_step = 0.0, -1
+        self._best: Score | None = None
+        self._best_step = -1
 
     def is_done(self, step: int) -> bool:
         """Return whether the weights of this step were evaluated."""
@@ -67,9 +73,10 @@ class Evaluating:
             if self.is_scheduled(step) and not self.is_done(step):
                 results = {name: episode_results(collected.episodes) for name, collected in collections.items()}
                 self.early_stop.evaluated(step, summary["success"], summary["return_mean"], results)
-            if self._best_step < 0 or summary["success"] > self._best:
-                self._best, self._best_step = summary["success"], step
             self.success, self._evaluated_step = summary["success"], step
+            self.score = (summary["success"] or 0.0, summary["return_mean"])
+            if self._best is None or self.score > self._best:
+                self._best, self._best_step = self.score, step
             self._shared.screen.evaluation(step, summary)
         if self._shared.parallel.is_main:
             self._folder.append_evaluation(summary)
@@ -116,6 +123,7 @@ class Evaluating:
         """Return the state as JSON values."""
         return {
             "success": self.success,
+            "score": self.score,
             "evaluated": self._evaluated_step,
             "best": self._best,
             "best_at": self._best_step,
@@ -124,4 +132,5 @@ class Evaluating:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the values from `state_dict`."""
         self.success, self._evaluated_step = state["success"], state["evaluated"]
-        self._best, self._best_step = state.get("best", 0.0), state.get("best_at", -1)
+        self.score, self._best = (as_score(state[name]) if state.get(name) else None for name in ("score", "best"))
+        self._best_step = state["best_at"]

@@ -106,7 +106,7 @@ class Persistence:
         ahead = contents.collecting.ahead
         groups = [group for share in self._shared.parallel.gather_objects(ahead.state(admitted)) for group in share]
         # Omit the score of an older evaluation, because it was measured with other weights.
-        score = progress["success"] if progress["evaluated"] == step else None
+        score = progress["score"] if progress["evaluated"] == step else None
         state = {
             **progress,
             "learner": learner,
