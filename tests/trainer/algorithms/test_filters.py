@@ -99,9 +99,10 @@ def test_the_loss_can_shrink_with_what_was_kept() -> None:
 
 
 def test_uniform_groups_are_asked_for_again() -> None:
-    groups = [a_group([1.0, 1.0]), a_group([1.0, 0.0]), a_group([0.0, 0.0]), a_group([1.0])]
-    assert needs_reask(DynamicSamplingConfig(enabled=True), groups) == [True, False, True, True]
-    assert needs_reask(DynamicSamplingConfig(), groups) == [False] * 4
+    groups = [a_group(returns) for returns in ([1.0, 1.0], [1.0, 0.0], [0.0, 0.0], [1.0], [0.0, 0.0])]
+    groups[4].branches = a_group([0.0, 1.0]).episodes
+    assert needs_reask(DynamicSamplingConfig(enabled=True), groups) == [True, False, True, True, False]
+    assert needs_reask(DynamicSamplingConfig(), groups) == [False] * 5
 
 
 # --- luck -------------------------------------------------------------------------------------------------------------

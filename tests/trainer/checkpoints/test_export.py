@@ -64,6 +64,7 @@ def run(tmp_path_factory) -> Path:
     for step, score in [(1, 0.2), (2, 0.9), (3, 0.5)]:
         shake(policy, step)
         save(folder, policy, step, score)
+        RunFolder(folder).append_evaluation({"step": step, "success": score, "return_mean": 1.0})
     (folder / "run.json").write_text(
         '{"id": "abc", "git": {"commit": "1234", "dirty": true}, "packages": {"torch": "2"}}'
     )
@@ -123,7 +124,7 @@ def test_the_card_says_how_it_was_trained(run, tmp_path):
         "pipeline_tag": "text-generation",
         "tags": ["starpod", "reinforcement-learning", "frozen_lake-v1"],
     }
-    told = ["# FrozenLake, tiny", "starpo-s", "2 iterations, success 90.0% on the selection seeds."]
+    told = ["# FrozenLake, tiny", "starpo-s", "2 iterations, success 90 % on the selection seeds."]
     told += ["1234, with changes", "torch 2", "hidden: 16"]
     assert [part for part in told if part not in body] == [] and "secret" not in body
 
@@ -264,7 +265,7 @@ def test_the_command_overwrites_nothing_and_makes_up_no_adapter(run, tmp_path):
     result = CliRunner().invoke(starpod, ["export", str(run), str(out), "--which", "latest"])
     assert (result.exit_code, result.stdout) == (
         0,
-        f"{out}: the policy after 3 iterations, success 50.0% on the selection seeds\n",
+        f"{out}: the policy after 3 iterations, success 50 % on the selection seeds\n",
     )
     assert (out / "model.safetensors").exists()
     with pytest.raises(ExportError, match="nothing is overwritten"):

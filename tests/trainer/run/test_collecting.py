@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import pytest
 
+from starpod.trainer.algorithms.terms import PROCESS
 from starpod.trainer.configuration.loading import parse_config
 from starpod.trainer.data.group import Group
 from starpod.trainer.engines.base import EngineStats
@@ -134,4 +135,8 @@ async def test_replayed_groups_are_older_ones() -> None:
         collection = await collecting.collect(progress)
         groups, metrics = collecting.with_replayed(collection.groups, progress)
         assert len(groups) == 4 + expected and metrics == {"collect/stale_dropped": 0.0}
+        turns = [turn for group in groups for each in group.episodes for turn in each.turns]
+        assert not any(PROCESS in turn.parts for turn in turns)
+        for turn in turns:
+            turn.pay({PROCESS: 0.5})  # as a scorer does, before the update
     assert {group.id for group in groups[4:]} < {0, 1, 2, 3}

@@ -42,8 +42,8 @@ class StepLoss:
         table: Table of the episodes, with advantages. It receives each token's ratio and marks.
         rows: Rows of this step.
         mask_BT: Mask of the tokens that belong to the policy's agent (bool).
-        scale: Factor of the loss.
-        branch_weight: Further factor of the loss of branches.
+        scale: Factor of the loss of whole episodes.
+        branch_weight: Factor of the loss of branches.
         max_length: See `token_weights`.
         components: Components of the loss to include.
         finds: Whether the step itself finds the log-probabilities before the update. Ratios and corrections then refer
@@ -72,7 +72,7 @@ class StepLoss:
         self.measured_BT = in_rows(main or branches, mask_BT)
         trained_BT = mask_BT & ~batch.truncated_BT() if algorithm.mask_truncated else mask_BT
         self.weights_BT = torch.zeros_like(table.old_logprobs_BT)
-        for part, factor in ((main, scale), (branches, scale * branch_weight)):
+        for part, factor in ((main, scale), (branches, branch_weight)):
             weights_BT = token_weights(in_rows(part, trained_BT), algorithm.loss.average, max_length=max_length)
             self.weights_BT += factor * weights_BT
         value_mask_BT = in_rows(rows, table.advantages.value_mask_BT)

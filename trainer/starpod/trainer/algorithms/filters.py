@@ -105,5 +105,8 @@ def _shortest_prefix(items: list[float], bound: float) -> int:
 
 
 def needs_reask(config: DynamicSamplingConfig, groups: Sequence[Group]) -> list[bool]:
-    """Return for each group whether another start state should replace it, because all its returns are equal."""
-    return [config.enabled and group.reward_std <= ZERO for group in groups]
+    """Return for each group whether another start state should replace it, because all its returns are equal.
+
+    A group with branches stays, since they can be learnt from.
+    """
+    return [config.enabled and group.reward_std <= ZERO and not group.branches for group in groups]

@@ -202,7 +202,7 @@ class Checkpoints:
         """Remove incomplete folders that a killed process left."""
         for path in self.folder.glob(TEMPORARY + "*"):
             if path.is_dir():
-                shutil.rmtree(path)
+                shutil.rmtree(path, ignore_errors=True)  # on NFS, files that a process still reads remain for a while
             else:
                 path.unlink()
 
@@ -227,7 +227,7 @@ class Checkpoints:
         """Rename a checkpoint, then delete it. A half-deleted folder is therefore never mistaken for a checkpoint."""
         new_path = self.folder / (TEMPORARY + "removed-" + path.name)
         os.rename(path, new_path)
-        shutil.rmtree(new_path)
+        shutil.rmtree(new_path, ignore_errors=True)  # `clean` tries again: the new checkpoint is complete
 
     def _point(self, name: str, target: Path) -> None:
         temporary = self.folder / (TEMPORARY + name)

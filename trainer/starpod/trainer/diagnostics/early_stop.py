@@ -137,7 +137,9 @@ class EarlyStop:
         kept_fraction = metrics.get("collect/kept_fraction")
         if kept_fraction is None:
             return None
-        self._empty = self._empty + 1 if kept_fraction <= 0 else 0
+        # Branches of dropped groups may still be learnt from.
+        is_empty = kept_fraction <= 0 and metrics.get("update/skipped", 1.0) > 0
+        self._empty = self._empty + 1 if is_empty else 0
         if not self._config.empty_filter or self._empty < EMPTY_STEPS:
             return None
         return (

@@ -12,6 +12,7 @@ import numpy as np
 from starpod.client import EnvironmentBug
 from starpod.trainer.agents.engine import EngineAgents
 from starpod.trainer.algorithms.filters import needs_reask
+from starpod.trainer.algorithms.terms import PROCESS
 from starpod.trainer.configuration.seeds import SeedCursor, derive
 from starpod.trainer.data.group import Group, episodes_of
 from starpod.trainer.data.replay import ReplayBuffer, oldest_version
@@ -252,4 +253,6 @@ class Collecting:
         rng = np.random.default_rng(derive(self._shared.config.seed, "replay", progress.step))
         stale_groups, dropped = self.replay.sample(progress.version, rng)
         self.replay.add(groups, progress.version)
+        for turn in (turn for group in stale_groups for episode in group.members for turn in episode.turns):
+            turn.parts.pop(PROCESS, None)  # the filter compares returns without it, and the scorer pays it again
         return groups + stale_groups, {"collect/stale_dropped": float(dropped)}

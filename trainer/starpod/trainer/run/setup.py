@@ -119,8 +119,11 @@ async def open_run(
         stack.push_async_callback(run.collecting.ahead.close)
         if loaded is not None:
             run.restore(loaded)
+        resumed_step = loaded.step if loaded is not None else -1
+        # Its tensors are mapped into memory: as long as they are, the disk space of a deleted checkpoint is not free.
+        del loaded
         if parallel.is_main:
-            output.sinks = stack.enter_context(_open_sinks(config, output, loaded, resume=resume))
+            output.sinks = stack.enter_context(_open_sinks(config, output, resumed_step if resume else None))
         yield run
 
 
@@ -308,13 +311,14 @@ def _record(config: Config, folder: RunFolder, screen: Screen) -> None:
     folder.begin(config.to_dict(), defaults=defaults.to_dict(), title=config.title, model=model, files=files)
 
 
-def _open_sinks(config: Config, output: Output, loaded: Loaded | None, *, resume: bool) -> Sinks:
-    """Open the sinks of metrics. A resumption is recorded, and output that was written after the checkpoint removed."""
-    folder, screen, resumed_step = output.folder, output.screen, None
-    if resume:  # only now, so that a refused resumption leaves the folder unchanged
+def _open_sinks(config: Config, output: Output, resumed_step: int | None) -> Sinks:
+    """Open the sinks of metrics. A resumption is recorded, and output that was written after the checkpoint removed.
+
+    resumed_step: step of the checkpoint, or -1 if the run was lost before its first one; None if the run is new.
+    """
+    folder, screen = output.folder, output.screen
+    if resumed_step is not None:  # only now, so that a refused resumption leaves the folder unchanged
         _record(config, folder, screen)
-        # A run that was lost before its first checkpoint begins again, without earlier output.
-        resumed_step = loaded.step if loaded else -1
         folder.cut_after(resumed_step)
     return Sinks(
         config.monitor.sinks,

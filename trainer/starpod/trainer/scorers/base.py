@@ -71,7 +71,9 @@ class TurnScorer(ABC):
         parts = split_parts(tensors)
         self.model.load_state_dict(parts["model"])
         lr = self.optimizer.param_groups[0]["lr"]
-        self.optimizer.load_state_dict(unflatten_optimizer(parts["optimizer"], values["optimizer"]))
+        # Copies, because the optimiser keeps tensors as they are, and these are mapped from the checkpoint's file.
+        tensors = {name: tensor.clone() for name, tensor in parts["optimizer"].items()}
+        self.optimizer.load_state_dict(unflatten_optimizer(tensors, values["optimizer"]))
         self.optimizer.param_groups[0]["lr"] = lr
         self.fits = values["fits"]
 
