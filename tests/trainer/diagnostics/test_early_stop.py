@@ -20,6 +20,7 @@ STD = "collect/own_std_in_group"
 def told(curves: dict[str, list[float]], config: MonitorConfig) -> str:
     """The step at which a run stops and why, or nothing. curves: by the last word of the metric's name."""
     names = {"std": STD, "kept": "collect/kept_fraction", "skipped": "update/skipped", "success": "collect/success"}
+    names["teacher"] = "distillation/reverse_kl"
     stop = Monitor(config)
     for step, row in enumerate(zip(*curves.values(), strict=True), start=1):
         stop.update(step, {names[name]: value for name, value in zip(curves, row, strict=True)})
@@ -61,6 +62,7 @@ OFF = MonitorConfig(early_stop=EarlyStopConfig(reward_std=False, low_success=Fal
         ),
         ({"kept": [0, 0, 0, 0, 0.5] * 3}, "", ""),
         ({"kept": [0.5, 0, 0, 0, 0, 0]}, "6: ", "the filter kept no group"),
+        ({"std": FALLEN, "teacher": [0.1] * 30}, "", ""),  # whose opinion is worth something even if rewards are equal
         ({"kept": [0] * 9, "skipped": [0, 0, 0, 0, 1] + [0] * 4}, "", ""),  # branches of dropped groups were trained on
         ({"kept": [0] * 40, "std": [0.4] * 10 + [0.0] * 30}, "", "off"),
     ],

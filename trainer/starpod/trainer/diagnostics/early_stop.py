@@ -44,9 +44,12 @@ class EarlyStop:
         self._level: dict[str, Any] = {}
         self._level_times = 0
         self._solved = False
+        self._is_taught = False
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
         """Process the metrics of a step."""
+        # A teacher judges tokens even where all rewards are equal.
+        self._is_taught = "distillation/reverse_kl" in metrics
         self.reason = self._reward_std(step, metrics) or self._empty_filter(step, metrics) or self.reason
 
     def evaluated(
@@ -70,7 +73,7 @@ class EarlyStop:
         is_best = self._best_return is not None and own_return > self._best_return
         self._best_return = own_return if is_best or self._best_return is None else self._best_return
         self._low_success = self._low_success + 1 if success < LOW_SUCCESS and not is_best else 0
-        if not config.low_success or self._low_success < config.low_success_times:
+        if not config.low_success or self._is_taught or self._low_success < config.low_success_times:
             return ""
         return (
             f"stopped at step {step}: success was below {100 * LOW_SUCCESS:g} % in {self._low_success} "
@@ -108,7 +111,7 @@ class EarlyStop:
         start = statistics.fmean(self._start)
         low = value < STD_SHARE * start and not self._success.rising
         self._low_std = self._low_std + 1 if low else 0
-        if not self._config.reward_std or self._low_std < STD_STEPS:
+        if not self._config.reward_std or self._is_taught or self._low_std < STD_STEPS:
             return None
         return (
             f"stopped at step {step}: reward deviation within groups was below {100 * STD_SHARE:g} % "
