@@ -46,7 +46,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     top = tmp_path_factory.mktemp("typescript")
     folder = top / "examples" / "typescript"
     shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("node_modules", "dist", "generated"))
-    shutil.copytree(ROOT / "proto" / "starpod", top / "proto" / "starpod")
+    shutil.copytree(ROOT / "proto", top / "proto")
     for words in (["ci"], ["run", "build"]):
         done = subprocess.run(["npm", *words], cwd=folder, capture_output=True, text=True, timeout=200)
         said = done.stdout + done.stderr

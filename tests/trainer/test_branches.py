@@ -135,7 +135,7 @@ def test_what_was_earned_before_a_branch_is_part_of_its_return() -> None:
     branch = branched(parent, 1, 1, [[4, 5]], [0.5])
     trainer = make_trainer(AlgorithmConfig.model_validate(DR_GRPO))
     rollout = trainer.tabulate(Batch([say(built("none"), parent), branch]))
-    assert rollout.returns_B.tolist() == [0.75, 1.25]
+    assert rollout.inherited_B().tolist() == [0.0, 0.75]
     assert rollout.turns_BT.tolist() == [[0, 0, 1], [1, 1, -1]]
     (first, *_), (second, *_) = credit((CreditTerm(),), rollout, rollout.rewards_BT).tolist()
     assert (first, second) == (-0.25, 0.25)

@@ -9,7 +9,9 @@ export type In<Name extends keyof Messages> = Messages[Name] extends MessageType
 export type Out<Name extends keyof Messages> = Messages[Name] extends MessageTypeDefinition<infer T, any> ? T : never;
 
 // The contract is at the top of Starpod's repository, or in proto/ if this folder was copied.
-const includeDirs = ["../proto", "../../../proto"].map((path) => fileURLToPath(new URL(path, import.meta.url)));
+const includeDirs = ["../proto", "../../../proto"]
+  .flatMap((folder) => [folder, `${folder}/third_party`]) // the google.rpc messages of errors
+  .map((path) => fileURLToPath(new URL(path, import.meta.url)));
 const readAs = { longs: String, enums: String, defaults: true, oneofs: true }; // as in `npm run generate`
 const files = ["starpod/v1/environment.proto", "google/rpc/error_details.proto"];
 export const definition = loadSync(files, { includeDirs, ...readAs });

@@ -141,7 +141,7 @@ class PolicyTrainer:
     def freeze_reference(self, state: Mapping[str, Tensor] | None) -> None:
         """Set the KL term's reference policy from `reference_state`, or to the current policy if `state` is None."""
         if self.policy.frozen():
-            adapters = self.reference = FirstAdapters(self.policy, self.parallel)
+            adapters = self.reference = FirstAdapters(self.policy)
             if state is not None:
                 adapters.load_state_dict(state)
             return

@@ -53,10 +53,6 @@ class Encyclopedia:
         """Return a fact's value as text."""
         return value if isinstance(value, str) else self.articles[value].title
 
-    def search(self, query: str, count: int) -> list[int]:
-        """Return the numbers of the best articles for a query, best first. Raises TooManyTerms."""
-        return self.index.search(query, count)
-
 
 class _UnusedNames:
     def __init__(self, rng: random.Random) -> None:

@@ -74,7 +74,7 @@ class SearchQA(Environment):
 
     @classmethod
     def prepare(cls) -> None:
-        encyclopedia().search("town", 1)  # compiles the search
+        encyclopedia().index.search("town", 1)  # compiles the search
 
     def reset(self, rng: random.Random) -> None:
         options = self.options
@@ -94,7 +94,7 @@ class SearchQA(Environment):
         if move[1].lower() == "finish":
             return self._finish(move[2])
         try:
-            results = encyclopedia().search(move[2], self.options.results)
+            results = encyclopedia().index.search(move[2], self.options.results)
         except TooManyTerms:
             return INVALID
         before = self.seen

@@ -378,11 +378,6 @@ class RolloutBatch:
                 column_BT[list(rows)] += items_RT * inside_RT
 
     @property
-    def returns_B(self) -> Tensor:
-        """Undiscounted return of each episode."""
-        return torch.where(self.mask_BT, self.rewards_BT, 0.0).sum(1) + self.inherited_B()
-
-    @property
     def known_values_BT(self) -> Tensor:
         """The critic's values, `values_BT`. Raises ValueError if there is no critic."""
         if self.values_BT is None:

@@ -12,7 +12,6 @@ from starpod.trainer.data.images import Images
 from starpod.trainer.data.sample import StructuredSpan
 from starpod.trainer.models.policy import Policy, Scores
 from starpod.trainer.parallel import sharding
-from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.parallel.sharding import reshard
 
 
@@ -22,9 +21,8 @@ class FirstAdapters:
     Without a warm start, these adapters have no effect yet, so the reference is the model before training.
     """
 
-    def __init__(self, policy: Policy, parallel: Parallel) -> None:
+    def __init__(self, policy: Policy) -> None:
         self._policy = policy
-        self._parallel = parallel
         trained = {id(parameter) for parameter in policy.trained_parameters()}
         self._adapters = {name: parameter for name, parameter in policy.named_parameters() if id(parameter) in trained}
         self._first_values = {name: parameter.detach().clone() for name, parameter in self._adapters.items()}

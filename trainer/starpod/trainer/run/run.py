@@ -61,7 +61,7 @@ class Run:
         self.output = output
         self.collecting = Collecting(shared, parts.collectors, offline=parts.offline)
         collector = self.collecting.collector
-        weights = EngineWeights(collector.agents.engine, parts.models, parts.parallel, sleeps=config.engine.sleep)
+        weights = EngineWeights(collector.agents.engine, parts.models, sleeps=config.engine.sleep)
         held_out = HeldOut(shared, collector, scorer)
         self.report = StepReport(shared, output)
         self.evaluating = Evaluating(shared, held_out, early_stop=self.report.monitor.early_stop, folder=output.folder)

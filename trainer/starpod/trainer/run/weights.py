@@ -6,7 +6,6 @@ from time import perf_counter
 
 from starpod.trainer.engines.base import Engine
 from starpod.trainer.parallel import sharding
-from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.run.policies import Models
 
 
@@ -18,10 +17,9 @@ class EngineWeights:
         sleeps: Whether the engine frees the GPU while a policy uses it.
     """
 
-    def __init__(self, engine: Engine, models: Models, parallel: Parallel, *, sleeps: bool = False) -> None:
+    def __init__(self, engine: Engine, models: Models, *, sleeps: bool = False) -> None:
         self.engine = engine
         self._models = models
-        self._parallel = parallel
         self._sleeps = sleeps
         self._version = -1
         self._paused = False
