@@ -37,6 +37,7 @@ from starpod.environments.webshop.browser.chromium import Browser
 from starpod.environments.webshop.browser.config import BrowserConfig
 from starpod.environments.webshop.browser.environment import WebShopBrowser
 from starpod.environments.webshop.browser.pool import Pool, shared_pool
+from starpod.environments.webshop.browser.view import PageView
 from starpod.environments.webshop.shop.markup import render_html
 from starpod.environments.webshop.site.app import create_app
 from starpod.environments.webshop.site.service import Service
@@ -270,6 +271,26 @@ def browse(seed: int = 3, **options: Any) -> WebShopBrowser:
     environment.seed = seed
     environment.reset(random.Random(seed))
     return environment
+
+
+def test_sessions_whose_options_change_the_page_do_not_share_a_cached_observation() -> None:
+    class Unbrowsed(LittleWebShop, WebShopBrowser):
+        def reset(self, rng: random.Random) -> None:
+            super().reset(rng)
+            self._scroll, self._typed = 0, None
+
+        def _visit(self, work: Any, undo: Any = None) -> Any:
+            return work(None, PageView(self.html(), (), 0, 800, 800))
+
+    pages = []
+    for page_size in (2, 10):
+        environment = Unbrowsed()
+        environment.options = WebShopBrowser.Options(page_size=page_size)
+        environment.reset(random.Random())
+        environment.submit("search[all]")
+        pages.append(environment.observe())
+        assert pages[-1] == environment.html()
+    assert pages[0] != pages[1]
 
 
 class TestEnvironment:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import threading
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
 
@@ -23,7 +24,8 @@ Result = TypeVar("Result")
 
 _ACTION = re.compile(r"(click|type|search|scroll)\[(.*)\]|(back)(?:\[\])?", re.DOTALL)
 _SEEN: dict[bytes, str] = {}
-"""Cache of observations by state key."""
+"""Cache of observations, by a digest of what the browser loads."""
+_SEEN_LOCK = threading.Lock()
 _MAX_SEEN = 2048
 
 
@@ -138,14 +140,19 @@ class WebShopBrowser(WebShop):
     # --- observations --------------------------------------------------------------------------------------------
 
     def observe(self) -> str:
-        """Return the visible text. It only depends on the state, so forks and members of a group share a cache."""
-        return _SEEN.get(self.state_key()) or self._saw(self._visit(lambda visit, view: view))
+        """Return the visible text. Sessions with the same page, such as forks and members of a group, share a cache."""
+        return _SEEN.get(self._page_key()) or self._saw(self._visit(lambda visit, view: view))
 
     def _saw(self, view: PageView) -> str:
-        _SEEN[self.state_key()] = view.text
-        while len(_SEEN) > _MAX_SEEN:
-            _SEEN.pop(next(iter(_SEEN)), None)
+        key = self._page_key()
+        with _SEEN_LOCK:
+            _SEEN[key] = view.text
+            if len(_SEEN) > _MAX_SEEN:
+                del _SEEN[next(iter(_SEEN))]
         return view.text
+
+    def _page_key(self) -> bytes:
+        return digest(repr((self.html(), self.options.window, self._scroll, self._typed)))
 
     def render(self, mode: str = "text") -> str | bytes:
         if mode == "png":
