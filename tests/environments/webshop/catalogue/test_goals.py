@@ -198,6 +198,17 @@ def test_a_selection_keeps_what_it_is_asked_to() -> None:
     assert [*kept.select(limit=7)] == [*few]
 
 
+def test_a_selection_draws_goal_after_goal_from_the_stream_that_shuffled_them() -> None:
+    products = [made_up(asin=str(number), human=(asked(f"wish {number}"),)) for number in range(50)]
+    goals = build(ListCatalogue(products), "human")
+    rng = random.Random(233)
+    rng.shuffle([*range(50)])
+    drawn: dict[int, None] = {}
+    while len(drawn) < 40:
+        drawn[goals.draw(rng)] = None
+    assert [goal.asin for goal in goals.select(limit=40)] == [goals[index].asin for index in drawn]
+
+
 def test_a_limit_that_waits_for_the_rarest_goals_is_refused() -> None:
     rare = made_up(asin="b", instruction="Find rare", instruction_attributes=("rare",))
     common = made_up(

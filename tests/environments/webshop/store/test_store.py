@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from starpod.environments.webshop.shop.starts import open_stores
 from starpod.environments.webshop.store import served
 from starpod.environments.webshop.store import store as stores_on_disk
 from starpod.environments.webshop.store.build import Synthetic, build, code_digest
@@ -222,6 +223,25 @@ def test_stores_are_those_given_then_the_synthetic_one(
     assert np.array_equal(stores()["synthetic"].prices, wanted)  # found damaged, and built again
 
 
+def test_a_server_opens_all_stores_before_its_first_session(
+    built: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    opened = []
+
+    def open_bundled(name: str) -> Store:
+        opened.append(name)
+        if name == "plain":
+            raise StoreError("the disk is full")
+        return Store.open(built, name)
+
+    monkeypatch.setattr(served, "_open_bundled", open_bundled)
+    open_stores()
+    assert opened == ["synthetic", "plain"] and "the catalogue plain is missing: the disk is full" in caplog.text
+    monkeypatch.setenv(STORES_VARIABLE, f"mine={built.parent / 'gone'}")
+    with pytest.raises(StoreError, match="there is no store at"):
+        open_stores()
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -240,6 +260,7 @@ def test_names_of_stores_are_checked(text: str, message: str) -> None:
 
 
 OPEN_BUNDLED = """
+from starpod.environments.webshop.shop.starts import open_stores
 from starpod.environments.webshop.store import served
 served.BUNDLED["plain"]["count"] = 60
 store = served.stores()["plain"]

@@ -176,8 +176,12 @@ class Goals:
         """
         if not len(self):
             raise ValueError(f"there is no {self.kind} goal to draw")
-        point = rng.uniform(0, float(self.arrays["cumulative"][-1]))
-        return min(int(np.searchsorted(self.arrays["cumulative"], point, side="right")) + 1, len(self) - 1)
+        return int(self._find(np.array([rng.random()]))[0])
+
+    def _find(self, draws: np.ndarray) -> np.ndarray:
+        """Return the goals' indices that uniform draws from [0, 1) select. Draws and indices have the same shape."""
+        cumulative = self.arrays["cumulative"]
+        return np.minimum(np.searchsorted(cumulative, draws * cumulative[-1], side="right") + 1, len(self) - 1)
 
     def select(self, keep: Callable[[int, Goal], bool] | None = None, limit: int | None = None) -> Goals:
         """Select the goals for which `keep(index, goal)` is true, and draw `limit` of them by weight.
@@ -193,19 +197,22 @@ class Goals:
             mask = np.fromiter((keep(goal.index, goal) for goal in self), bool, len(self))
             goals = self._with_order(self._catalogue, self.kind, self.arrays, self.arrays["order"][mask])
         if limit is not None and limit < len(goals):
-            rng = random.Random()
-            rng.setstate((3, tuple(self.arrays["stream"].tolist()), None))
+            *words, position = self.arrays["stream"].tolist()
+            rng = np.random.RandomState()  # the generator of random.Random, for many draws at once
+            rng.set_state(("MT19937", words, position))
             indices: dict[int, None] = {}
-            for _ in range(_DRAWS_PER_GOAL * limit):
-                indices[goals.draw(rng)] = None
-                if len(indices) == limit:
+            for _ in range(_DRAWS_PER_GOAL):
+                indices.update(dict.fromkeys(goals._find(rng.random_sample(limit)).tolist()))
+                if len(indices) >= limit:
                     break
             else:
                 raise ValueError(
                     f"{limit} of {len(goals)} goals are too many to draw by weight, some come too rarely; "
                     "choose a smaller limit"
                 )
-            goals = self._with_order(self._catalogue, self.kind, self.arrays, goals.arrays["order"][list(indices)])
+            goals = self._with_order(
+                self._catalogue, self.kind, self.arrays, goals.arrays["order"][list(indices)[:limit]]
+            )
         return goals
 
     @classmethod

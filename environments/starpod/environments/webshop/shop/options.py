@@ -57,6 +57,10 @@ SPLITS: dict[str, dict[str, tuple[int, int | None]]] = {
 """For each scheme and split, the index of its first goal and the index after its last goal (None: up to the end)."""
 
 
+MAX_LIMIT = 10_000
+"""Maximum of `limit_goals`. Goals are drawn in the server's event loop, for less than a second."""
+
+
 class WebShopOptions(EnvironmentOptions):
     """Options for the goals, the form of pages, and the reward."""
 
@@ -90,7 +94,9 @@ class WebShopOptions(EnvironmentOptions):
         "with a split; seed: the goal with the index seed modulo the number of goals.",
     )
     permute_goals: bool = Field(default=False, description="Shuffle the goals with seed 42 before one is chosen.")
-    limit_goals: int | None = Field(default=None, ge=1, description="Keep only this many goals, drawn by weight.")
+    limit_goals: int | None = Field(
+        default=None, ge=1, le=MAX_LIMIT, description="Keep only this many goals, drawn by weight."
+    )
     observation: Literal["text", "text_rich", "html", "url"] = Field(
         default="text", description="The form in which the agent sees a page."
     )

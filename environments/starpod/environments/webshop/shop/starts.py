@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import string
 from functools import lru_cache
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 from starpod.env_server import OptionsError
 from starpod.environments.webshop.catalogue.goals import shuffle
 from starpod.environments.webshop.store.sections import StoreError
-from starpod.environments.webshop.store.served import BUNDLED, SYNTHETIC, stores
+from starpod.environments.webshop.store.served import BUNDLED, stores
 
 from .options import SPLITS, WebShopOptions
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
     from starpod.environments.webshop.catalogue.goals import Caps, Goals, Kind
     from starpod.environments.webshop.store.store import Store
+
+logger = logging.getLogger(__name__)
 
 PERMUTATION_SEED = 42
 """Seed for shuffling the goals if the option `permute_goals` is set."""
@@ -37,12 +40,24 @@ def store_named(name: str) -> Store:
 
 
 def open_stores() -> None:
-    """Open the server's stores (or the synthetic one if it has none) and load what they need. Raises StoreError."""
+    """Open all stores and load what they need, because an Open would do so in the event loop.
+
+    If the server was given stores, a bundled one that cannot be built is logged.
+
+    Raises:
+        StoreError: a store of the server, or the default one, cannot be used.
+    """
     catalogues = stores()
-    for name in [name for name in catalogues if name not in BUNDLED] or [SYNTHETIC]:
-        store = catalogues[name]
-        store.index.search("lamp")
-        store.tagger.nouns(store.catalogue[0].title)
+    default = next(iter(catalogues))
+    for name in catalogues:
+        try:
+            store = catalogues[name]
+            store.index.search("lamp")
+            store.tagger.nouns(store.catalogue[0].title)
+        except StoreError as error:
+            if name not in BUNDLED or name == default:
+                raise
+            logger.warning("the catalogue %s is missing: %s", name, error)
 
 
 @lru_cache(maxsize=16)
