@@ -41,6 +41,8 @@ LENT = (
 
 _LONGEST_ERROR = 200
 _DEEPEST = 60
+_MAX_BITS = 14_284
+"""Maximum size of an integer in a result. It has 4,300 digits, the most that Python reads."""
 _REFUSED = frozenset(
     {
         *("sys.settrace", "sys.setprofile", "sys.addaudithook", "sys.monitoring.register_callback"),
@@ -271,9 +273,14 @@ def _refuse_thread(*_: Any, **__: Any) -> NoReturn:
 
 
 def _expect_json(value: Any, depth: int = 0) -> Any:
-    """Return a JSON value unchanged. Raises TypeError for types that JSON changes or lacks, such as tuples and sets."""
+    """Return a JSON value unchanged. Raises TypeError for types that JSON changes or lacks, such as tuples and sets.
+
+    Raises ValueError for integers that have too many digits to be read.
+    """
     if depth > _DEEPEST:
         raise TypeError("the result is nested too deep")
+    if type(value) is int and value.bit_length() > _MAX_BITS:
+        raise ValueError("the result holds an integer of more than 4,300 digits")
     if type(value) in (str, int, bool) or value is None or (type(value) is float and math.isfinite(value)):
         return value
     if type(value) is list:
