@@ -76,7 +76,7 @@ class Coding(Environment):
 
     spec = EnvironmentSpec(
         id="coding-v1",
-        version="1.1.0",
+        version="1.1.1",
         title="Coding: write a function that passes hidden tests",
         instructions=(
             "Write a Python function as described. Answer with the whole program, plain or in a block of ```python. It "

@@ -69,11 +69,11 @@ def call_program(
 
 
 def same_value(value: Any, truth: Any) -> bool:
-    """Return whether two values and their types are equal: True is not 1."""
+    """Return whether two values are equal: 1 equals 1.0, but not True."""
     if isinstance(truth, list):
         return (
             isinstance(value, list)
             and len(value) == len(truth)
             and all(same_value(item, expected) for item, expected in zip(value, truth, strict=True))
         )
-    return type(value) is type(truth) and bool(value == truth)
+    return isinstance(value, bool) == isinstance(truth, bool) and bool(value == truth)
