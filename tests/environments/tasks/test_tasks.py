@@ -14,6 +14,7 @@ from starpod.env_server.hosting.families import add_hosted
 from starpod.env_server.registry import Registry
 from starpod.environments.tasks.environment import MAX_CALLS, Tasks
 from starpod.environments.tasks.hosting import host
+from starpod.environments.tasks.rows import open_rows
 from starpod.v1.environment_word import EnvironmentWord, WordError
 from starpod.v1.values import Image
 from tests.environments import episodes
@@ -103,6 +104,12 @@ def test_a_bad_row_is_refused_with_its_line(tmp_path: Path, rows: list[Any], pro
     path.write_text("\n\n" + "".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(WordError, match=problem):
         host(str(path))
+
+
+def test_a_cell_that_reads_like_a_missing_value_is_text(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("prompt,answer,note\nWhat is sodium?,NA,\nWhat is not a number?,nan,null\n")
+    rows = [read_row() for _, read_row in open_rows(tmp_path / "a.csv")]
+    assert [(row["answer"], row.get("note")) for row in rows] == [("NA", None), ("nan", "null")]
 
 
 def test_bad_bytes_and_bad_tables_are_refused(tmp_path: Path) -> None:

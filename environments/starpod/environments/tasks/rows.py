@@ -69,7 +69,8 @@ def _read_tables(path: Path) -> list[tuple[str, Any]]:
         parse = csv.ParseOptions(newlines_in_values=True)
         with csv.open_csv(path, parse_options=parse) as reader:
             names = reader.schema.names
-        texts = csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()), strings_can_be_null=True)
+        types = dict.fromkeys(names, pa.string())
+        texts = csv.ConvertOptions(column_types=types, strings_can_be_null=True, null_values=[""])  # NA is a text
         return [("", csv.read_csv(path, parse_options=parse, convert_options=texts))]
     if (splits := path / "dataset_dict.json").is_file():
         names = json.loads(splits.read_text(encoding="utf-8"))["splits"]
