@@ -43,12 +43,16 @@ class ChoiceChecker(AnswerChecker):
 
     def _choose(self, answer: str) -> str:
         """Return the choice that an answer such as `B`, `(b)`, `B. Paris` or `Paris` names, or ""."""
-        texts = [normalise_text(choice) for choice in self.choices]
-        if (text := normalise_text(answer)) in texts:
+        text, normal = answer.strip(), normalise_text(answer)
+        choices = {choice.strip(): normalise_text(choice) for choice in self.choices}
+        if text in choices:
             return text
-        match = _LETTER.fullmatch(answer.strip())
-        named = "".join(texts[ord(match[1].upper()) - 65 :][:1]) if match else ""
-        return named if match and normalise_text(match[2] or named) == named else ""
+        alike = [choice for choice in choices if normal and choices[choice] == normal]
+        if len(alike) == 1:
+            return alike[0]
+        match = _LETTER.fullmatch(text)
+        named = "".join(self.choices[ord(match[1].upper()) - 65 :][:1]).strip() if match else ""
+        return named if match and normalise_text(match[2] or named) == choices.get(named) else ""
 
     def check(self, answer: str, rights: Sequence[str], row: dict[str, Any]) -> Grade:
         choice = self._choose(answer)
