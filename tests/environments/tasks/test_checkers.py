@@ -27,6 +27,8 @@ CITY = {"type": "object", "required": ["city"], "properties": {"city": {"type": 
         ("36 - 5 = 31\n#### 31", "31"),
         ("Answer: 3\n**Final answer:** 4\nbye", "4"),
         ("The answer: x", "x"),
+        ("**Answer:**\n\n**4**\nbye", "4"),
+        ("Answer:", ""),
         ("\\boxed{never closed", "\\boxed{never closed"),
         ("</answer> <answer>", "</answer> <answer>"),
         ("", ""),
@@ -64,6 +66,13 @@ CHECKS = [
         ["b", "(B)", "B. Rome", "rome", "A", "C", "B. Paris"],
         [True] * 4 + [False] * 3,
     ),
+    (
+        {"kind": "choice", "choices": ["Go", "go", "go."]},
+        "B",
+        ["b", "go", "Go", "A", "GO", ""],
+        [True] * 2 + [False] * 4,
+    ),
+    ({"kind": "choice", "choices": [".", "x"]}, ".", ["A", ".", "", "B"], [True, True, False, False]),
     ({"kind": "regex", "pattern": "[a-c]+[0-9]"}, "abc1", ["c2", "c", "c22"], [True, False, False]),
     ('{"kind": "regex", "pattern": "(a+)+b"}', "ab", ["a" * 50_000 + "b", "a" * 50_000], [True, False]),
     (
@@ -92,6 +101,13 @@ def test_programs_are_tested() -> None:
     cheat = "class All:\n    def __eq__(self, other): return True\ndef add(a, b): return All()"
     assert checker.check(cheat, [], {}).score == 0
     assert "SyntaxError" in checker.check("def", [], {}).told
+    mean = read_checker({"kind": "tests", "tests": ["mean([1, 3]) == 2", "mean([1, 2]) == 1.5"]}, FOLDER)
+    assert mean.check("def mean(numbers): return sum(numbers) / len(numbers)", [], {}).score == 1
+    ones = read_checker({"kind": "tests", "tests": ["one([1]) == [1]"]}, FOLDER)
+    assert ones.check("def one(numbers): return [True]", [], {}).score == 0
+    huge = read_checker({"kind": "tests", "tests": ["power(2) == 4", "power(9) == 0"]}, FOLDER)
+    told = huge.check("def power(n): return n ** 2 if n < 9 else 9 ** 9999", [], {}).told
+    assert told.startswith("1 of 2 tests passed. power(9) == 0: failed with ValueError: the result holds an integer")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="confined processes need Linux")

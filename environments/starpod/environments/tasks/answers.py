@@ -1,4 +1,7 @@
-"""Search for the answer in a reply: the last \\boxed{}, else after `Answer:` or `####`, in <answer> if there is one."""
+"""Search for the answer in a reply: the last \\boxed{}, else after `Answer:` or `####`, in <answer> if there is one.
+
+The answer may be on the line after `Answer:`.
+"""
 
 from __future__ import annotations
 
@@ -19,5 +22,8 @@ def find_answer(reply: str) -> str:
             return rest[:index].strip()
     _, tag, rest = reply.rpartition("</answer>")[0].rpartition("<answer>")
     text = rest if tag else reply
-    lines = map(_LINE.fullmatch, reversed(text.splitlines()))
-    return next((line[1].strip("*_ ") for line in lines if line), text.strip())
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    for index in reversed(range(len(lines))):
+        if match := _LINE.fullmatch(lines[index]):
+            return match[1].strip("*_ ") or "".join(lines[index + 1 : index + 2]).strip("*_ ")
+    return text.strip()

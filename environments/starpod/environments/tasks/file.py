@@ -57,7 +57,7 @@ class TaskFile:
             content.update(repr(row).encode("utf-8", "surrogatepass"))
         if not splits:
             raise BadRow(f"{self.path.name}: it has no rows")
-        self.version = f"1.0.{int.from_bytes(content.digest()[:4], 'little')}"
+        self.version = f"1.1.{int.from_bytes(content.digest()[:4], 'little')}"
         self._split(splits, unique)
 
     def _split(self, splits: list[str], unique: list[bool]) -> None:
