@@ -259,14 +259,15 @@ def test_a_conversation_without_room_ends_where_it_is(walk: Setting, tmp_path: P
     assert logged(trainer, "starpod/failed") == 0
 
 
-def test_a_reply_without_room_is_cut_and_played(walk: Setting, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("room", "earned"), [(30, 1.0), (15, 0.0)])
+def test_a_reply_without_room_is_cut_and_then_played(walk: Setting, tmp_path: Path, room: int, earned: float) -> None:
     reply = "<answer>stop</answer> That is all that I have to say."
-    trainer = make_rollout_trainer(walk, tmp_path, lambda row, text: reply, max_completion_length=30)
+    trainer = make_rollout_trainer(walk, tmp_path, lambda row, text: reply, max_completion_length=room)
     prompts = [[{"role": "user", "content": "", "seed": 1}] for _ in range(4)]
     before = live_sessions(walk)
     rollout = Rollouts(walk)(prompts, trainer)
-    assert [len(ids) for ids in rollout["completion_ids"]] == [30] * 4 and rollout["env_mask"] == [[1] * 30] * 4
-    assert rollout["episode_rewards"] == [1.0] * 4
+    assert [len(ids) for ids in rollout["completion_ids"]] == [room] * 4 and rollout["env_mask"] == [[1] * room] * 4
+    assert rollout["episode_rewards"] == [earned] * 4, "actions beyond the trained tokens are not played"
     assert live_sessions(walk) == before
 
 

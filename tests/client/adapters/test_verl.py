@@ -134,17 +134,19 @@ async def test_without_log_probabilities(model: Path, loops: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "turns"),
+    ("override", "earned"),
     [
-        ("actor_rollout_ref.rollout.multi_turn.max_assistant_turns=3", 3),
-        ("actor_rollout_ref.rollout.response_length=100", 2),
-        ("actor_rollout_ref.rollout.response_length=10", 1),
+        ("actor_rollout_ref.rollout.multi_turn.max_assistant_turns=3", 1.5),
+        ("actor_rollout_ref.rollout.response_length=100", 1.0),
+        ("actor_rollout_ref.rollout.response_length=10", 0.0),  # the action is beyond the tokens that are trained on
     ],
 )
-async def test_an_episode_that_is_cut_keeps_what_it_earned(model: Path, loops: Path, override: str, turns: int) -> None:
+async def test_an_episode_that_is_cut_keeps_what_it_earned(
+    model: Path, loops: Path, override: str, earned: float
+) -> None:
     worker = make_worker(model, loops, Engine(lambda said: "<answer>report</answer>"), "walk", override)
     out = await worker.generate_sequences(make_batch({"seed": 3}))
-    assert out.batch["rm_scores"].sum() == 0.5 * turns
+    assert out.batch["rm_scores"].sum() == earned
     assert out.batch["responses"].shape[1] == worker.rollout_config.response_length
     assert np.isnan(out.non_tensor_batch["success"][0]), "an unfinished episode has no success value"
 

@@ -215,8 +215,8 @@ class _Stream:
         self.mask: list[int] = []
         self.logprobs: list[float] | None = []
 
-    def reply(self, ids: list[int], logprobs: list[float] | None) -> None:
-        """Append a sampled reply, cut to the remaining room."""
+    def reply(self, ids: list[int], logprobs: list[float] | None) -> list[int]:
+        """Append a sampled reply, cut to the remaining room, and return the ids that were kept."""
         ids = ids[: self._max_length - len(self.ids)]
         self.ids += ids
         self.mask += [1] * len(ids)
@@ -224,6 +224,7 @@ class _Stream:
             self.logprobs = None
         else:
             self.logprobs += logprobs[: len(ids)]
+        return ids
 
     def show(self, text: str) -> bool:
         """Append the text that the model sees next and return True, or return False if no reply would fit after it."""
@@ -264,9 +265,10 @@ def _generate(trainer: Any, streams: list[_Stream]) -> list[str]:
     ids, logprobs = trainer._generate_single_turn(
         [stream.prompt + stream.ids for stream in streams], None, {}, num_generations=1
     )
-    for slot, stream in enumerate(streams):
-        stream.reply(ids[slot], None if logprobs is None else logprobs[slot])
-    texts: list[str] = trainer.processing_class.batch_decode(ids, skip_special_tokens=True)
+    kept_ids = [  # only these are trained on, so only their actions are played
+        stream.reply(ids[slot], None if logprobs is None else logprobs[slot]) for slot, stream in enumerate(streams)
+    ]
+    texts: list[str] = trainer.processing_class.batch_decode(kept_ids, skip_special_tokens=True)
     return texts
 
 

@@ -54,13 +54,15 @@ class StarpodAgentLoop(AgentLoopBase):  # type: ignore[misc] # untyped where ver
             fields = fields or dict(output.extra_fields)
             if "max_global_steps" in output.extra_fields:
                 fields["max_global_steps"] = output.extra_fields["max_global_steps"]
-            if output.log_probs and logprobs is None:
+            room = max_length - len(mask)  # only these tokens are trained on, so only their actions are played
+            reply_ids, reply_logprobs = output.token_ids[:room], (output.log_probs or [])[:room]
+            if reply_logprobs and logprobs is None:
                 logprobs = []
             merged, mask, logprobs = await self.ct_merge_assistant_token(
-                ids, output.token_ids, mask, logprobs, assistant_logprobs=output.log_probs or None
+                ids, reply_ids, mask, logprobs, assistant_logprobs=reply_logprobs or None
             )
             ids = merged.token_ids
-            reply = self.tokenizer.decode(output.token_ids, skip_special_tokens=True)
+            reply = self.tokenizer.decode(reply_ids, skip_special_tokens=True)
             with simple_timer("tool_calls", timing):
                 observation = break_tokens(await self.setting.play(episode, reply), self.tokenizer)
             history = [*messages, {"role": "assistant", "content": reply}]
