@@ -139,7 +139,8 @@ def commands(manifests: list[Manifest]) -> Iterator[str]:
         try:
             if program == "sh":
                 program, *arguments = arguments[arguments.index("wait") + 1 :]
-            if program.endswith("/torchrun"):
+            if arguments[:2] == ["-m", "starpod.trainer.parallel.launch"]:
+                arguments = arguments[2:]
                 split = arguments.index("-m") + 2
                 torchrun(arguments[:split])
                 program, arguments = "/opt/starpod/bin/starpod", arguments[split:]

@@ -153,4 +153,4 @@ def test_programs_are_where_the_images_have_them() -> None:
         assert 'ENTRYPOINT ["/opt/starpod/bin/starpod"]' in text
         assert "WORKDIR /opt/starpod\n" in text and "python -m venv --without-pip ." in text
     asked = {word for name in RENDERED for _, c, _ in containers(read(name)) for word in words(c) if "/bin/" in word}
-    assert asked <= {f"/opt/starpod/bin/{program}" for program in ("starpod", "torchrun")}
+    assert asked <= {f"/opt/starpod/bin/{program}" for program in ("starpod", "python")}

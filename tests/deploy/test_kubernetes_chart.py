@@ -170,7 +170,7 @@ def test_several_processes_share_the_vllm_beside_them(tmp_path: Path) -> None:
     made = parse(helm("template", "x", CHART, "--values", file).stdout)
     by_name = {where.rpartition("/")[2]: container for where, container, _ in containers(made)}
     trainer, vllm = by_name["trainer"], by_name["vllm"]
-    assert words(trainer)[0].endswith("/torchrun") and flag(trainer, "nproc-per-node") == "2"
+    assert words(trainer)[2] == "starpod.trainer.parallel.launch" and flag(trainer, "nproc-per-node") == "2"
     engine = yaml.safe_load(find(made, "ConfigMap")["data"]["config.yaml"])["engine"]
     assert engine == {
         "name": "vllm_remote",

@@ -4,6 +4,7 @@ import asyncio
 import copy
 import json
 import os
+import subprocess
 import sys
 import threading
 from itertools import chain
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.trainer.checkpoints.checkpoint import load_checkpoint
-from starpod.trainer.parallel import sharding
+from starpod.trainer.parallel import launch, sharding
 from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.parallel.threads import MOST_IDLE
 from tests.forks import run_forks, run_ranks
@@ -40,6 +41,13 @@ def test_all_ranks_make_as_many_passes_and_count_each_block_once(blocks, world):
     passes = [list(Parallel(rank, world).share(range(blocks))) for rank in range(world)]
     assert len({len(each) for each in passes}) == 1
     assert sorted(block for each in passes for block, mine in each if mine) == list(range(blocks))
+
+
+@pytest.mark.parametrize(("status", "expected"), [(2, 2), (3, 1)])
+def test_a_wrong_configuration_is_told_by_the_exit_status_of_all_ranks(status, expected):
+    ranks = ["--standalone", "--nproc-per-node=2", "--no-python", "sh", "-c", f"exit {status}"]
+    done = subprocess.run([sys.executable, "-m", launch.__name__, *ranks], capture_output=True, text=True)
+    assert done.returncode == expected, done.stderr
 
 
 def test_alone_there_is_no_process_group(monkeypatch):

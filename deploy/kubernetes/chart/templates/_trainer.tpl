@@ -122,7 +122,8 @@ template:
       - name: trainer
         {{- include "starpod.container" (dict "root" $root "image" .image "tag" $tag) | nindent 8 }}
         {{- if $torchrun }}
-        command: [/opt/starpod/bin/torchrun]
+        # torchrun, which by itself would exit with status 1 where the trainer exits with 2.
+        command: [/opt/starpod/bin/python, -m, starpod.trainer.parallel.launch]
         {{- end }}
         args:
           {{- if $torchrun }}
