@@ -104,6 +104,11 @@ class Villain(Environment):
         attached = libc.ptrace(16, self.options.pid, 0, 0)  # PTRACE_ATTACH
         return "attached" if attached == 0 else os.strerror(ctypes.get_errno())
 
+    def use_objects(self) -> str:
+        """System V memory, queues and semaphores by their ids, as if other processes had made them."""
+        names = ("shmat", "shmctl", "msgsnd", "msgrcv", "msgctl", "semop", "semtimedop", "semctl")
+        return " ".join({self._call(name, -1, 0, 0, 0, 0) for name in names} | {self._call("mq_unlink", b"/starpod")})
+
     def starve_server(self) -> None:
         resource.prlimit(self.options.pid, resource.RLIMIT_NOFILE, (8, 8))
 
@@ -193,7 +198,7 @@ class Villain(Environment):
         threading.Thread(target=self.spin, daemon=True).start()
         return f"{refused}, {os.getpid()}"
 
-    def _call(self, name: str, *arguments: int) -> str:
+    def _call(self, name: str, *arguments: int | bytes) -> str:
         libc = ctypes.CDLL(None, use_errno=True)
         return "done" if getattr(libc, name)(*arguments) >= 0 else os.strerror(ctypes.get_errno())
 

@@ -57,11 +57,21 @@ _REFUSED = {
     "sched_setparam": (142, 118),
     "ioprio_set": (251, 30),
     "tkill": (200, 130),
-    # Objects that outlive the process: System V memory, queues and semaphores; keys.
+    # Objects that outlive the process: System V memory, queues and semaphores; keys. Those of other processes can be
+    # used by their ids, without the calls that open them.
     "shmget": (29, 194),
+    "shmat": (30, 196),
+    "shmctl": (31, 195),
     "msgget": (68, 186),
+    "msgsnd": (69, 189),
+    "msgrcv": (70, 188),
+    "msgctl": (71, 187),
     "semget": (64, 190),
+    "semop": (65, 193),
+    "semtimedop": (220, 192),
+    "semctl": (66, 191),
     "mq_open": (240, 180),
+    "mq_unlink": (241, 181),
     "keyctl": (250, 219),
     "add_key": (248, 217),
     "request_key": (249, 218),
