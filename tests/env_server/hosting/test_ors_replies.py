@@ -32,11 +32,16 @@ PATHS: dict[str, Any] = {
 
 
 @contextlib.contextmanager
-def ors(lies: dict[str, Any]) -> Iterator[str]:
-    """A server that gives the address of a reply's value, or bytes as they are."""
+def ors(lies: dict[str, Any], requests: list[str] | None = None) -> Iterator[str]:
+    """A server that gives the address of a reply's value, bytes as they are, or a status.
+
+    Paths of its requests are appended to `requests`.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            if requests is not None:
+                requests.append(self.path)
             self.rfile.read(int(self.headers.get("content-length", 0)))
             value = {**PATHS, **lies}[self.path]
             body = value if isinstance(value, bytes) else json.dumps(value).encode()
@@ -44,7 +49,7 @@ def ors(lies: dict[str, Any]) -> Iterator[str]:
                 body = b"event: task_id\ndata: " + value.encode() + b"\n\nevent: end\ndata: {}\n\n"
             elif self.path.endswith("/call"):
                 body = b"event: task_id\ndata: 7\n\nevent: end\ndata: " + body + b"\n\n"
-            self.send_response(200)
+            self.send_response(value if isinstance(value, int) else 200)
             self.end_headers()
             self.wfile.write(body)
 
@@ -108,3 +113,10 @@ def test_a_true_server_is_played() -> None:
 def test_a_reply_that_cannot_be_used_is_an_error_with_the_address(lies: dict[str, Any], said: str) -> None:
     with ors(lies) as address, pytest.raises((ORSError, HostingError), match=rf"(?=.*{address}/).*{said}"):
         play(address)
+
+
+def test_a_session_whose_task_is_refused_is_ended() -> None:
+    requests: list[str] = []
+    with ors({"/create": 400}, requests) as address, pytest.raises(ORSError, match="/create: 400"):
+        play(address)
+    assert requests[-3:] == ["/create_session", "/create", "/delete"]

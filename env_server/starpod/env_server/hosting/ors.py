@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -151,8 +150,7 @@ class ORSGame(HostedGame):
         ]
 
     def close(self) -> None:
-        with contextlib.suppress(Busy, ORSError):
-            self.factory.server.delete(self.session)
+        self.factory.server.delete(self.session)
 
 
 # --- finding it --------------------------------------------------------------------------------------------------

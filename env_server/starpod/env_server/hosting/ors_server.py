@@ -146,12 +146,17 @@ class ORSServer:
         if not (session and session.isascii() and session.isprintable()):
             raise ORSError(f"{self.address}/create_session sent {session[:80]!r}, which is no session id")
         body = {"env_name": environment, "split": split, "index": task}
-        self._open("/create", body, session).close()
+        try:
+            self._open("/create", body, session).close()
+        except BaseException:
+            self.delete(session)
+            raise
         return session
 
     def delete(self, session: str) -> None:
-        """End a session. Raises ORSError."""
-        self._open("/delete", {}, session, _CLOSING_SECONDS, 0.0).close()
+        """End a session if the server can be reached."""
+        with contextlib.suppress(Busy, ORSError):
+            self._open("/delete", {}, session, _CLOSING_SECONDS, 0.0).close()
 
     def call(self, environment: str, session: str, tool: str, arguments: Mapping[str, Any]) -> Called:
         """Call a tool exactly once. Raises ORSError.
