@@ -91,9 +91,11 @@ def test_a_solution_is_the_command_that_an_agent_would_write(tmp_path: Path, sol
 def test_a_solution_may_have_binary_files(tmp_path: Path) -> None:
     task = write_task(tmp_path, tests=TESTS, solution="cp /solution/data.bin .", more="text")
     (task / "solution" / "data.bin").write_bytes(b"\xff\x00")
+    (task / "solution" / "text.bin").write_bytes(b"a\x00")
     command = TaskFolder.read(task).solution()
     assert command is not None
     assert "printf %s /wA= | base64 -d > /solution/data.bin" in command and "printf %s text >" in command
+    assert "\0" not in command and "printf %s YQA= | base64 -d > /solution/text.bin" in command
 
 
 def test_a_task_without_solution_has_none(tmp_path: Path) -> None:

@@ -101,6 +101,14 @@ def test_an_episode_and_its_end(cluster: Cluster, tmp_path: Path) -> None:
     assert cluster.pods == {}
 
 
+def test_a_solution_may_be_longer_than_an_agents_command(cluster: Cluster, tmp_path: Path) -> None:
+    comment = f"# {'x' * harbor.MAX_LENGTH}"
+    environment = start(tmp_path / "long", solution=f"echo hello > hello.txt\n{comment}")
+    assert not environment.step(comment).valid
+    assert environment.step(environment.expert_action()).valid
+    assert environment.step(environment.expert_action()).reward == 1.0
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can map several users")
 @pytest.mark.parametrize("has_setpriv", [True, False])
 def test_commands_run_as_the_agents_user(

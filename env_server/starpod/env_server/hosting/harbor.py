@@ -38,7 +38,7 @@ SETTINGS = (
 NOBODY = "1000:1000"
 """User of the agent's commands where neither the task nor its image names one."""
 MAX_LENGTH = 100_000
-"""Maximum number of characters of a command."""
+"""Maximum number of characters of an agent's command. The reference solution may be longer."""
 _SNAPSHOT_SECONDS, _FORK_SECONDS = 86_400.0, 120.0
 """Seconds for which the image of a snapshot and of a fork is kept."""
 _FENCE = re.compile(r"```(?:bash|sh|shell|console)?[^\S\n]*\n(.*?)```", re.DOTALL)
@@ -142,7 +142,7 @@ class HarborTask(Environment):
     def step(self, action: Action) -> Outcome:
         is_solution = isinstance(action, str) and action == self.solution
         command = str(action) if is_solution else _read_command(action)
-        if command is None or len(command) > MAX_LENGTH or "\0" in command:
+        if command is None or "\0" in command or (len(command) > MAX_LENGTH and not is_solution):
             self.told = f"[not executed: write a command of at most {MAX_LENGTH:,} characters]"
             return INVALID
         if command == _DONE:

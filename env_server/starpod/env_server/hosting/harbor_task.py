@@ -215,8 +215,11 @@ class TaskFolder:
             target = Path(SOLUTION) / file.relative_to(folder)
             data = file.read_bytes()
             try:
-                content = f"printf %s {shlex.quote(data.decode())}"
+                text = data.decode()
             except UnicodeDecodeError:
+                text = "\0"
+            content = f"printf %s {shlex.quote(text)}"
+            if "\0" in text:  # which no command can contain
                 content = f"printf %s {base64.b64encode(data).decode()} | base64 -d"
             lines += [f"mkdir -p {shlex.quote(str(target.parent))}", f"{content} > {shlex.quote(str(target))}"]
         return "\n".join([*lines, f"chmod +x {SOLUTION}/solve.sh", f"{SOLUTION}/solve.sh", ")"])
