@@ -115,6 +115,16 @@ def test_finished_stages_are_not_done_again(tmp_path: Path) -> None:
     assert told == []
 
 
+def test_products_that_were_lost_with_the_power_are_made_again(built: Path, tmp_path: Path) -> None:
+    out = tmp_path / "store"
+    with pytest.raises(KeyboardInterrupt):
+        build(out, Synthetic(COUNT), nouns=NOUNS, progress=interrupted("index"))
+    (products,) = out.glob("data-*/products.data.bin")
+    products.write_bytes(bytes(products.stat().st_size))
+    build(out, Synthetic(COUNT), nouns=NOUNS)
+    assert contents(out) == contents(built)
+
+
 def test_other_data_goes_into_a_store_only_by_force_and_the_old_one_serves_until_then(
     built: Path, tmp_path: Path
 ) -> None:

@@ -28,7 +28,6 @@ from .sections import (
     StoreError,
     StoreSection,
     check_section,
-    make_lasting,
     map_section,
     read_json,
     write_array,
@@ -109,9 +108,7 @@ class BuildStages:
 
     def run(self) -> Manifest:
         if isinstance(self.source, Synthetic):
-            self._stage("input", partial(self._input, self.source))
-            products, attributes, human = (self.folder / "input" / name for name in FILES)
-            self._stage("products", partial(self._products, Files(products, attributes, human), self.source.count))
+            self._stage("products", partial(self._generated_products, self.source))
             shutil.rmtree(self.folder / "input", ignore_errors=True)
         else:
             self._stage("products", partial(self._products, self.source, self.source.num_products))
@@ -150,16 +147,15 @@ class BuildStages:
         self.sections |= sections
         self.facts |= facts
 
-    def _input(self, source: Synthetic) -> tuple[dict[str, StoreSection], dict[str, Any]]:
+    def _generated_products(self, source: Synthetic) -> tuple[dict[str, StoreSection], dict[str, Any]]:
         """Write generated products into files in the original WebShop's format, which are then read like any others."""
         self._report("input", 0, source.count)
         folder = self.folder / "input"
         folder.mkdir(exist_ok=True)
         report = lambda count: self._report("input", count, source.count)  # noqa: E731
         write_files(folder, source.count, source.seed, plain=source.plain, progress=report)
-        for name in FILES:
-            make_lasting(folder / name)  # these files have no checksums
-        return {}, {}
+        products, attributes, human = (folder / name for name in FILES)
+        return self._products(Files(products, attributes, human), source.count)
 
     def _products(self, source: Files, total: int | None) -> tuple[dict[str, StoreSection], dict[str, Any]]:
         stream = random.Random(self.price_seed)
