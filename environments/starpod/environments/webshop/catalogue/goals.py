@@ -181,7 +181,8 @@ class Goals:
     def _find(self, draws: np.ndarray) -> np.ndarray:
         """Return the goals' indices that uniform draws from [0, 1) select. Draws and indices have the same shape."""
         cumulative = self.arrays["cumulative"]
-        return np.minimum(np.searchsorted(cumulative, draws * cumulative[-1], side="right") + 1, len(self) - 1)
+        indices: np.ndarray = np.searchsorted(cumulative, draws * cumulative[-1], side="right") + 1
+        return indices.clip(max=len(self) - 1)
 
     def select(self, keep: Callable[[int, Goal], bool] | None = None, limit: int | None = None) -> Goals:
         """Select the goals for which `keep(index, goal)` is true, and draw `limit` of them by weight.
@@ -197,9 +198,9 @@ class Goals:
             mask = np.fromiter((keep(goal.index, goal) for goal in self), bool, len(self))
             goals = self._with_order(self._catalogue, self.kind, self.arrays, self.arrays["order"][mask])
         if limit is not None and limit < len(goals):
-            *words, position = self.arrays["stream"].tolist()
+            stream = self.arrays["stream"]
             rng = np.random.RandomState()  # the generator of random.Random, for many draws at once
-            rng.set_state(("MT19937", words, position))
+            rng.set_state(("MT19937", stream[:-1], int(stream[-1]), 0, 0.0))
             indices: dict[int, None] = {}
             for _ in range(_DRAWS_PER_GOAL):
                 indices.update(dict.fromkeys(goals._find(rng.random_sample(limit)).tolist()))
