@@ -33,8 +33,8 @@ OPTIONS = {
 ROOM = 2**31 - 1
 
 
-def overloaded(retry: float = 0.01) -> Refused:
-    return Refused("OVERLOADED", "too many calls", retry=retry, limit="calls")
+def overloaded(retry: float = 0.01, limit: str = "calls") -> Refused:
+    return Refused("OVERLOADED", "too many calls", retry=retry, limit=limit)
 
 
 def session_lost() -> Refused:

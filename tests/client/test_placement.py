@@ -11,6 +11,7 @@ from benchmarks.fleet.placement import Result, measure, open_groups
 from benchmarks.fleet.simulated import ENVIRONMENT, NAME, PORT, Cluster
 from starpod.client import DeadlineExceeded, Fleet, Overloaded, Unreachable
 from starpod.client.pool import upkeep
+from starpod.v1 import environment_pb2 as pb
 from tests.client.fake_server import FakeServer, overloaded
 from tests.waiting import eventually
 
@@ -100,6 +101,31 @@ async def test_the_newest_version_that_fits_takes_the_sessions_also_when_it_come
         assert {session.version for session in pinned + again} == {"1.0.0"}
 
 
+async def test_sessions_that_wait_for_a_server_share_the_calls_that_look_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = 0
+
+    async def describe(request: pb.DescribeRequest) -> pb.DescribeResponse:
+        nonlocal calls
+        calls += 1
+        return await FakeServer.describe(one, request)
+
+    async with (
+        FakeServer() as one,
+        FakeServer(version="1.3.0") as two,
+        Fleet([one.address, two.address], health_seconds=600, grace=0.0) as fleet,
+    ):
+        await two.stop()
+        await eventually(lambda: sum(replica.ready for replica in fleet.replicas) == 1)
+        monkeypatch.setattr(one, "describe", describe)
+        opening = asyncio.gather(*(fleet.open("walk-v1", seed=seed, version="==1.3.0") for seed in range(50)))
+        await eventually(lambda: calls > 0)
+        await two.start(int(two.address.rpartition(":")[2]))
+        assert len(await opening) == 50
+        assert calls < 25
+
+
 async def test_a_placement_looks_at_few_servers_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(150)
     async with fleet_of(cluster) as fleet:
@@ -159,9 +185,22 @@ async def test_a_server_that_is_full_is_left_alone_as_long_as_it_asks_while_anot
         # A new process there has room for all that is known.
         full.before = lambda kind, request: None
         await full.restart()
-        await eventually(lambda: all(replica.accepting for replica in fleet.replicas))
+        await eventually(lambda: all(replica.accepts("walk-v1") for replica in fleet.replicas))
         (session,) = await fleet.open("walk-v1", seed=9)
         assert session.address == full.address
+
+
+@pytest.mark.parametrize(
+    ("limit", "has_room"), [("max_processes", True), ("environment", True), ("max_sessions", False)]
+)
+async def test_a_server_without_room_for_one_environment_has_room_for_the_others(limit: str, has_room: bool) -> None:
+    async with FakeServer() as server, Fleet(server.address) as fleet:
+        server.before = refuse(600.0, limit)
+        with pytest.raises(Overloaded):
+            await fleet.open("walk-v1", seed=3)
+        (replica,) = fleet.replicas
+        assert not replica.accepts("walk-v1")
+        assert replica.accepts("run-v1") is has_room
 
 
 async def test_where_all_are_full_they_are_asked_again_until_the_patience_ends() -> None:
@@ -179,7 +218,7 @@ async def test_where_all_are_full_they_are_asked_again_until_the_patience_ends()
         with pytest.raises((Overloaded, DeadlineExceeded)):  # the latter where the last call is cut off
             await hasty.open("walk-v1", seed=3)
         opening = asyncio.gather(first, *(patient.open("walk-v1", seed=seed) for seed in range(5)))
-        await eventually(lambda: not any(replica.accepting for replica in patient.replicas))
+        await eventually(lambda: not any(replica.accepts("walk-v1") for replica in patient.replicas))
         one.before = lambda kind, request: None
         assert {session.address for group in await opening for session in group} == {one.address}
 
@@ -192,7 +231,7 @@ async def test_who_waits_for_a_server_is_told_when_the_fleet_is_closed() -> None
         snapshot = await session.snapshot()
         server.before = refuse(10.0)
         waiting = asyncio.gather(fleet.open("walk-v1"), fleet.restore(snapshot), return_exceptions=True)
-        await eventually(lambda: not fleet.replicas[0].accepting)
+        await eventually(lambda: not fleet.replicas[0].accepts("walk-v1"))
         server.lose = lambda kind: kind == "render"
         calls = asyncio.gather(session.render(), session.render(), return_exceptions=True)
         await asyncio.sleep(0.05)
@@ -203,11 +242,11 @@ async def test_who_waits_for_a_server_is_told_when_the_fleet_is_closed() -> None
         assert [type(result) for result in results] == [Unreachable] * 8
 
 
-def refuse(retry: float) -> Callable[[str, object], None]:
+def refuse(retry: float, limit: str = "max_sessions") -> Callable[[str, object], None]:
     """A server that takes no more sessions."""
 
     def before(kind: str, _: object) -> None:
         if kind in ("open", "restore"):
-            raise overloaded(retry)
+            raise overloaded(retry, limit)
 
     return before

@@ -26,5 +26,5 @@ def least_loaded(hosts: Sequence[Host]) -> Host | None:
     time: see docs/benchmarks.md.
     """
     candidates = _random.sample(hosts, min(CANDIDATES, len(hosts)))
-    accepting_hosts = [host for host in candidates if host[0].accepting]
+    accepting_hosts = [host for host in candidates if host[0].accepts(host[1].id)]
     return min(accepting_hosts, key=lambda host: host[0].load) if accepting_hosts else None

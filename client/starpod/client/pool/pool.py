@@ -57,6 +57,7 @@ class ServerPool:
         self.upkeep = ServerUpkeep(self, timeout=timeout, health_seconds=health_seconds)
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self._describing: asyncio.Task[None] | None = None
         self._change: asyncio.Event
 
     async def start(self, receiver: StepReceiver) -> None:
@@ -84,7 +85,19 @@ class ServerPool:
 
     async def describe(self) -> list[pb.EnvironmentSpec]:
         """Return the spec of every hosted environment version, sorted by id, newest version first."""
+        await self._describe()
+        return self._specs()
+
+    async def _describe(self) -> None:
         await asyncio.gather(*(ignore_errors(replica.describe()) for replica in self.replicas if replica.ready))
+
+    async def _describe_together(self) -> None:
+        """Ask all servers for their descriptions. Sessions that wait at the same time share one call per server."""
+        if self._describing is None or self._describing.done():
+            self._describing = self.spawn(self._describe())
+        await asyncio.wait([self._describing])
+
+    def _specs(self) -> list[pb.EnvironmentSpec]:
         specs = {(spec.id, spec.version): spec for replica in self.replicas if replica.ready for spec in replica.specs}
         newest_first = sorted(specs.values(), key=lambda spec: parse_version(spec.version), reverse=True)
         return sorted(newest_first, key=lambda spec: spec.id)
@@ -120,7 +133,7 @@ class ServerPool:
         host = await self._least_loaded(cache_key, fits, until)
         if host is not None:
             return host
-        versions = [spec.version for spec in await self.describe() if spec.id == full_name]
+        versions = [spec.version for spec in self._specs() if spec.id == full_name]
         if versions:
             raise unknown_version(full_name, version, versions)
         raise unknown_environment(environment_id, [spec.id for replica in self.replicas for spec in replica.specs])
@@ -160,13 +173,13 @@ class ServerPool:
             if ready:
                 newest = max(parse_version(spec.version) for _, spec in ready)
                 hosts = self._hosts[wanted] = [item for item in ready if parse_version(item[1].version) == newest]
-                if host := least_loaded([candidate for candidate in hosts if candidate[0].accepting]):
+                if host := least_loaded([item for item in hosts if item[0].accepts(item[1].id)]):
                     return host
-                await self._wait_for_room([replica for replica, _ in hosts], change, until)
+                await self._wait_for_room(hosts, change, until)
                 continue
             if not described:
                 described = True
-                await self.describe()
+                await self._describe_together()
                 continue
             if not candidates and any(replica.ready for replica in self.replicas):
                 return None
@@ -179,17 +192,17 @@ class ServerPool:
             except TimeoutError:
                 described = False
 
-    async def _wait_for_room(self, full: list[Replica], change: asyncio.Event, until: float) -> None:
+    async def _wait_for_room(self, full: list[Host], change: asyncio.Event, until: float) -> None:
         """Wait until a full server may be asked again, or the pool changes.
 
         Raises Overloaded if no server may be asked before `until`.
         """
-        next_replica = min(full, key=lambda replica: replica.overload_end)
+        pause = min((replica.pause(spec.id) for replica, spec in full), key=lambda pause: pause.end)
         now = _now()
         # With jitter, because many callers may wait for the same server.
-        wait = Backoff().wait(next_replica.overload_end - now)
-        if next_replica.overload is not None and now + wait > until:
-            raise next_replica.overload
+        wait = Backoff().wait(pause.end - now)
+        if pause.error is not None and now + wait > until:
+            raise pause.error
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(wait):
                 await change.wait()
@@ -276,11 +289,12 @@ class ServerPool:
         self._change.set()
         self._change = asyncio.Event()
 
-    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run a coroutine until the pool is closed."""
         task = asyncio.create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 def _now() -> float:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakSet
 
@@ -16,8 +18,20 @@ from starpod.v1 import environment_pb2 as pb
 _PLACED = (OPEN, RESTORE)
 """Methods that another server can execute as well."""
 _OPENING = (OPEN, FORK, RESTORE)
+_LIMITS_OF_ONE_ENVIRONMENT = ("environment", "max_containers", "max_processes")
+"""Limits at which a server refuses sessions of some environments only. It may have room for the others."""
 
 logger = logging.getLogger("starpod.client")
+
+
+@dataclass(slots=True)
+class Pause:
+    """A time until loop time `end`, during which a server is not asked for sessions, because it refused one."""
+
+    error: Overloaded | None = None
+    """The last refusal."""
+    end: float = 0.0
+    backoff: Backoff = field(default_factory=Backoff)
 
 
 class Replica(ServerConnection):
@@ -27,8 +41,6 @@ class Replica(ServerConnection):
         sessions: this client's sessions on the server to which the program still holds a reference.
         closer: closes sessions on the server.
         placing: number of sessions that are being opened on it.
-        overload: the server's last refusal of a new session. It is not asked for sessions before loop time
-            `overload_end`.
     """
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
@@ -36,10 +48,9 @@ class Replica(ServerConnection):
         self.sessions: WeakSet[SessionStep] = WeakSet()
         self.closer = SessionCloser(self)
         self.placing = 0
-        self.overload: Overloaded | None = None
-        self.overload_end = 0.0
+        # By environment id; "" is the pause of all environments.
+        self._pauses: defaultdict[str, Pause] = defaultdict(Pause)
         self._sessions_at_report = 0
-        self._room = Backoff()
         self._missed_check = False
 
     def __repr__(self) -> str:
@@ -50,10 +61,14 @@ class Replica(ServerConnection):
     def draining(self) -> bool:
         return self.description.draining if self.description else False
 
-    @property
-    def accepting(self) -> bool:
-        """Whether the server probably accepts new sessions."""
-        return self.ready and not self.draining and self.loop.time() >= self.overload_end
+    def accepts(self, environment_id: str) -> bool:
+        """Return whether the server probably accepts new sessions of an environment."""
+        return self.ready and not self.draining and self.loop.time() >= self.pause(environment_id).end
+
+    def pause(self, environment_id: str) -> Pause:
+        """Return the pause until which the server is not asked for sessions of an environment."""
+        all_environments, this_environment = self._pauses[""], self._pauses[environment_id]
+        return this_environment if this_environment.end > all_environments.end else all_environments
 
     @property
     def specs(self) -> list[pb.EnvironmentSpec]:
@@ -91,7 +106,7 @@ class Replica(ServerConnection):
         self._miss("was restarted")
         super().forget()
         self.closer.forget()
-        self.overload_end = 0.0
+        self._pauses.clear()
 
     async def call(self, method: Method[Request, Response], message: Request, until: float) -> Response:
         """Send a call, as ServerConnection.call does, and close sessions that were opened for a cancelled caller.
@@ -108,20 +123,28 @@ class Replica(ServerConnection):
             raise
         except Overloaded as error:
             if error.advice == "retry" and method in _PLACED:
-                self._fill(error)
+                self._fill(_environment_of(message), error)
             raise
         if method in _PLACED:
-            self._room.reset()
+            for key in ("", _environment_of(message)):
+                self._pauses[key].backoff.reset()
         return response
 
     def retries(self, method: Method[Any, Any], error: StarpodError) -> bool:
         return super().retries(method, error) and not (isinstance(error, Overloaded) and method in _PLACED)
 
-    def _fill(self, error: Overloaded) -> None:
-        """Do not ask this server for sessions for a while.
+    def _fill(self, environment_id: str, error: Overloaded) -> None:
+        """For a while, do not ask this server for sessions: of this environment or of any, depending on the limit.
 
         Calls that were already in flight may also be refused, but their refusals do not prolong the pause.
         """
-        now = self.loop.time()
-        if now >= self.overload_end:
-            self.overload, self.overload_end = error, now + self._room.wait(error.retry_after)
+        one_environment = error.metadata.get("limit") in _LIMITS_OF_ONE_ENVIRONMENT
+        pause, now = self._pauses[environment_id if one_environment else ""], self.loop.time()
+        if now >= pause.end:
+            pause.error, pause.end = error, now + pause.backoff.wait(error.retry_after)
+
+
+def _environment_of(message: object) -> str:
+    """Return the id of the environment whose session an Open or Restore makes."""
+    assert isinstance(message, pb.OpenRequest | pb.RestoreRequest)
+    return (message if isinstance(message, pb.OpenRequest) else message.snapshot).environment_id

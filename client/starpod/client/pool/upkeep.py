@@ -32,7 +32,7 @@ class Members(Protocol):
     def changed(self, address: str) -> None:
         """Handle a server that came, went or changed."""
 
-    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, coroutine: Coroutine[Any, Any, None]) -> object:
         """Run a coroutine until the pool is closed."""
 
 
