@@ -194,6 +194,21 @@ async def end_session(address: str, session_id: str) -> None:
         await EnvironmentServiceStub(channel).Close(pb.CloseRequest(session_ids=[session_id]))
 
 
+@pytest.mark.parametrize(("call", "opens"), [("open", 3), ("step", 2)])  # the step has lost its session once before
+async def test_a_start_that_always_loses_its_session_is_not_tried_for_ever(
+    fake: FakeServer, fleet: Fleet, session: Session, call: str, opens: int
+) -> None:
+    def before(kind: str, request: Any) -> None:
+        if kind == "open":
+            raise session_lost()
+
+    fake.before = before
+    fake.sessions.clear()
+    with pytest.raises(SessionLost):
+        await (fleet.open("walk-v1", seed=4) if call == "open" else session.step("left"))
+    assert fake.calls["open"] == 1 + opens
+
+
 # --- sessions that are closed while their server is away --------------------------------------------------------------
 
 

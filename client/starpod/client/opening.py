@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 from starpod.client.connection import OPEN, RESTORE, Method
-from starpod.client.errors import BadArgument, Overloaded, StarpodError
+from starpod.client.errors import BadArgument, Overloaded, SessionLost, StarpodError
 from starpod.client.history import History, Opened, Restored, first_reply
 from starpod.client.nearest import explain_options
 from starpod.client.observation import Limits, Want
@@ -15,9 +15,8 @@ from starpod.client.pool.placement import Host
 from starpod.client.pool.pool import ServerPool
 from starpod.client.recovery.rebuild import new_key
 from starpod.client.recovery.recovery import Recovery
-from starpod.client.recovery.state import SessionState
+from starpod.client.recovery.state import RetryState, SessionState
 from starpod.client.snapshot import Snapshot
-from starpod.client.transport import Backoff
 from starpod.v1 import environment_pb2 as pb
 
 Reply = TypeVar("Reply", pb.OpenResponse, pb.RestoreResponse)
@@ -90,11 +89,10 @@ class Opener:
     ) -> tuple[Host, Reply]:
         """Complete the request and send it to one server after another, until one accepts it."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + self._recovery.patience
+        retry = RetryState(loop.time() + self._recovery.patience)
         count = request.count if isinstance(request, pb.OpenRequest) else 1
-        backoff = Backoff()
         while True:
-            replica, spec = host = await choose(until)
+            replica, spec = host = await choose(retry.until)
             if isinstance(request, pb.OpenRequest):
                 request.environment_id, request.version = spec.id, f"=={spec.version}"
             request.key = new_key()
@@ -102,15 +100,17 @@ class Opener:
             request.want.CopyFrom(want.to_proto(state_key=recoverable and spec.capabilities.state_key))
             replica.placing += count
             try:
-                response = await replica.call(method, request, until)
+                response = await replica.call(method, request, retry.until)
             except BadArgument as error:
                 raise explain_options(error, spec, options) from None
             except StarpodError as error:
                 if isinstance(error, Overloaded) and error.advice == "retry":
                     continue  # the pool waits if all servers are full
-                if error.advice != "reopen" or loop.time() > until:
+                if error.advice != "reopen" or loop.time() > retry.until:
                     raise
-                await asyncio.sleep(backoff.wait())
+                if isinstance(error, SessionLost):
+                    retry.count_loss(error)
+                await asyncio.sleep(retry.backoff.wait())
             else:
                 self._pool.upkeep.renew_within(response.lease_seconds)
                 return host, response

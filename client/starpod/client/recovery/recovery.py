@@ -24,11 +24,6 @@ from starpod.client.recovery.state import CLOSED, RetryState, SessionState
 from starpod.client.snapshot import Snapshot
 from starpod.v1 import environment_pb2 as pb
 
-MAX_LOSSES = 3
-"""Give up on a call after it has lost its session this many times: the call itself probably ends the session."""
-MAX_CRASHES = 10
-"""Give up on a call after it has lost its server this many times. Servers also end for reasons other than the call."""
-
 logger = logging.getLogger("starpod.client")
 
 T = TypeVar("T")
@@ -206,15 +201,7 @@ class Recovery:
                 f"The session was lost and cannot be recovered ({self._why_not(state)}): {error}",
                 metadata=error.metadata,
             ) from error
-        retry.losses += 1
-        if isinstance(error, SessionLost) and retry.losses >= MAX_LOSSES:
-            raise error
-        if retry.losses >= MAX_CRASHES:
-            raise SessionLost(
-                f"The session was lost {retry.losses} times during the same call, which seems to crash its server "
-                f"each time: {error}",
-                metadata={"advice": "give_up"},
-            ) from error
+        retry.count_loss(error)
         environment_id, version = history.environment
         cause = error
         while True:
@@ -233,6 +220,8 @@ class Recovery:
                 if failure.advice == "give_up":
                     raise
                 error = failure
+                if isinstance(failure, SessionLost):  # the start or a replayed turn seems to end the session
+                    retry.count_loss(failure)
                 if not isinstance(failure, Overloaded):  # if it is, try the next server; the pool waits if all are full
                     await asyncio.sleep(retry.backoff.wait())
                 continue

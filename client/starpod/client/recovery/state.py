@@ -8,6 +8,7 @@ from collections import deque
 from typing import Generic, TypeVar
 
 from starpod.client.connection import SessionStep
+from starpod.client.errors import SessionLost, StarpodError
 from starpod.client.history import History
 from starpod.client.observation import Actions, Limits, Observation, Transition, Want, observation_from_proto
 from starpod.client.pool.replica import Replica
@@ -15,6 +16,10 @@ from starpod.client.transport import Backoff
 from starpod.v1 import environment_pb2 as pb
 
 CLOSED = "The session is closed: open another one."
+MAX_LOSSES = 3
+"""Give up on a call after it has lost its session this many times: the call itself probably ends the session."""
+MAX_CRASHES = 10
+"""Give up on a call after it has lost its server this many times. Servers also end for reasons other than the call."""
 
 T = TypeVar("T")
 
@@ -66,6 +71,18 @@ class RetryState:
         self.step_index = step_index
         self.losses = 0
         self.backoff = Backoff()
+
+    def count_loss(self, error: StarpodError) -> None:
+        """Count a loss of the session. Raises SessionLost after too many, because the call itself seems to cause it."""
+        self.losses += 1
+        if isinstance(error, SessionLost) and self.losses >= MAX_LOSSES:
+            raise error
+        if self.losses >= MAX_CRASHES:
+            raise SessionLost(
+                f"The session was lost {self.losses} times during the same call, which seems to crash its server "
+                f"each time: {error}",
+                metadata={"advice": "give_up"},
+            ) from error
 
 
 class SessionState(SessionStep):
