@@ -183,7 +183,8 @@ class Session(SessionProperties):
             count: number of copies.
             reseed: give each copy a new random state. By default copies share the random state of the original, so the
                 same actions lead to the same transitions.
-            dynamics_seeds: with `reseed`, one seed per copy; empty lets the server derive them.
+            dynamics_seeds: with `reseed`, one seed per copy. If empty, the server derives them from the dynamics seed
+                and the step index, so forking the same state again gives the same seeds.
 
         Returns:
             The new sessions, on the same server.

@@ -207,6 +207,15 @@ async def test_the_second_attempt_earns_what_it_gained(
     assert told == [right == [False, True], right == [True, False], first == second]
 
 
+async def test_each_attempt_has_its_own_random_state(fleet: Fleet) -> None:
+    slippery = LAKE.model_copy(update={"max_turns": 4, "options": {**LAKE.options, "success_rate": 0.34}})
+    say = reply("Down", "Up")
+    episode, _ = await collect(fleet, {"name": "attempts", "attempts": 3}, say, environment=slippery)
+    paths = [[turn.observation for turn in episode.turns if turn.attempt == number] for number in range(3)]
+    assert len({path[0] for path in paths}) == 1
+    assert len(set(map(tuple, paths))) == 3
+
+
 # --- SCoRe's first stage ----------------------------------------------------------------------------------------------
 
 

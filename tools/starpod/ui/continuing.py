@@ -153,7 +153,8 @@ class Continuing:
             raise Impossible(f"{game.spec.id} cannot be forked.")
         if policy == "expert" and not game.spec.capabilities.expert_action:
             raise Impossible(f"{game.spec.id} has no expert.")
-        copies = await game.session.fork(count, reseed=True)
+        seeds = [secrets.randbits(63) for _ in range(count)]  # the server would derive the same ones each time
+        copies = await game.session.fork(count, reseed=True, dynamics_seeds=seeds)
         try:
             async with self.policies.playing(policy, game.spec, game.run) as make:
                 # Checkpoints seed their sampling with the group number.

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from starpod.client import Observation, Session, StarpodError
 from starpod.trainer.agents.base import Agent, AgentError, Move, Stop, limits_left
+from starpod.trainer.configuration.seeds import derive
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.rewards.judge import JudgeFailed
 from starpod.trainer.rewards.reward import RewardConfig, Rewards
@@ -114,7 +115,8 @@ async def _play_attempts(
     for number in range(agent.attempts - 1):
         agent.begin_attempt(number)
         turn_count = len(episode.turns)
-        (fork,) = await session.fork(reseed=True)
+        # Without a seed, forks of one state all get the same random state.
+        (fork,) = await session.fork(reseed=True, dynamics_seeds=[derive(session.dynamics_seed, "attempt", number)])
         try:
             await _play_turns(agent, fork, episode, rewards, recorded_turns=recorded_turns, attempt=number)
             # Do this before anything is awaited: a checkpoint that finds the attempt's end takes it for the episode's.
