@@ -480,6 +480,22 @@ async def test_forks_that_wait_for_their_turn_cannot_together_exceed_the_limit(s
     assert await client.live() == 3
 
 
+async def test_what_a_key_remembers_of_closed_sessions_are_their_ids(client: Client) -> None:
+    closed, expired = [await client.group("walk-v1", 2, key=key) for key in ("closed", "expired")]
+    table = client.table
+    await client.close(*closed)
+    for session in expired:  # perhaps because the reply was lost
+        client.server.worker.drop(table, table[session.session_id])
+    bytes_before = table._remembered_bytes
+    table._sweep_time = 0.0
+    table.forget_reservations(time.monotonic())
+    assert table._remembered_bytes < bytes_before
+    again = await client.group("walk-v1", 2, key="closed")
+    assert [session.session_id for session in again] == [session.session_id for session in closed]
+    assert not any(session.HasField("observation") for session in again)
+    assert await client.group("walk-v1", 2, key="expired") == expired
+
+
 async def test_sessions_whose_reply_is_too_large_are_not_made(serve: Serve) -> None:
     client = await serve(limits=ServerLimits(max_message_bytes=16_000))
     session = await client.open("walk-v1")

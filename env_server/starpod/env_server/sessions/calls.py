@@ -161,5 +161,6 @@ class Calls:
         for session_id in request.session_ids:
             session = table.get(session_id)
             if session is not None:
+                table.closed_ids.add(session_id)
                 self.worker.drop(table, session)
         return pb.CloseResponse()

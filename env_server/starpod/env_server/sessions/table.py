@@ -31,15 +31,27 @@ class Reservation:
 
     request: bytes
     """Name and digest of the request."""
+    reply_type: type[pb.OpenResponse | pb.ForkResponse | pb.RestoreResponse]
     pending: asyncio.Future[Any] | None
     """Future of the creation; None once it is done."""
     reply: bytes = b""
-    """Serialized reply."""
+    """Serialized reply. Its observations are dropped when all sessions have ended and the caller closed one of them."""
     session_ids: tuple[str, ...] = ()
+    """The reply's sessions; empty once their observations were dropped."""
     lease: float = 0.0
     """Seconds for which the key is kept after its sessions have ended."""
     last_alive: float = field(default_factory=time.monotonic)
     """Monotonic time at which a session of the key was last seen, in seconds."""
+    is_received: bool = False
+    """Whether the caller is known to have the reply, because it closed one of the sessions."""
+
+    def drop_observations(self) -> int:
+        """Drop the observations from the reply, and return the bytes that they took."""
+        response, size = self.reply_type.FromString(self.reply), len(self.reply)
+        for session in response.sessions:
+            session.ClearField("observation")
+        self.reply, self.session_ids = response.SerializeToString(), ()
+        return size - len(self.reply)
 
 
 class SessionTable(dict[str, ServedSession]):
@@ -49,6 +61,8 @@ class SessionTable(dict[str, ServedSession]):
         super().__init__()
         self.tenant = tenant or Tenant("")
         self.reservations: dict[str, Reservation] = {}
+        self.closed_ids: set[str] = set()
+        """Ids of the sessions that the caller closed since the last sweep of the keys."""
         self._remembered_bytes = 0
         self._sweep_time = time.monotonic()
         self._ended: dict[str, float] = {}
@@ -73,16 +87,23 @@ class SessionTable(dict[str, ServedSession]):
         return [session for session in ended if last_sweep.get(session.id) == session.last_call]
 
     def forget_reservations(self, now: float) -> None:
-        """Drop keys whose sessions ended a lease ago. Do so only every 10 seconds, because there can be many keys."""
+        """Drop keys whose sessions ended a lease ago, and observations that the caller no longer needs.
+
+        Do so only every 10 seconds, because there can be many keys.
+        """
         if now - self._sweep_time < _SWEEP_SECONDS:
             return
         self._sweep_time = now
+        closed_ids, self.closed_ids = self.closed_ids, set()
         for key, reservation in list(self.reservations.items()):
+            reservation.is_received |= not closed_ids.isdisjoint(reservation.session_ids)
             if reservation.pending or any(id in self for id in reservation.session_ids):
                 reservation.last_alive = now
             elif now - reservation.last_alive > reservation.lease + _SWEEP_SECONDS:
                 del self.reservations[key]
                 self._remembered_bytes -= len(reservation.reply) + _RESERVATION_BYTES
+            elif reservation.is_received and reservation.session_ids:
+                self._remembered_bytes -= reservation.drop_observations()
 
     async def once(
         self,
@@ -116,7 +137,7 @@ class SessionTable(dict[str, ServedSession]):
         if self._remembered_bytes > _REMEMBERED_BYTES:
             raise overloaded("keys", "too many keys are remembered; let leases run out, or ask for shorter ones", 1.0)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        reservation = Reservation(fingerprint, future)
+        reservation = Reservation(fingerprint, response_type, future)
         self.reservations[key] = reservation
         try:
             response = await create(self, request)
