@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from starpod.client import BadArgument, Fleet, ServerBug, ToolCall, Transition
-from starpod.client.connection.calls import OPEN, SessionStep
+from starpod.client.connection.calls import OPEN, AwaitedCall, SessionStep
 from starpod.client.connection.queue import CallQueue
 from starpod.v1 import environment_pb2 as pb
 from tests.client.fake_server import FakeServer, every_way
@@ -49,6 +49,17 @@ async def test_nor_is_it_sent_where_it_is_long() -> None:
         with pytest.raises(BadArgument):
             await session.step("\ud800" * 1_000)
         await session.step("left")
+
+
+async def test_a_large_call_shares_its_message_with_no_steps() -> None:
+    queue = CallQueue("here", Mock(), messages_in_flight=2, bytes_allowed=4096)
+    queue.columns = True
+    queue.add(AwaitedCall(OPEN, pb.OpenRequest(key="k" * 3800), asyncio.get_running_loop().create_future()))
+    step = SessionStep("s" * 22, 1, 0)
+    step.actions = ("a" * 300,)
+    queue.add(step)
+    messages = [queue.collect(0.0) for _ in range(2)]
+    assert [(len(message.calls), len(message.steps.call_ids)) for message in messages if message] == [(1, 0), (0, 1)]
 
 
 async def test_a_stream_whose_writer_fails_is_reopened(monkeypatch: pytest.MonkeyPatch) -> None:

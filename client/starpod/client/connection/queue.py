@@ -237,7 +237,7 @@ class CallQueue:
             room_for_resets = max((self.bytes_allowed // 2 - size) // _ROW_BYTES, not size)
             self._collect_resets(request, min(room - (self._next_id - first_id), room_for_resets))
         room -= self._next_id - first_id
-        if self.ready_steps and room:
+        if self.ready_steps and room and size <= self.bytes_allowed // 2:  # a larger call travels alone
             count = min(len(self.ready_steps), room)
             if count >= SPLIT_ROWS:
                 # Equal shares, so that the server works on one message while the replies to another are read.
