@@ -1,6 +1,7 @@
 """The blocking facade, from one thread and from many."""
 
 import asyncio
+import gc
 import inspect
 import subprocess
 import sys
@@ -65,9 +66,27 @@ print(getattr(made, "_session", made).id)
 """
     command = [sys.executable, "-c", program, server.address]
     session_id = subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    assert_closed(server, session_id)
+
+
+def assert_closed(server: ServerProcess, session_id: str) -> None:
     with grpc.insecure_channel(server.address) as channel, pytest.raises(grpc.RpcError) as refusal:
         EnvironmentServiceStub(channel).Render(pb.RenderRequest(session_id=session_id))
     assert refusal.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+def test_a_fleet_that_is_dropped_is_closed_after_its_last_session(server: ServerProcess) -> None:
+    fleet = SyncFleet(server.address)
+    (session,) = fleet.open("bandit-v1", seed=1)
+    thread, session_id = fleet._thread, session.id
+    del fleet
+    gc.collect()
+    session.step("Phoenix")
+    del session
+    gc.collect()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert_closed(server, session_id)
 
 
 def test_many_at_once(fleet: SyncFleet) -> None:

@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 from starpod.client.errors import StarpodError
 from starpod.client.fleet import Fleet
@@ -75,7 +75,8 @@ def _opening_one(
 class SyncFleet:
     """A `Fleet` whose calls block. It takes the same arguments and runs an event loop in its own thread.
 
-    A fleet that is still open when the program ends is closed then, with all its sessions.
+    A fleet that is still open when the program ends is closed then, with all its sessions. One that the program no
+    longer refers to, not even by a session, is closed in the background.
 
     Example:
         with SyncFleet("127.0.0.1:50051") as fleet:
@@ -86,7 +87,7 @@ class SyncFleet:
     def __init__(self, addresses: str | Sequence[str], **options: Any) -> None:
         self.fleet = Fleet(addresses, **options)
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="starpod-fleet", daemon=True)
+        self._thread = threading.Thread(target=_run_loop, args=(self._loop,), name="starpod-fleet", daemon=True)
         self._closed = False
         self._process = os.getpid()
         self._closing = threading.Lock()
@@ -97,6 +98,8 @@ class SyncFleet:
             self._stop()
             raise
         _open_fleets.add(self)
+        self._closing_when_dropped = finalize(self, _close_dropped, self.fleet, self._loop, self._process)
+        self._closing_when_dropped.atexit = False  # `_close_open_fleets` does it, and waits
 
     def __enter__(self) -> Self:
         return self
@@ -110,6 +113,7 @@ class SyncFleet:
             if not self._closed and os.getpid() == self._process:  # a forked copy has no loop and nothing to close
                 self.run(self.fleet.close())
                 self._stop()
+                self._closing_when_dropped.detach()
 
     replicas = forwarded("fleet.replicas", list[Replica])
     """The servers, with addresses, sessions, load and environments; see Fleet.replicas."""
@@ -192,19 +196,43 @@ class SyncFleet:
             raise
 
     def _stop(self) -> None:
-        async def settle() -> None:
-            # Some of gRPC's tasks outlive their call by a moment, and asyncio warns about tasks that are pending when
-            # the loop closes.
-            tasks = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-        self.run(settle())
+        self.run(_settle())
         self._closed = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._loop.close()
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+async def _settle() -> None:
+    """Cancel the loop's other tasks.
+
+    Some of gRPC's tasks outlive their call by a moment, and asyncio warns about tasks that are pending when the loop
+    closes.
+    """
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _close_dropped(fleet: Fleet, loop: asyncio.AbstractEventLoop, process_id: int) -> None:
+    """Close a fleet on its loop, and end the loop. Do not wait, because the garbage collector calls this anywhere."""
+
+    async def close() -> None:
+        try:
+            await fleet.close()
+            await _settle()
+        finally:
+            loop.stop()
+
+    if os.getpid() == process_id and not loop.is_closed():
+        loop.call_soon_threadsafe(lambda: loop.create_task(close()))
 
 
 _open_fleets: WeakSet[SyncFleet] = WeakSet()
@@ -257,7 +285,7 @@ class SyncSession(SessionProperties):
             count: Number of copies.
             reseed: Give each copy a new random state. By default the same actions lead to the same transitions as in
                 the original.
-            dynamics_seeds: With `reseed`, one seed per copy; empty lets the server derive them.
+            dynamics_seeds: With `reseed`, one seed per copy; see Session.fork.
 
         Returns:
             The new sessions, on the same server.
