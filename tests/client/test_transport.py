@@ -70,6 +70,16 @@ async def test_files_that_are_not_there_are_named() -> None:
         await Fleet("127.0.0.1:1", token=Path("no_token")).start()
 
 
+async def test_files_that_cannot_be_used_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"neither PEM nor UTF-8: \xff")
+    with pytest.raises(Unreachable, match="TLS files cannot be used"):
+        await Fleet("127.0.0.1:1", tls=TLS(roots=file)).start()
+    with pytest.raises(Unreachable, match=r"token .* cannot be read"):
+        await Fleet("127.0.0.1:1", token=file).start()
+    assert not caplog.records
+
+
 def test_addresses() -> None:
     assert as_addresses("a:1, b:2") == ["a:1", "b:2"]
     assert as_addresses(["[::1]:3", "dns:///c:4"]) == ["[::1]:3", "dns:///c:4"]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import grpc
 
+from starpod.client.errors import Unreachable
 from starpod.client.wire import GrpcWire
 from starpod.serving.sockets import is_loopback
 
@@ -163,8 +164,12 @@ class Transport:
         return grpc.aio.secure_channel(address, self.tls.credentials(), options=options)
 
     def connect(self, address: str, server_name: str = "") -> GrpcWire:
-        """Make a channel, and return a Wire that uses it."""
-        return GrpcWire(address, self.channel(address, server_name), self.metadata)
+        """Make a channel, and return a Wire that uses it. Raises OSError or Unreachable for unusable TLS files."""
+        try:
+            channel = self.channel(address, server_name)
+        except ValueError as error:
+            raise Unreachable(str(error)) from error
+        return GrpcWire(address, channel, self.metadata)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """Return the metadata of every call: the bearer token, if there is one."""

@@ -52,11 +52,13 @@ class Connector(Protocol):
         """Maximum size of one message in either direction."""
 
     def connect(self, address: str, server_name: str = "") -> Wire:
-        """Return a wire to a server. It need not be connected yet. Raises OSError."""
+        """Return a wire to a server. It need not be connected yet. Raises OSError or StarpodError."""
 
 
 class GrpcWire:
-    """A Wire over a gRPC channel to one address. `metadata` returns the metadata of each call, or raises OSError."""
+    """A Wire over a gRPC channel to one address. `metadata` returns each call's metadata, or raises OSError or
+    UnicodeDecodeError if the token's file cannot be read.
+    """
 
     def __init__(
         self, address: str, channel: grpc.aio.Channel, metadata: Callable[[], tuple[tuple[str, str], ...]]
@@ -116,7 +118,7 @@ class GrpcWire:
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         try:
             return self._read_metadata()
-        except OSError as error:
+        except (OSError, UnicodeDecodeError) as error:
             raise Unreachable(f"The token for {self._address} cannot be read: {error}") from None
 
 
