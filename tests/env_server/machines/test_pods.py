@@ -270,6 +270,19 @@ def test_an_api_that_does_not_answer(cluster: Cluster, tmp_path: Path) -> None:
         machine_pool("pods")
 
 
+def test_a_handshake_that_is_not_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kubernetes.client import Configuration
+    from kubernetes.client.exceptions import ApiException
+
+    from starpod.env_server.machines import pods
+
+    monkeypatch.setattr(pods, "_CALL_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        configuration = Configuration(host=f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(ApiException, match="timed out"):
+            pods._connect(configuration, "connect_get_namespaced_pod_attach", "pod", "agents")
+
+
 def test_no_client_is_imported_before_an_engine_is_chosen() -> None:
     script = "import sys, starpod.env_server.hosting.harbor; print({'docker', 'kubernetes'} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

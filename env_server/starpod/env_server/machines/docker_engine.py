@@ -19,6 +19,7 @@ import docker
 from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.types import LogConfig, Ulimit
 from requests.exceptions import RequestException
+from urllib3.exceptions import HTTPError
 
 from starpod.env_server.authoring.environment import Unavailable
 from starpod.env_server.machines.engine import (
@@ -107,7 +108,7 @@ class DockerEngine:
         limits_disk: whether the storage driver can limit a container's disk; true until a container was refused.
     """
 
-    errors: ClassVar[tuple[type[Exception], ...]] = (DockerException, RequestException, OSError)
+    errors: ClassVar[tuple[type[Exception], ...]] = (DockerException, RequestException, HTTPError, OSError)
 
     def __init__(self, api: Any) -> None:
         self.api = api
@@ -242,7 +243,8 @@ class DockerEngine:
                 pull = functools.partial(self.api.pull, name, stream=True, decode=True)
                 self._follow(pull, f"the image {name}", "pull", seconds)
             else:
-                options = {"rm": True, "forcerm": True, "decode": True, "network_mode": network}
+                # `timeout` ends a build that hangs without output.
+                options = {"rm": True, "forcerm": True, "decode": True, "network_mode": network, "timeout": seconds}
                 build = functools.partial(self.api.build, path=str(folder), tag=name, **options)
                 self._follow(build, f"the image of {folder}", "build", seconds)
             image = self.find_image(name)
@@ -258,6 +260,7 @@ class DockerEngine:
         return None
 
     def _follow(self, start: Callable[[], Iterator[dict[str, Any]]], what: str, verb: str, seconds: float) -> None:
+        logger.info("%s: waiting for its %s, at most %g s", what, verb, seconds)
         deadline, lines = time.monotonic() + seconds, [""]
         try:
             for message in start():

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from kubernetes import client, config, stream
 from kubernetes.client.exceptions import ApiException, OpenApiException
 from kubernetes.config.config_exception import ConfigException
+from kubernetes.stream import ws_client
 from urllib3.exceptions import HTTPError
 from websocket import ABNF, WebSocketException, WebSocketTimeoutException
 
@@ -109,6 +110,16 @@ class PodStream:
         with contextlib.suppress(OSError, AttributeError):  # a closed connection
             self._websocket.sock.shutdown(socket.SHUT_RDWR)
         self._websocket.shutdown()
+
+
+class _TimedWebSocket(ws_client.WebSocket):  # type: ignore[misc]
+    """A websocket whose handshake has a time limit, which the cluster's client cannot set."""
+
+    def connect(self, url: str, **options: Any) -> None:
+        super().connect(url, timeout=_CALL_SECONDS, **options)
+
+
+ws_client.WebSocket = _TimedWebSocket
 
 
 class PodEngine:
