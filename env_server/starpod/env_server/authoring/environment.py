@@ -180,7 +180,8 @@ class EnvironmentSpec:
     slow_reset: bool = False
     """True if `reset` must run on a thread although steps are inline, for example because it searches for a start."""
     slow_render: bool = False
-    """True if drawing, by `render` or `observe`, must run on a thread. A turn is undone if these methods raise Busy."""
+    """True if drawing takes long or may raise Busy. `render` and turns that show an image then run on a thread, and a
+    turn is undone if it raises Busy. Class `inline` does so only for turns that show an image."""
     step_timeout: float = 60.0
     """Seconds after which a step in a process counts as hung and its session as lost."""
     effects: bool = False

@@ -99,7 +99,7 @@ class TooLate(RuntimeError):
     def __init__(self, error: Busy | Unavailable) -> None:
         super().__init__(
             f"raised {type(error).__name__} ({error}) after the turn had changed the state; raise it before any "
-            "change, or set slow_render in the spec"
+            "change, or set slow_render in the spec, which undoes turns (in class inline only those with an image)"
         )
         self.error = error
 
@@ -228,7 +228,8 @@ class LiveEpisode:
     def undoable_turn(self, actions: Sequence[Any], want: Want) -> TurnResult:
         """Execute a turn of an environment with `slow_render`. Busy or Unavailable leave the episode unchanged.
 
-        The state is copied first. A copy takes little time compared with drawing or waiting.
+        The state is copied first. A copy takes little time compared with drawing or waiting. Turns of class `inline`
+        without an image do neither, so they are not undone.
         """
         if not want.image and self.environment.spec.concurrency is Concurrency.INLINE:
             return self.turn(actions, want)
