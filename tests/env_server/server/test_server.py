@@ -58,6 +58,13 @@ async def test_drain_hands_sessions_back_when_its_time_is_up(serve: Serve) -> No
     await asyncio.wait_for(client.server.drain(), 30)
 
 
+async def test_drain_does_not_wait_for_lost_sessions(serve: Serve) -> None:
+    client = await serve(drain_seconds=600)
+    await client.fails(client.step(await client.open("walk-v1"), 0, "bug"))
+    assert await client.live() == 1
+    await asyncio.wait_for(client.server.drain(), 30)
+
+
 async def test_reflection_shows_the_contract(client: Client) -> None:
     def services() -> list[str]:
         with grpc.insecure_channel(client.server.address) as channel:

@@ -148,11 +148,16 @@ class EnvironmentServer:
         self.worker.draining = True
         await self._grpc.set_health(self.worker.registry.ids, health_pb2.HealthCheckResponse.NOT_SERVING)
         deadline = time.monotonic() + self.config.drain_seconds
-        while self.worker.live_sessions and time.monotonic() < deadline:
+        while (count := self._usable_sessions()) and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
-        if self.worker.live_sessions:
+        if count:
             # Their clients notice the closed connection, open new sessions elsewhere and replay.
-            logger.warning("handing back live sessions", extra={"sessions": self.worker.live_sessions})
+            logger.warning("handing back live sessions", extra={"sessions": count})
+
+    def _usable_sessions(self) -> int:
+        """Return the number of sessions without those that are lost, which count until they are closed or expire."""
+        sessions = (session for table in self._service.tables.values() for session in table.values())
+        return self.worker.live_sessions - sum(bool(session.lost) for session in sessions)
 
     async def stop(self, grace: float = 1.0) -> None:
         """Close every connection and session."""
