@@ -19,6 +19,7 @@ from starpod.env_server import (
     EnvironmentOptions,
     EnvironmentSpec,
     Limits,
+    MachineLost,
     OptionsError,
     Outcome,
     ToolCall,
@@ -335,7 +336,7 @@ class Unruly(Environment):
     spec = specify(
         "unruly",
         "Rude",
-        actions=("info", "array", "text", "raise", "exit", "stop", "leave", "fork", "options", "state", "fine"),
+        actions=("info", "array", "text", "raise", "exit", "stop", "leave", "fork", "options", "state", "gone", "fine"),
     )
 
     class Options(EnvironmentOptions):
@@ -357,6 +358,8 @@ class Unruly(Environment):
             raise GeneratorExit("left")
         if action in ("options", "state"):  # would mean that nothing has changed
             raise OptionsError("no level 2") if action == "options" else StateError("no level 2")
+        if action == "gone":
+            raise MachineLost("was removed on purpose")
         if action == "fork" and (child := os.fork()):
             return Outcome(info={"status": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])})
         self.text = action == "text"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from starpod.env_server import Limits, Outcome
+from starpod.env_server import Concurrency, Limits, Outcome
 from starpod.env_server.authoring.environment import BadResult
 from starpod.env_server.episodes.convert import fill_transition
 from starpod.env_server.episodes.effects import Journal
@@ -12,7 +12,7 @@ from starpod.env_server.processes.hosts import LocalHost, Pools, ResetPlan
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.values import Want
 from tests.env_server.conftest import INTACT, LOST, Client, Serve, Stream, entered, step_request, text_of
-from tests.env_server.troublesome import Waiting, Walk
+from tests.env_server.troublesome import Waiting, Walk, elsewhere, specify
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,40 @@ async def test_a_step_that_fails_costs_its_own_session(
     missing = (await client.ask("Renew", session_ids=[by_call.session_id, good[0].session_id])).missing
     assert list(missing) == [by_call.session_id]
     assert await client.live() == 4
+
+
+class Chatty(Walk):
+    """A walk that talks much from seed 7 on, and after a step to the left."""
+
+    spec = specify("chatty", "It talks", actions=("Left", "Right"))
+
+    def render(self, mode: str = "text") -> str:
+        return "x" * 20_000 if self.seed == 7 or self.place < self.start else "short"
+
+
+@pytest.mark.parametrize("kind", ["", "_thread"])
+async def test_a_reply_that_is_too_large_costs_its_own_session(serve: Serve, kind: str) -> None:
+    client = await serve(Chatty, elsewhere(Chatty, Concurrency.THREAD), limits=ServerLimits(max_message_bytes=16_000))
+    by_call, by_row, by_reset, good = [await client.open(f"chatty{kind}-v1") for _ in range(4)]
+    streamed, other = await Stream(client).ask((by_row, 0, "Left"), (good, 0, "Right"))
+    assert text_of(other) == "short"
+    called = await client.fails(client.step(by_call, 0, "Left"))
+    reset = await client.fails(client.ask("Reset", by_reset, epoch=1, seed=7))
+    for failure in (streamed, called, reset):
+        assert failure.bug == LOST
+        assert "render returned what makes a reply of 20" in failure.message
+    for session in (by_row, by_call, by_reset):
+        assert (await client.fails(client.step(session, 1, "Right"))).reason == "SESSION_LOST"
+    await client.step(good, 1, "Right")
+
+
+@pytest.mark.parametrize("kind", ["", "_thread", "_process"])
+async def test_an_environment_that_lost_its_machine_has_no_bug(client: Client, kind: str) -> None:
+    by_call, by_row = [await client.open(f"unruly{kind}-v1") for _ in range(2)]
+    (streamed,) = await Stream(client).ask((by_row, 0, "gone"))
+    for failure in (streamed, await client.fails(client.step(by_call, 0, "gone"))):
+        assert failure.reason == "SESSION_LOST"
+        assert "was removed on purpose" in failure.message
 
 
 @pytest.mark.parametrize("kind", ["", "_thread"])  # the sandbox of a process allows no fork

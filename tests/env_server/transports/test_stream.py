@@ -13,7 +13,7 @@ from starpod.check.grpc_connection import start_rows
 from starpod.env_server.episodes.timing import begin, clock
 from starpod.env_server.operation.config import ServerLimits
 from starpod.env_server.sessions.columns import Answers
-from starpod.env_server.sessions.responses import split_response
+from starpod.env_server.sessions.responses import split_response, too_large
 from starpod.env_server.transports.outbox import Outbox
 from starpod.v1 import environment_pb2 as pb
 from tests.env_server.conftest import (
@@ -208,7 +208,7 @@ def test_a_large_response_is_split_and_acknowledges_once() -> None:
     response.transitions.MergeFrom(pb.TransitionColumns(call_ids=[40], texts=["on"], rewards=[1], outcome_flags=[7]))
     response.replies.add(call_id=41)
     response.acknowledged = 1
-    parts = list(split_response(response, response.ByteSize(), 200))
+    parts = list(split_response(response, response.ByteSize(), 200, lambda call_id, size: too_large(size, 200)))
     assert all(part.ByteSize() <= 200 for part in parts) and not any(part.acknowledged for part in parts[:-1])
     rows = [
         (call_id, part.starts.texts[row], part.starts.instructions[part.starts.instruction_places[row]])

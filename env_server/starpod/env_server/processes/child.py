@@ -10,7 +10,7 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from starpod.env_server.authoring.environment import Busy, Environment, Limits, OptionsError, Unavailable
+from starpod.env_server.authoring.environment import Busy, Environment, Limits, MachineLost, OptionsError, Unavailable
 from starpod.env_server.episodes import convert
 from starpod.env_server.episodes.errors import EnvironmentRaised
 from starpod.env_server.episodes.live_episode import EpisodeEnded, LiveEpisode, Want
@@ -58,6 +58,8 @@ def serve_episode(connection: socket.socket, reference: Reference, sandbox: Sand
             reply = pack_error("options", str(error))
         except Busy as busy:
             reply = pack_error("busy", busy.message, busy.retry_after)
+        except MachineLost as loss:
+            reply = pack_error("lost", str(loss))
         except Unavailable as missing:
             reply = pack_error("unavailable", str(missing))
         except ResultTooLarge as error:

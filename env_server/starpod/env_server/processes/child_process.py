@@ -64,7 +64,7 @@ class ChildProcess:
         """Return the result of a call, and start the process for the first one.
 
         Raises:
-            HostDied: the process does not start, ended, hung, or sent what no environment sends.
+            HostDied: the process does not start, ended, hung or sent what no environment sends, or a machine is gone.
             EnvironmentRaised: the environment raised, or a result is too large.
             Exception: what the environment may raise: Busy, EpisodeEnded, OptionsError, StateError, StateTooLarge and
                 Unavailable.
@@ -103,6 +103,9 @@ class ChildProcess:
                 raise Busy(value, float(detail))
             case "unavailable":
                 raise Unavailable(value)
+            case "lost":
+                self.close()
+                raise HostDied(value)
             case "large" if verb == "save":
                 raise StateTooLarge(value)
             case "bug" | "large":

@@ -10,6 +10,7 @@ from starpod.env_server.episodes.errors import bad_argument, unsupported
 from starpod.env_server.episodes.live_episode import TurnResult, Want
 from starpod.env_server.sessions.creation import SessionCreation
 from starpod.env_server.sessions.requests import check_actions, check_ids, snapshot_too_large, wanted
+from starpod.env_server.sessions.responses import ENVELOPE_BYTES
 from starpod.env_server.sessions.seal import digest_snapshot
 from starpod.env_server.sessions.session import ServedSession, digest_reset
 from starpod.env_server.sessions.table import SessionTable
@@ -55,6 +56,7 @@ class Calls:
             session.begin_episode(plan)
             response = session.reset_response(started)
             session.last_request, session.last_reply = digest_reset(request), response.SerializeToString()
+            self._expect_sendable(session, "Reset")
             return response
 
     async def step(self, table: SessionTable, request: pb.StepRequest) -> pb.StepResponse:
@@ -109,7 +111,18 @@ class Calls:
                 self.write_transition(message, session, transition)
                 transition = message
             session.keep_turn(actions, transition)
+            self._expect_sendable(session, "Step")
             return transition
+
+    def _expect_sendable(self, session: ServedSession, verb: str) -> None:
+        """Raise ENVIRONMENT_BUG if the reply that a session keeps is too large for a message. The session is lost."""
+        reply, limit, size = session.last_reply, self._limits.max_message_bytes, 0
+        if isinstance(reply, bytes):
+            size = len(reply)
+        elif isinstance(reply, TurnResult) and isinstance(reply.parts, str) and 4 * len(reply.parts) > limit:
+            size = len(reply.parts.encode(errors="replace"))
+        if limit and size + ENVELOPE_BYTES > limit:
+            raise self.worker.failures.break_off_large(session, size, limit, verb)
 
     async def render(self, table: SessionTable, request: pb.RenderRequest) -> pb.RenderResponse:
         session = table.find(request.session_id)

@@ -6,7 +6,14 @@ import logging
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from starpod.env_server.authoring.environment import Busy, Concurrency, OptionsError, Unavailable
+from starpod.env_server.authoring.environment import (
+    BadResult,
+    Busy,
+    Concurrency,
+    MachineLost,
+    OptionsError,
+    Unavailable,
+)
 from starpod.env_server.episodes.errors import CallError, EnvironmentRaised, bad_argument, overloaded, unsupported
 from starpod.env_server.episodes.live_episode import EpisodeEnded
 from starpod.env_server.episodes.state import StateError
@@ -56,21 +63,38 @@ class SessionFailures:
             case StateTooLarge():
                 return CallError("TOO_LARGE", f"the state has {error}", {"limit": "max_snapshot_bytes"})
             case HostDied():
-                concurrency = session.environment.spec.concurrency
-                host_kind = "thread" if concurrency is Concurrency.INLINE else concurrency.value
-                session.lose(f"its environment {host_kind} {error}")
-                self._metrics.count_lost(session.environment.spec.id)
-                logger.warning("session lost", extra={"session": session.id, "verb": verb, "cause": session.lost})
-                return session.loss()
+                return self._loss(session, error, verb)
             case EnvironmentRaised():
                 return self._bug(session, error, verb)
         return error
 
-    def break_off(self, session: ServedSession, error: BaseException) -> CallError:
-        """Return ENVIRONMENT_BUG for a Step that failed or whose transition cannot be sent. The session is lost."""
+    def break_off(self, session: ServedSession, error: BaseException, verb: str = "Step") -> CallError:
+        """Return ENVIRONMENT_BUG for a Step that failed or whose transition cannot be sent. The session is lost.
+
+        A MachineLost is no bug: it becomes SESSION_LOST.
+        """
+        if isinstance(error, MachineLost):
+            return self._loss(session, error, verb)
         bug = EnvironmentRaised.from_exception(session.environment, error, intact=False)
         bug.__cause__ = error
-        return self._bug(session, bug, "Step")
+        return self._bug(session, bug, verb)
+
+    def break_off_large(self, session: ServedSession, size: int, limit: int, verb: str) -> CallError:
+        """Return ENVIRONMENT_BUG for a Step or Reset that was executed, but whose reply has too many bytes to be sent.
+
+        The session is lost, because its caller cannot know its state.
+        """
+        problem = f"what makes a reply of {size} bytes; this server sends at most {limit}, see --max-message-bytes"
+        return self.break_off(session, BadResult("observe", problem), verb)
+
+    def _loss(self, session: ServedSession, cause: Exception, verb: str) -> CallError:
+        """Lose the session, log it, and return SESSION_LOST. The text of `cause` is the end of a sentence."""
+        concurrency = session.environment.spec.concurrency
+        host_kind = "thread" if concurrency is Concurrency.INLINE else concurrency.value
+        session.lose(f"its environment {host_kind} {cause}")
+        self._metrics.count_lost(session.environment.spec.id)
+        logger.warning("session lost", extra={"session": session.id, "verb": verb, "cause": session.lost})
+        return session.loss()
 
     def _bug(self, session: ServedSession, bug: EnvironmentRaised, verb: str) -> CallError:
         """Log a bug of an environment and return ENVIRONMENT_BUG. The session is lost if its state may be corrupt."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from starpod.env_server.episodes.errors import CallError
 from starpod.v1 import environment_pb2 as pb
@@ -11,12 +11,15 @@ ENVELOPE_BYTES = 64
 """Maximum number of bytes that a Stream message with one reply has in addition to the reply."""
 
 
-def split_response(response: pb.StreamResponse, size: int, limit: int) -> Iterator[pb.StreamResponse]:
+def split_response(
+    response: pb.StreamResponse, size: int, limit: int, refuse: Callable[[int, int], CallError]
+) -> Iterator[pb.StreamResponse]:
     """Split a response into messages of at most `limit` bytes.
 
     Args:
         size: bytes of the response.
         limit: maximum bytes of a message; 0 means no limit.
+        refuse: returns the error of a call whose reply is too large, given the call's id and the bytes of the reply.
     """
     if not limit or size <= limit:
         yield response
@@ -24,7 +27,7 @@ def split_response(response: pb.StreamResponse, size: int, limit: int) -> Iterat
     replies, starts, transitions = response.replies, response.starts, response.transitions
     call_ids = [*(reply.call_id for reply in replies), *starts.call_ids, *transitions.call_ids]
     if len(call_ids) == 1:
-        error = too_large(size, limit).status()
+        error = refuse(call_ids[0], size).status()
         yield pb.StreamResponse(
             replies=[pb.Reply(call_id=call_ids[0], error=error)], acknowledged=response.acknowledged
         )
@@ -44,7 +47,7 @@ def split_response(response: pb.StreamResponse, size: int, limit: int) -> Iterat
         halves[0].timing.CopyFrom(response.timing)
     halves[-1].acknowledged = response.acknowledged
     for half in halves:
-        yield from split_response(half, half.ByteSize(), limit)
+        yield from split_response(half, half.ByteSize(), limit, refuse)
 
 
 def _start_halves(columns: pb.StartColumns) -> Iterator[pb.StartColumns]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Protocol
 
+from starpod.env_server.episodes.errors import CallError
 from starpod.env_server.episodes.timing import Timing, clock
 from starpod.env_server.sessions.responses import split_response
 from starpod.v1 import environment_pb2 as pb
@@ -24,12 +26,14 @@ class ClientStream(Protocol):
 class Outbox:
     """Queue that writes one message at a time, and splits a message that is too large.
 
-    Replies of calls that finish later are collected while a message is written, and then sent together.
+    Replies of calls that finish later are collected while a message is written, and then sent together. `refuse` is
+    that of `split_response`.
     """
 
-    def __init__(self, connection: ClientStream, max_bytes: int) -> None:
+    def __init__(self, connection: ClientStream, max_bytes: int, refuse: Callable[[int, int], CallError]) -> None:
         self._connection = connection
         self._max_bytes = max_bytes
+        self._refuse = refuse
         self._writing = asyncio.Lock()
         # Store sizes, because measuring a reply takes as long as serializing it.
         self._finished: list[tuple[pb.Reply, Timing, int]] = []
@@ -88,6 +92,6 @@ class Outbox:
 
     async def _send(self, response: pb.StreamResponse) -> int:
         size = response.ByteSize()
-        for message in split_response(response, size, self._max_bytes):
+        for message in split_response(response, size, self._max_bytes, self._refuse):
             await self._connection.write(message)
         return size

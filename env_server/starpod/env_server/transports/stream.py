@@ -24,6 +24,7 @@ from starpod.env_server.sessions.columns import (
     step_rows,
 )
 from starpod.env_server.sessions.requests import check_texts, extra_members, is_large, measure, parse
+from starpod.env_server.sessions.responses import too_large
 from starpod.env_server.sessions.table import SessionTable
 from starpod.env_server.transports.auth import Grant
 from starpod.env_server.transports.eager import run_eagerly
@@ -56,10 +57,12 @@ class StreamServer:
         self._worker = calls.worker
         self._table = table
         self._connection = connection
-        self._outbox = Outbox(connection, calls.worker.limits.max_message_bytes)
+        self._outbox = Outbox(connection, calls.worker.limits.max_message_bytes, self._refuse_large)
         self._grant = grant
         self._tenant = grant.tenant
         self._rows_at_once = ROWS_AT_ONCE
+        # The rows of the message that is being served.
+        self._rows: list[ResetRows | StepRows] = []
         self._bulky = 0
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -102,6 +105,7 @@ class StreamServer:
         if message.acknowledge:
             answers.message.acknowledged = 1
         await self._write(answers, arrived)
+        self._rows = []
 
     async def _work_through(self, message: pb.StreamRequest, size: int, arrived: float) -> Answers:
         """Start all calls of a message, and return the replies that are available at once and have not been sent."""
@@ -144,6 +148,7 @@ class StreamServer:
                     raise
                 await self._refuse(columns.call_ids, error, arrived)
             else:
+                self._rows.append(rows)
                 answers = await self._serve_rows(rows, size, arrived, answers)
         return answers
 
@@ -195,6 +200,18 @@ class StreamServer:
             for call_id in call_ids[start : start + ROWS_AT_ONCE]:
                 answers.message.replies.append(pb.Reply(call_id=call_id, error=status))
             await self._write(answers, arrived)
+
+    def _refuse_large(self, call_id: int, size: int) -> CallError:
+        """Return the error of a call whose reply is too large. If it is a row, its session was changed and is lost."""
+        limit, error = self._worker.limits.max_message_bytes, None
+        for rows in self._rows:
+            if call_id in rows.call_ids:
+                session = self._table.get(rows.session_ids[rows.call_ids.index(call_id)])
+                if session is not None and not session.lost:
+                    error = self._worker.failures.break_off_large(session, size, limit, rows.verb)
+        error = error or too_large(size, limit)
+        self._worker.metrics.error("Stream", error.reason)
+        return error
 
     def _start_slice(
         self, calls: Sequence[tuple[pb.Call, str | None]], start: int, arrived: float, answers: Answers
