@@ -134,7 +134,7 @@ class Replica(ServerConnection):
         return super().retries(method, error) and not (isinstance(error, Overloaded) and method in _PLACED)
 
     def _fill(self, environment_id: str, error: Overloaded) -> None:
-        """For a while, do not ask this server for sessions: of this environment or of any, depending on the limit.
+        """Begin a pause in asking this server for sessions of this environment, or of any if all of them are refused.
 
         Calls that were already in flight may also be refused, but their refusals do not prolong the pause.
         """
