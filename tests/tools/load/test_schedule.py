@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from starpod.load.plan import Think, arrivals
+from starpod.load.plan import Stage, Think, arrivals
 
 RATES = st.floats(0.01, 1e5)
 STARTS = st.floats(0, 1e7)
@@ -61,3 +61,8 @@ def test_think_times(text: str, mean: float) -> None:
 def test_an_invalid_think_time_is_reported(text: str) -> None:
     with pytest.raises(ValueError, match="lognormal:MEDIAN,SIGMA"):
         Think(text)
+
+
+@pytest.mark.parametrize(("seconds", "interval"), [(1.0, 0.05), (10.0, 0.25), (600.0, 1.0), (28_800.0, 48.0)])
+def test_a_stage_has_at_most_600_intervals(seconds: float, interval: float) -> None:
+    assert Stage("", 1, seconds, 0.0).interval == interval

@@ -118,8 +118,12 @@ class Stage:
 
     @property
     def interval(self) -> float:
-        """Seconds per interval, from 0.05 to 1: a fortieth of the stage, so that a bootstrap has enough intervals."""
-        return min(max(self.seconds / 40, 0.05), 1.0)
+        """Seconds per interval: a fortieth of the stage, so that a bootstrap has enough intervals, from 0.05 to 1.
+
+        Stages over ten minutes have 600 longer intervals, because the report holds all histograms of a call in memory
+        at once (270 kB each).
+        """
+        return max(min(max(self.seconds / 40, 0.05), 1.0), self.seconds / 600)
 
 
 # --- schedules --------------------------------------------------------------------------------------------------------
