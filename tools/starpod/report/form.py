@@ -24,7 +24,8 @@ class Field:
     description: str
     default: str
     """The default as text; empty without one."""
-    choices: tuple[str, ...] = ()
+    choices: tuple[Any, ...] = ()
+    """Values to choose from, such as 4, 9 and 16. A form sends them as text."""
     whole: bool = False
     """Whether only whole numbers are allowed."""
 
@@ -58,7 +59,7 @@ def _field(name: str, schema: Mapping[str, Any]) -> Field | None:
     kind, text = kinds[0], "" if default is None else str(default)
     description = str(schema.get("description", ""))
     if "enum" in kind:
-        return Field(name, "choice", description, text, tuple(map(str, kind["enum"])))
+        return Field(name, "choice", description, text, tuple(kind["enum"]))
     match kind.get("type"):
         case "boolean":
             return Field(name, "check", description, "on" if default else "")
@@ -100,6 +101,8 @@ def changed_options(fields: list[Field], form: Mapping[str, str]) -> dict[str, A
             options[field.name] = bool(text)
         elif field.kind == "number":
             options[field.name] = _number(field, text)
+        elif field.kind == "choice":  # the environment explains a value that is not one of the choices
+            options[field.name] = next((value for value in field.choices if str(value) == text), text)
         else:
             options[field.name] = text
     return options

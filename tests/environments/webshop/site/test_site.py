@@ -465,15 +465,18 @@ def test_fields_are_made_from_the_schema_of_the_shop() -> None:
         "f": {"type": "number", "default": 1.0},
         "observation": {"type": "string"},
         "e": {"enum": ["p", "q"], "type": "string", "default": "p"},
+        "size": {"enum": [4, 9, 16], "type": "integer", "default": 4},
     }
     known = options.fields(json.dumps({"properties": properties}), first=("catalogue",), hidden=("observation",))
     names, kinds, defaults = zip(*((field.name, field.kind, field.default) for field in known), strict=True)
-    assert names == ("catalogue", "b", "n", "f", "e")
-    assert kinds == ("text", "check", "number", "number", "choice")
-    assert defaults == ("", "on", "", "1.0", "p")
-    assert options.changed_options(known, {"option-b": "on", "option-e": "p", "option-f": "1.0"}) == {}
-    given = {"option-e": "q", "option-n": " 3 ", "option-catalogue": "mine"}
-    assert options.changed_options(known, given) == {"catalogue": "mine", "b": False, "n": 3, "e": "q"}
+    assert names == ("catalogue", "b", "n", "f", "e", "size")
+    assert kinds == ("text", "check", "number", "number", "choice", "choice")
+    assert defaults == ("", "on", "", "1.0", "p", "4")
+    assert (
+        options.changed_options(known, {"option-b": "on", "option-e": "p", "option-f": "1.0", "option-size": "4"}) == {}
+    )
+    given = {"option-e": "q", "option-size": "9", "option-n": " 3 ", "option-catalogue": "mine"}
+    assert options.changed_options(known, given) == {"catalogue": "mine", "b": False, "n": 3, "e": "q", "size": 9}
     with pytest.raises(ValueError, match=r"n: '1\.5' is not a whole number"):
         options.changed_options(known, {"option-n": "1.5"})
 
