@@ -274,6 +274,8 @@ def _mean(
         return ChartLine(line.label, [], line.colour)
     first, last = max(points[0][0] for _, points in run_curves), min(points[-1][0] for _, points in run_curves)
     steps = spread(sorted({x for _, points in run_curves for x, _ in points if first <= x <= last}), POINTS)
+    if not steps:  # the shortest run has not reached the first point of a long one, which is a mean over iterations
+        return ChartLine(line.label, [], line.colour)
     places = np.mean([[x for x, _ in _over(curve, view.over, [(x, 0.0) for x in steps])] for curve, _ in run_curves], 0)
 
     def at_steps(curves: Sequence[Sequence[Point]]) -> Any:
