@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
+from urllib.parse import urlencode
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -58,7 +59,6 @@ from starpod.ui.turns import (
     start_job,
 )
 
-COOKIE = "starpod-ui"
 HEADERS = headers(scripts="'self'", styles="'self' 'unsafe-inline'", images="'self' data:")
 _HEARTBEAT = 15
 """Seconds without news after which an event stream sends a comment, which keeps the connection open."""
@@ -155,13 +155,14 @@ def _admission(request: Request, token: str) -> Response | None:
 
     A token in the address is moved into the cookie by a redirect to the same address without it.
     """
+    cookie = f"starpod-ui-{request.url.port}"  # browsers send a host's cookies to all its ports
     query_token = request.query_params.get("token", "")
     if hmac.compare_digest(query_token.encode(), token.encode()):
         parameters = [(name, value) for name, value in request.query_params.multi_items() if name != "token"]
-        response = RedirectResponse(str(request.url.replace_query_params(**dict(parameters))), 303)
-        response.set_cookie(COOKIE, token, httponly=True, samesite="strict")
+        response = RedirectResponse(str(request.url.replace(query=urlencode(parameters))), 303)
+        response.set_cookie(cookie, token, httponly=True, samesite="strict")
         return response
-    if hmac.compare_digest(request.cookies.get(COOKIE, "").encode(), token.encode()):
+    if hmac.compare_digest(request.cookies.get(cookie, "").encode(), token.encode()):
         return None
     return _problem(request, 401, "Open the link that `starpod ui` printed: it holds the token.")
 
