@@ -59,5 +59,8 @@ def test_the_page_of_an_evaluation_leads_to_each_episode(runs: Path) -> None:
         with folder.writing():
             folder.append(PLAN, "random", episode(22, solved=True, turns=2, member=1))
         assert http.get("/runs/lake").text.count("/episode?") == page.text.count("/episode?") + 1
+        with folder.file(PLAN, "random").open("a") as file:
+            file.write("{\n")
+        assert http.get(links[-1]).status_code == 200  # another model's damaged file does not matter
         (runs / "lake" / "evaluation.json").write_text("{}")
         assert "it is no plan of this version" in http.get("/runs/lake").text

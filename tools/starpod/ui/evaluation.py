@@ -25,6 +25,14 @@ WORDS = {True: ("plus", "solved"), False: ("minus", "not solved"), None: ("muted
 """CSS class and text of an episode by its success."""
 
 
+def read_plan(evaluation: EvaluationFolder) -> EvaluationPlan:
+    """Return the plan of an evaluation. Raises BadFile."""
+    try:
+        return evaluation.read_plan()
+    except BadEpisodes as error:
+        raise BadFile(str(error)) from error
+
+
 def read_evaluation(evaluation: EvaluationFolder) -> tuple[EvaluationPlan, dict[str, Any]]:
     """Return the plan and the report of an evaluation, which are kept while its files do not change. Raises BadFile."""
     try:

@@ -26,7 +26,7 @@ from starpod.trainer.data.episode import Episode
 from starpod.trainer.evaluation.folder import EvaluationFolder
 from starpod.ui import watching
 from starpod.ui.continuing import COUNTS, Continuing
-from starpod.ui.evaluation import read_evaluation
+from starpod.ui.evaluation import read_plan
 from starpod.ui.games import Games, LiveGame, path_of
 from starpod.ui.jobs import TurnJobs
 from starpod.ui.page import LiveSite, query, render
@@ -309,7 +309,7 @@ async def watch_action(site: LiveSite, request: Request) -> Response:
 async def fork_episode(site: LiveSite, request: Request) -> Response:
     """Open a live session in the state before a turn of an episode."""
     form = await posted(site, request, "fork")
-    episode, task, link = named_episode(site, form)
+    episode, task, link = await asyncio.to_thread(named_episode, site, form)
     turn = parse_whole(form.get("turn", ""), len(episode.turns))
     if turn is None:
         raise HTTPException(400, "The form lacks the turn.")
@@ -322,7 +322,7 @@ async def fork_episode(site: LiveSite, request: Request) -> Response:
 async def picture(site: LiveSite, request: Request) -> Response:
     """Return a picture of the state before a turn of an episode: one kept by the run, or one drawn by the server."""
     parameters = request.query_params
-    episode, task, link = named_episode(site, parameters)
+    episode, task, link = await asyncio.to_thread(named_episode, site, parameters)
     index = parse_whole(parameters.get("turn", ""), len(episode.turns))
     frames = await asyncio.to_thread(
         kept_pictures, site.folder(parameters["run"]), parameters["file"], episode.group, episode.member
@@ -335,7 +335,10 @@ async def picture(site: LiveSite, request: Request) -> Response:
 
 
 def named_episode(site: LiveSite, form: Mapping[str, str]) -> tuple[Episode, Task, str]:
-    """Return the episode that a form names, its task, and the address of its page. Raises HTTPException."""
+    """Return the episode that a form names, its task, and the address of its page. Raises HTTPException, BadFile.
+
+    Call this in a thread, because it may decompress a long file.
+    """
     run = site.run(form.get("run", ""))
     grp, member = (parse_whole(form.get(name, ""), 2**53) for name in ("group", "member"))
     row = None
@@ -347,8 +350,7 @@ def named_episode(site: LiveSite, form: Mapping[str, str]) -> tuple[Episode, Tas
     episode = load_episode(folder / "episodes" / row["name"], row["start"])
     link = query("/episode", run=run["path"], file=row["name"], group=row["grp"], member=row["member"])
     if (evaluation := EvaluationFolder(folder)).exists:
-        plan, _ = read_evaluation(evaluation)
-        return episode, plan.environments[episode.kind].task, link
+        return episode, read_plan(evaluation).environments[episode.kind].task, link
     config = mapping(folder / "config.yaml", [])
     environment = (config.get("environments") or {}).get(episode.task) or config.get("environment") or {}
     evaluated = environment.get("evaluation") or config.get("evaluation") or {}

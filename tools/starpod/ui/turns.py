@@ -23,7 +23,7 @@ from starpod.ui.saving import held_out, save_demonstration, saved
 async def start_job(site: LiveSite, request: Request) -> Response:
     """Start continuations from each turn of an episode. Their page fills while they are played."""
     form = await posted(site, request, "fork")
-    episode, task, link = named_episode(site, form)
+    episode, task, link = await asyncio.to_thread(named_episode, site, form)
     continuing, folder = continuing_of(site), site.folder(form["run"])
     policies = continuing.policies.choices(run=folder)
     policy, count = continuation(form, policies)
