@@ -17,7 +17,7 @@ from starpod.remote.catalog import access_options, expect_address, service_error
 from starpod.report.site import site_options
 from starpod.serving.options import Command
 from starpod.serving.sockets import end_process_with_stdin, is_loopback, link, listen
-from starpod.ui.index import NAME, RunIndex
+from starpod.ui.index import NAME, NotAnIndex, RunIndex
 
 if TYPE_CHECKING:
     from starpod.ui.continuing import Continuing
@@ -107,6 +107,8 @@ def ui(
             source = (lambda: servers_of(runs)) if of_run else server
             continuing = Continuing(Games(source, access), SitePolicies(model_endpoints)) if source else None
             asyncio.run(_serve(runs, index, continuing, host=host, port=port, hosts={host, *hosts}, token=token))
+    except NotAnIndex as error:
+        raise click.BadParameter(str(error), param_hint="--index") from error
     except OSError as error:
         raise click.ClickException(str(error)) from error
 

@@ -133,6 +133,10 @@ class Curve:
     tokens: dict[int, float] = field(default_factory=dict)
 
 
+class NotAnIndex(Exception):
+    """Raised for a file that is not an index. It is left unchanged."""
+
+
 class IndexFile:
     """The database of a folder of runs. Any thread may use it, because each call opens a new connection.
 
@@ -140,6 +144,9 @@ class IndexFile:
 
     Args:
         file: path of the index; empty: `NAME` in the folder; ":memory:": no file.
+
+    Raises:
+        NotAnIndex: the file contains something else.
     """
 
     def __init__(self, folder: Path, file: str = "") -> None:
@@ -182,21 +189,29 @@ class IndexFile:
             yield database
 
     def _prepare(self) -> None:
-        """Create the file. Replace an existing file if it is damaged, has another version or is mostly waste."""
+        """Create the file. Replace an existing index if it is damaged, has another version or is mostly waste.
+
+        Raises NotAnIndex. A damaged file counts as an index only if it is called `NAME`.
+        """
         for is_retry in (False, True):
+            is_index = Path(self._target).name == NAME
             try:
                 with closing(self.connect()) as database:
                     version = database.execute("PRAGMA user_version").fetchone()[0]
-                    if version == VERSION and not _wasteful(database):
+                    tables = {row["name"] for row in database.execute("SELECT name FROM sqlite_master")}
+                    is_index = is_index or {"runs", "points", "episodes"} <= tables
+                    if version == VERSION and is_index and not _wasteful(database):
                         database.execute("PRAGMA journal_mode = WAL")
                         return
-                    if version == 0 and not database.execute("SELECT 1 FROM sqlite_master").fetchone():
+                    if version == 0 and not tables:
                         database.execute("PRAGMA journal_mode = WAL")
                         self._create(database)
                         return
             except sqlite3.DatabaseError as error:
                 if isinstance(error, sqlite3.OperationalError) or is_retry:
                     raise
+            if not is_index:
+                raise NotAnIndex(f"{self._target} is not an index of runs: name another file, or delete this one")
             for suffix in ("", "-wal", "-shm"):
                 with suppress(FileNotFoundError):
                     Path(self._target + suffix).unlink()
@@ -354,7 +369,7 @@ def episode_id(step: int, file: int, place: int) -> int:
 
     Args:
         step: step of the run; a negative one counts as 0.
-        place: index of the episode among the file's readable episodes, less than MOST_LINES.
+        place: number of readable lines before the episode in its file, less than MOST_LINES.
     """
     return (min(max(step, 0), 2**23 - 1) << 40) + (file % 2**22 * MOST_LINES) + place
 
