@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.sinks import JsonlSink
 from starpod.ui import reading
-from starpod.ui.index import NAME, POINTS, SORTS, Filter, RunIndex
+from starpod.ui.index import NAME, POINTS, SORTS, Filter, NotAnIndex, RunIndex
 from starpod.ui.indexer import Indexer
 from tests.trainer.diagnostics.synthetic import episode, metrics_at
 
@@ -183,6 +183,31 @@ def test_a_damaged_file_of_episodes_is_reported_and_its_good_part_kept(indexed: 
     assert files["other-000001.jsonl"]["episodes"] == 2 and "damaged" in files["other-000001.jsonl"]["problem"]
 
 
+def test_a_growing_file_of_episodes_is_read_from_where_it_ended(indexed: tuple[Path, RunIndex, Indexer]) -> None:
+    """Each line is indexed once, because the words of a removed episode stay in the index."""
+    folder, index, indexer = indexed
+    run, name = only(index)["run"], "m-1.jsonl"
+
+    def grow(seed: int, *, solved: bool, mode: str = "a") -> list[dict[str, Any]]:
+        with open(folder / "calm" / "episodes" / name, mode) as file:
+            file.write(json.dumps(episode(seed, solved=solved, group=seed).to_json()) + "\n")
+        indexer.update()
+        return index.episodes(Filter(run, kind="m", sort="oldest"))
+
+    def words() -> int:
+        with index.database.reading() as database:
+            return int(database.execute("SELECT count(*) FROM words_docsize").fetchone()[0])
+
+    before = words()
+    first, second = grow(1, solved=False)[0], grow(2, solved=True)[1]
+    rows = grow(1, solved=True)  # it was played again
+    assert [(row["grp"], row["outcome"]) for row in rows] == [(1, "solved"), (2, "solved")]
+    assert rows[1] == second and rows[0]["id"] != first["id"]
+    assert words() == before + 3 and index.count(Filter(run, kind="m", text="goal")) == 2
+    rows = grow(3, solved=False, mode="w")
+    assert [row["grp"] for row in rows] == [3] and index.count(Filter(run, kind="m")) == 1
+
+
 def test_a_run_that_holds_something_else_stops_no_other(indexed: tuple[Path, RunIndex, Indexer], calm: Path) -> None:
     folder, index, indexer = indexed
     (folder / "calm" / "metrics.jsonl").write_text('{"step": 1, "metrics": {}, "warnings": 3}\n')
@@ -328,6 +353,22 @@ def test_a_damaged_index_is_rebuilt(indexed: tuple[Path, RunIndex, Indexer]) -> 
     (folder / NAME).write_bytes(b"no database" * 1000)
     index, _ = index_over(folder)
     assert index.database.problem == "" and only(index)["step"] == 150
+
+
+def test_a_file_that_is_no_index_is_refused_and_kept(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine" * 100)
+    with closing(sqlite3.connect(tmp_path / "mine.sqlite")) as database:
+        database.execute("CREATE TABLE runs (id)")
+    with closing(sqlite3.connect(tmp_path / "old.sqlite")) as database:  # an index of an earlier version
+        database.executescript("CREATE TABLE runs (id); CREATE TABLE points (id); CREATE TABLE episodes (id);")
+    for name in ("notes.txt", "mine.sqlite"):
+        before = (tmp_path / name).read_bytes()
+        with pytest.raises(NotAnIndex, match=name):
+            RunIndex(tmp_path, str(tmp_path / name))
+        assert (tmp_path / name).read_bytes() == before
+    for _ in range(2):
+        index = RunIndex(tmp_path, str(tmp_path / "old.sqlite"))
+        assert index.database.problem == "" and index.runs() == []
 
 
 def test_a_folder_that_cannot_be_written_is_indexed_in_memory(tmp_path: Path, calm: Path) -> None:

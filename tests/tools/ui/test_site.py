@@ -213,6 +213,11 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
         metrics = {"collect/success": 0.1 * rate + 0.06 * (seed % 2)}
         lines = [{"step": step, "time": 1.0, "metrics": metrics} for step in range(1, 9 if run.name == "lr0-9" else 11)]
         (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for seed, count in enumerate((1100, 1100, 1)):
+        (run := folder / f"long-{seed}").mkdir()
+        (run / "config.yaml").write_text(yaml.safe_dump({"seed": seed}))
+        lines = [{"step": step, "time": 1.0, "metrics": {"collect/success": 0.5}} for step in range(count)]
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     with site_over(folder, page="/", shown="/runs/lr4-9") as http:
         yield http
 
@@ -233,6 +238,13 @@ def test_seeds_of_one_configuration_are_one_line(sweep: httpx.Client) -> None:
         assert reply.status_code == 400 and told in reply.text
     (two,) = charts_of(sweep.get("/compare?run=lr1-0&run=lr1-1&seeds=together").text)
     assert two["lines"][0]["band"] == [[], [], []] and len(two["lines"][0]["faint"]) == 2, "two seeds have no interval"
+
+
+def test_a_seed_that_has_just_begun_is_compared_with_long_ones(sweep: httpx.Client) -> None:
+    """Points of a long run are means, so the short run has no point at or after their first step."""
+    wait_until(lambda: sweep.get("/runs/long-2").status_code == 200)
+    reply = sweep.get("/compare?run=long-0&run=long-1&run=long-2&seeds=together")
+    assert reply.status_code == 200 and "3 seeds" in reply.text
 
 
 def test_a_run_has_tags_and_a_note(sweep: httpx.Client) -> None:
@@ -405,7 +417,8 @@ def test_a_page_hears_of_a_change(tmp_path: Path, calm: Path) -> None:
         with httpx.Client(base_url=bare, follow_redirects=True, timeout=30.0) as http:
             assert "?token=" in link and http.get("/").status_code == 401
             assert http.get("/?token=wrong").status_code == 401
-            assert http.get(link).url == bare
+            assert http.get(f"{link}&run=a&run=b").url == f"{bare}?run=a&run=b"
+            assert list(http.cookies) == [f"starpod-ui-{http.base_url.port}"], "another site has its own cookie"
             wait_until(lambda: http.get("/runs/calm").status_code == 200)
             with http.stream("GET", "/events?run=calm") as stream:
                 lines = (line for line in stream.iter_lines() if line.startswith("data: "))
@@ -427,6 +440,7 @@ def test_a_page_hears_of_a_change(tmp_path: Path, calm: Path) -> None:
         (["FOLDER/none"], "is not a folder"),
         (["FOLDER", "--serve", "frozen_leak"], "frozen_lake"),
         (["FOLDER", "--serve", "frozen_lake", "--address", "127.0.0.1:1"], "give one of the two"),
+        (["FOLDER", "--port", "0", "--index", __file__], "is not an index of runs"),
         (["FOLDER", "--base-url", "http://127.0.0.1:1/v1"], "--model NAME"),
         (["FOLDER", "--address", "127.0.0.1:1", "--model", "a"], "--model NAME"),
         (["FOLDER", "--address", "127.0.0.1:1", "--base-url", "http://127.0.0.1:1/v1"], "--model NAME"),

@@ -43,28 +43,38 @@ def forget_episodes(database: sqlite3.Connection, file: int) -> None:
 def index_episodes(database: sqlite3.Connection, run: int, path: Path, stamp: tuple[int, int]) -> set[str]:
     """Add a file's episodes to the index. Returns the ids of their environments.
 
+    If the file has grown since it was read, only its new episodes are read. If it was replaced, its old ones are
+    removed.
+
     Args:
         database: the index, in a transaction.
         stamp: size of the file in bytes and its modification time in nanoseconds, to notice later changes.
     """
     kind, _, digits = path.name.partition(".")[0].rpartition("-")
     step = int(digits) if digits.isdecimal() else -1
-    file = database.execute(
-        "INSERT INTO files (run, name, kind, step, size, changed, problem, episodes) VALUES (?, ?, ?, ?, ?, ?, '', 0)",
-        (run, path.name, kind, step, *stamp),
-    ).lastrowid
-    assert file is not None
     bits = {row["name"]: row["bit"] for row in database.execute("SELECT bit, name FROM parts WHERE run = ?", (run,))}
     old_count = len(bits)
     rows: dict[tuple[int, int], tuple[Any, ...]] = {}
     texts: dict[tuple[int, int], tuple[int, str]] = {}
     problems = []
     environments: set[str] = set()
+    known = database.execute("SELECT id, problem FROM files WHERE run = ? AND name = ?", (run, path.name)).fetchone()
+    file = known and known["id"]
+    place, offset = _end_of_known(database, file, path, bits) if known else (0, 0)
+    if offset:
+        problems += filter(None, [known["problem"]])
+    else:
+        if known:
+            forget_episodes(database, file)
+        file = database.execute(
+            "INSERT INTO files (run, name, kind, step, size, changed, problem, episodes) "
+            "VALUES (?, ?, ?, ?, 0, 0, '', 0)",
+            (run, path.name, kind, step),
+        ).lastrowid
     try:
-        for start, line in episode_lines(path):
+        for start, line in episode_lines(path, offset, place):
             if not line.endswith(b"\n"):
                 break  # it is still being written
-            number = episode_id(step, file, len(rows))
             try:
                 columns, text = _episode_columns(read_json(line), bits)
             except DAMAGED as error:
@@ -72,20 +82,42 @@ def index_episodes(database: sqlite3.Connection, run: int, path: Path, stamp: tu
                 continue
             environments.add(columns[2])
             key = columns[0], columns[1]  # a later line of an evaluation's file replaces an earlier one
-            number = rows[key][0] if key in rows else number
+            number = episode_id(step, file, place)
+            place += 1
             rows[key] = (number, run, file, kind, step, start, *columns)
             texts[key] = (number, f"{run_word(run)} {text}")
     except BadFile as error:
         problems.append(str(error))
+    database.executemany(
+        "DELETE FROM episodes WHERE file = ? AND grp = ? AND member = ?", [(file, *key) for key in rows]
+    )
     database.executemany(f"INSERT INTO episodes VALUES ({', '.join('?' * 19)})", [*rows.values()])
     database.executemany("INSERT INTO words (rowid, text) VALUES (?, ?)", [*texts.values()])
     database.executemany(
         "INSERT INTO parts (run, bit, name) VALUES (?, ?, ?)",
         [(run, bit, name) for name, bit in list(bits.items())[old_count:]],
     )
-    values = (len(rows), problems[0] if problems else "", file)
-    database.execute("UPDATE files SET episodes = ?, problem = ? WHERE id = ?", values)
+    database.execute(
+        "UPDATE files SET size = ?, changed = ?, problem = ?, "
+        "episodes = (SELECT count(*) FROM episodes WHERE file = files.id) WHERE id = ?",
+        (*stamp, problems[0] if problems else "", file),
+    )
     return environments
+
+
+def _end_of_known(database: sqlite3.Connection, file: int, path: Path, bits: dict[str, int]) -> tuple[int, int]:
+    """Return number and end of the episodes of a file that are in the index; (0, 0) if the file was replaced.
+
+    It was replaced if the last known episode is no longer at its place. bits: see `_episode_columns`.
+    """
+    last = database.execute("SELECT * FROM episodes WHERE file = ? ORDER BY id DESC LIMIT 1", (file,)).fetchone()
+    try:
+        line = next(episode_lines(path, last["start"]))[1] if last else b""
+        if last and _episode_columns(read_json(line), bits)[0] == tuple(last)[6:]:
+            return last["id"] - episode_id(last["step"], file, 0) + 1, last["start"] + len(line)
+    except (BadFile, StopIteration, *DAMAGED):
+        pass
+    return 0, 0
 
 
 def _episode_columns(episode: Mapping[str, Any], bits: dict[str, int]) -> tuple[tuple[Any, ...], str]:

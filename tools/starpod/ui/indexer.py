@@ -1,6 +1,6 @@
 """A thread that keeps the index up to date with the files of the runs.
 
-Metrics are read from where the last pass stopped. Files of episodes never change, so each is read once.
+Metrics and episodes are read from where the last pass stopped. Only the episodes of evaluations grow.
 """
 
 from __future__ import annotations
@@ -118,15 +118,15 @@ class Indexer(threading.Thread):
         self._unreadable[path] = stamps, sentence
 
     def _episodes(self, database: sqlite3.Connection, path: str, folder: Path, whose: str) -> None:
-        """Add a run's new files of episodes to the index, and remove deleted and changed ones."""
+        """Add a run's new episodes to the index, and remove those of deleted files."""
         run = database.execute("SELECT id FROM runs WHERE path = ?", (path,)).fetchone()["id"]
         files = episode_files(folder / "episodes")
         known_files = {
             row["name"]: (row["id"], (row["size"], row["changed"]))
             for row in database.execute("SELECT id, name, size, changed FROM files WHERE run = ?", (run,))
         }
-        for name, (file, stamp) in known_files.items():
-            if files.get(name) != stamp:
+        for name, (file, _) in known_files.items():
+            if name not in files:
                 with _transaction(database):
                     forget_episodes(database, file)
                 self._changed(path)

@@ -266,11 +266,16 @@ class BadFile(Exception):
     """Raised if a file of episodes cannot be read (any further). The message says where and why."""
 
 
-def episode_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield each line of a file of episodes, with its offset in the uncompressed text. Raises BadFile."""
-    start = number = 0
+def episode_lines(path: Path, start: int = 0, number: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Yield each line of a file of episodes, with its offset in the uncompressed text. Raises BadFile.
+
+    Args:
+        start: offset of the first line to read.
+        number: number of lines before `start`.
+    """
     try:
         with open_text(path) as file:
+            file.seek(start)
             for line in read_lines(file):
                 if number == MOST_LINES:
                     raise BadData("it has more lines than a file of episodes may have")
