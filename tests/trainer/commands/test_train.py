@@ -50,6 +50,18 @@ def test_a_wrong_call_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("words", [("bandit",), ("bandit", "--dry-run"), ("explored.py",)])
+def test_a_folder_with_a_run_is_refused_at_once(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/metrics.jsonl").write_text("")
+    (tmp_path / "explored.py").write_text("raise AssertionError('it was explored')")
+    result = run(*words, "--run-dir", "run")
+    assert result.exit_code == 2 and "run holds a run already. Continue it with --resume" in result.output
+
+
 def test_servers_that_are_not_there_are_named_with_what_to_do(tmp_path: Path) -> None:
     words = ["bandit", "environment.addresses=127.0.0.1:1", "environment.patience=1", "threads=1"]
     result = run(*words, "--run-dir", str(tmp_path / "run"))
@@ -87,7 +99,7 @@ def test_a_function_of_a_users_file_that_fails_in_a_run_is_named_with_the_way_on
     assert told == f"{failure}; give the same command again: nothing was trained yet\n"
     (folder / "checkpoints/step-00000002").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    told = run("bandit", "threads=1", "--run-dir", "run").output
+    told = run("bandit", "threads=1", "--resume", "--run-dir", "run").output
     assert told.startswith(f"{failure}; the run is saved as of step 2; continue with: starpod train --resume"), told
 
 

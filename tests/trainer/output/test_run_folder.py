@@ -31,8 +31,11 @@ def test_it_holds_what_was_asked_for_and_with_what_code(tmp_path: Path) -> None:
 def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     folder = RunFolder.create(tmp_path, resume=True).begin(CONFIG)
-    assert "resumed" not in folder.read_facts() and (tmp_path / "notes.txt").exists()
-    RunFolder.create(tmp_path).begin(CONFIG)  # nothing was measured yet: a start that failed is no run
+    failed = folder.read_facts()
+    assert "resumed" not in failed and (tmp_path / "notes.txt").exists()
+    # Nothing was measured yet: a start that failed is no run, and another one has its own id and title.
+    again = RunFolder.create(tmp_path).begin(CONFIG, title="a lake").read_facts()
+    assert again["title"] == "a lake" and again["id"] != failed["id"] and "resumed" not in again
     folder.metrics.write_text("")
     before = folder.facts.read_text()
     with pytest.raises(RunExists, match=r"holds a run already.*--resume.*--run-dir"):
@@ -45,7 +48,7 @@ def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
 def test_resuming_keeps_the_id_and_notes_what_changed(tmp_path: Path) -> None:
     first = RunFolder.create(tmp_path).begin(CONFIG, title="a lake")
     first.end("killed", seconds=3.0)
-    second = RunFolder.create(tmp_path, resume=True).begin({**CONFIG, "seed": 5})
+    second = RunFolder.create(tmp_path, resume=True).begin({**CONFIG, "seed": 5}, resume=True)
     facts = second.read_facts()
     assert second.id == first.id and facts["title"] == "a lake" and "ended" not in facts
     assert [start["changed"] for start in facts["resumed"]] == [{"seed": [5, 1]}]

@@ -83,7 +83,7 @@ def make_run(
     evaluation = {"episodes": 4, "reference": [], "every": 1}
     values = {"evaluation": evaluation, "collect": {"groups": 4, "group_size": 2}} | values
     config = parse_config(values)
-    folder = RunFolder.create(tmp_path / path, resume=True).begin(config.to_dict())
+    folder = RunFolder.create(tmp_path / path, resume=True).begin(config.to_dict(), resume=True)
     learner = learner_of(make_trainer(config.algorithm))
     collector = make_collector(config, plays, outcome)
     return Run(

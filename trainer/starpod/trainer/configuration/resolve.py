@@ -62,12 +62,14 @@ def resolve_run(
         explore: See `read_config`.
 
     Raises:
-        ConfigError: There is no such run, or the configuration is wrong.
+        ConfigError: There is no such run, the folder of a new run holds another one, or the configuration is wrong.
     """
     if (resume or resume_or_start) and run_dir is None:
         raise ConfigError("--resume continues a run: name its folder with --run-dir")
     if changes and not (resume or resume_or_start):
         raise ConfigError(f"--change {changes[0]} is for a run that is resumed: add --resume, or leave it out")
+    if run_dir is not None and not (resume or resume_or_start):  # at once, before an environment is explored
+        RunFolder(run_dir).expect_no_run()
     if run_dir is None or not (resume or resume_or_start):
         return ResolvedRun(*read_config(source or USUAL, words, explore=explore), resume=False)
     folder = RunFolder(run_dir)

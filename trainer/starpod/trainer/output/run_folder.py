@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from starpod.trainer.checkpoints.folders import list_checkpoints, marks_of
+from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.configuration.yaml12 import dump_yaml, load_yaml
 from starpod.trainer.data.untrusted import MAX_LINE, read_bytes, read_json
 from starpod.trainer.output.episode_folder import EpisodeFolder
@@ -34,7 +35,7 @@ PACKAGES = "starpod torch transformers tokenizers numpy grpcio protobuf peft vll
 """Packages whose versions are recorded if they are installed."""
 
 
-class RunExists(Exception):
+class RunExists(ConfigError):
     """The folder already contains a run, and resuming was not requested."""
 
 
@@ -92,11 +93,8 @@ class RunFolder:
             CannotWrite: The folder cannot be created.
         """
         folder = cls(Path(path))
-        if folder.exists and not resume:
-            raise RunExists(
-                f"{folder.path} holds a run already. Continue it with --resume, or choose another folder with "
-                "--run-dir; nothing is overwritten"
-            )
+        if not resume:
+            folder.expect_no_run()
         folders = (*reversed(folder.path.parents), folder.path, folder.episodes.path, folder.checkpoints)
         folder._created_folders = [directory for directory in folders if not directory.exists()]
         try:
@@ -106,18 +104,29 @@ class RunFolder:
             raise CannotWrite(folder.path, error) from error
         return folder
 
+    def expect_no_run(self) -> None:
+        """Raise RunExists if the folder contains a run."""
+        if self.exists:
+            raise RunExists(
+                f"{self.path} holds a run already. Continue it with --resume, or choose another folder with "
+                "--run-dir; nothing is overwritten"
+            )
+
     def begin(
         self,
         config: Mapping[str, Any],
         *,
+        resume: bool = False,
         defaults: Mapping[str, Any] | None = None,
         title: str = "",
         model: str = "",
         files: Mapping[str, str] | None = None,
     ) -> RunFolder:
-        """Write config.yaml and run.json, and return this folder. A resumption is recorded with its changes.
+        """Write config.yaml and run.json, and return this folder.
 
         Args:
+            resume: Keep the facts of the run in the folder, and add this start with its changes. Otherwise they are
+                those of a start that failed at once, and are replaced.
             defaults: The default configuration. The report shows the differences.
             model: Description of the initial model.
             files: Digests of the user's files by path.
@@ -132,7 +141,7 @@ class RunFolder:
             "packages": package_versions(),
             "platform": platform_facts(),
         }
-        if facts := self.read_facts():
+        if resume and (facts := self.read_facts()):
             changes = differences(config, self.read_config())
             facts["resumed"] = [*facts.get("resumed", []), {**start, "changed": changes}]
             facts.pop("ended", None)

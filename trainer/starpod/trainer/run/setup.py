@@ -72,8 +72,8 @@ async def open_run(
 
     Raises:
         Interrupted: A signal came before the run began.
-        ConfigError: The configuration cannot be used. Other causes raise RunExists, ServiceFailed, StarpodError or an
-            error from loading the model.
+        ConfigError: The configuration or the folder cannot be used. Other causes raise ServiceFailed, StarpodError or
+            an error from loading the model.
     """
     async with contextlib.AsyncExitStack() as stack:
         folder = RunFolder.create(path, resume=resume) if parallel.is_main else RunFolder(path)
@@ -90,7 +90,7 @@ async def open_run(
         begin()
         if parallel.is_main:
             if not resume:  # at once, so that pages show the run during its warm start
-                _record(config, folder, screen)
+                _record(config, folder, screen, resume=False)
             await stack.enter_async_context(telling(folder, [environment.fleet for environment in served], screen))
         models = await _build_models(config, served, output, loaded, parallel=parallel, interrupts=interrupts)
         templates = _build_templates(served, models.policies)
@@ -297,18 +297,21 @@ def make_scorer(config: Config, make_model: Callable[[], Policy], parallel: Para
     )
 
 
-def _record(config: Config, folder: RunFolder, screen: Screen) -> None:
+def _record(config: Config, folder: RunFolder, screen: Screen, *, resume: bool) -> None:
     """Write the configuration and facts of the run, or of its resumption, to its folder.
 
     The screen names the user's files that changed since the run last started.
     """
-    earlier_files, files = folder.read_facts().get("files", {}), digests(config.to_dict())
+    earlier_files = folder.read_facts().get("files", {}) if resume else {}
+    files = digests(config.to_dict())
     if changed := [file for file in files if earlier_files.get(file, files[file]) != files[file]]:
         screen.warn(f"changed since this run last started: {', '.join(changed)}")
     # The report shows differences from the default configuration with the same environments.
     defaults = Config.model_validate({"environments": {name: each.id for name, each in config.environments.items()}})
     model = model_title(config.model.name)
-    folder.begin(config.to_dict(), defaults=defaults.to_dict(), title=config.title, model=model, files=files)
+    folder.begin(
+        config.to_dict(), resume=resume, defaults=defaults.to_dict(), title=config.title, model=model, files=files
+    )
 
 
 def _open_sinks(config: Config, output: Output, resumed_step: int | None) -> Sinks:
@@ -318,7 +321,7 @@ def _open_sinks(config: Config, output: Output, resumed_step: int | None) -> Sin
     """
     folder, screen = output.folder, output.screen
     if resumed_step is not None:  # only now, so that a refused resumption leaves the folder unchanged
-        _record(config, folder, screen)
+        _record(config, folder, screen, resume=True)
         folder.cut_after(resumed_step)
     return Sinks(
         config.monitor.sinks,
