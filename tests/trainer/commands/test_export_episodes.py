@@ -1,6 +1,7 @@
 """`starpod export-episodes`: Harbor's own models and Inspect's own reader read what it writes."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -130,9 +131,12 @@ def test_inspect_gets_a_log_of_each_environment_with_scores_and_errors(run: Path
     assert lost["results"] == {"total_samples": 1, "completed_samples": 0, "scores": []}
 
 
-def test_a_retried_episode_of_an_evaluation_is_one_sample_in_inspect(tmp_path: Path) -> None:
+def test_a_retried_episode_of_an_evaluation_is_exported_once(tmp_path: Path) -> None:
     retried = [replace(LOST, model="m"), replace(SCRIPTED, seed=LOST.seed, member=LOST.member, model="m")]
     write_episodes(tmp_path / "episodes" / "m-1.jsonl", retried)
+    export(tmp_path)
+    assert list(read(tmp_path)) == ["m-1-00002.atif.json"]
+    shutil.rmtree(tmp_path / "out")
     export(tmp_path, "--as", "inspect")
     (log,) = read(tmp_path).values()
     assert log["eval"]["model"] == "m" and [sample["metadata"]["end"] for sample in log["samples"]] == ["max_turns"]
@@ -166,8 +170,11 @@ def test_what_cannot_be_exported_is_said(run: Path, tmp_path: Path) -> None:
 
 
 def test_conversations_for_fine_tuning_are_lines_of_one_file(run: Path) -> None:
-    result = CliRunner().invoke(export_episodes, [str(run), str(run / "chats.jsonl"), "--as", "sft", "--solved"])
-    assert (result.exit_code, result.output) == (0, f"{run / 'chats.jsonl'}: 1 episodes; 1 left out\n")
+    write_episodes(run / "episodes" / "train-000002.jsonl.gz", [LOST])
+    arguments = [str(run), str(run / "chats.jsonl"), "--as", "sft"]
+    assert "2 episodes; 1 left out" in CliRunner().invoke(export_episodes, arguments).output  # the failed one
+    result = CliRunner().invoke(export_episodes, [*arguments, "--solved"])
+    assert (result.exit_code, result.output) == (0, f"{run / 'chats.jsonl'}: 1 episodes; 2 left out\n")
     (line,) = map(json.loads, (run / "chats.jsonl").read_text().splitlines())
     roles = ["system", *["user", "assistant"] * 3]
     assert [message["role"] for message in line["messages"]] == roles

@@ -30,16 +30,17 @@ from starpod.trainer.data.files import BadEpisodes, episode_files, named_episode
 def export_episodes(path: Path, out: Path, name: str, tokens: bool, model: str, solved: bool) -> None:
     """Write recorded episodes to OUT in a format that other tools read.
 
-    The episodes are those of a file (.jsonl or .jsonl.gz), or all of the folder of a run. Episodes without a turn are
-    omitted, and so are those of a run's evaluations in a format for training.
+    The episodes are those of a file (.jsonl or .jsonl.gz), or all of the folder of a run or of `starpod eval --to`.
+    Episodes without a turn are omitted. In a format for training, so are failed episodes and a run's evaluations.
     """
     skipped_count = 0
 
     def chosen() -> Iterator[tuple[str, Episode]]:
         nonlocal skipped_count
-        for file in (training_files if FORMATS[name].for_training else episode_files)(path):
+        for_training = FORMATS[name].for_training
+        for file in (training_files if for_training else episode_files)(path):
             for key, episode in named_episodes(file):
-                if episode.turns and (episode.success or not solved):
+                if episode.turns and (episode.success or not solved) and not (for_training and episode.failed):
                     yield key, episode
                 else:
                     skipped_count += 1

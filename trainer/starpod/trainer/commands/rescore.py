@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, islice
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +50,11 @@ def rescore(path: Path, reward: str, name: str, solved_from: float, json_file: s
     if Path(name).name != name or file.exists():
         raise click.BadParameter(f"{file} exists or is not the name of a file: give another", param_hint="--name")
     try:
-        scored = list(_score(episode_files(path), Rewards(find_rewards(reward)), solved_from))
+        rows = list(_score(episode_files(path), Rewards(find_rewards(reward)), solved_from))
     except (BadEpisodes, ConfigError) as error:
         raise click.UsageError(str(error)) from error
     except UserCodeError as error:
         raise click.ClickException(str(error)) from error
-    # In an evaluation's folder, a later line for the same attempt replaces an earlier one.
-    identity = itemgetter("model", "environment", "seed", "attempt")
-    rows = list({identity(row) if row["model"] else row["key"]: row for row in scored}.values())
     write_atomic(file, "".join(map(to_json_line, rows)))
     report = compare_rewards(rows)
     _show(report, f"{path} by {reward}: {file}", quiet=json_file == "-")

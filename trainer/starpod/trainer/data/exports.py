@@ -31,7 +31,9 @@ class ExportFormat(NamedTuple):
     takes_tokens: bool = False
     """Whether the format has a place for token ids."""
     for_training: bool = False
-    """Whether it is read to train on, so that a run's evaluations are left out: their start states are held out."""
+    """Whether it is read to train on. Failed episodes are left out, and a run's evaluations, whose start states are
+    held out.
+    """
 
 
 def write_trajectories(episodes: Iterable[tuple[str, Episode]], out: Path, model: str, tokens: bool) -> int:
@@ -56,16 +58,14 @@ def write_inspect_logs(episodes: Iterable[tuple[str, Episode]], out: Path, model
     """Write a log of Inspect into the folder `out` for each file of episodes, model and environment."""
     count, created = 0, datetime.now(UTC).replace(microsecond=0)
     for file, members in groupby(episodes, lambda named: named[0].rpartition("-")[0]):
-        logs: dict[tuple[str, str], dict[object, Episode]] = {}
-        for name, episode in members:
-            # In an evaluation's folder, a later line for the same attempt replaces an earlier one.
-            key = (episode.seed, episode.member) if episode.model else name
-            logs.setdefault((episode.model or model, episode.kind), {})[key] = episode
+        logs: dict[tuple[str, str], list[Episode]] = {}
+        for _, episode in members:
+            logs.setdefault((episode.model or model, episode.kind), []).append(episode)
         for number, ((player, kind), played) in enumerate(logs.items(), 1):
             # The viewer lists files of this form: a time, the task without underscores, and anything unique.
             name = f"{created:%Y-%m-%dT%H-%M-%S+00-00}_{kind.replace('_', '-')}_{file}-{number}"
             out.mkdir(parents=True, exist_ok=True)
-            text = json.dumps(to_inspect(list(played.values()), name, created, model=player), ensure_ascii=False)
+            text = json.dumps(to_inspect(played, name, created, model=player), ensure_ascii=False)
             (out / f"{name}.json").write_text(text + "\n", encoding="utf-8")
             count += len(played)
     return count

@@ -83,9 +83,18 @@ def read_episodes(path: Path | str) -> Iterator[Episode]:
 
 
 def named_episodes(file: Path) -> Iterator[tuple[str, Episode]]:
-    """Yield the episodes of a file with names such as train-000001-00003, made of its name and their lines."""
+    """Yield the episodes of a file with names such as train-000001-00003, made of its name and their lines.
+
+    In the folder of an evaluation, the last line of each attempt counts. Raises BadEpisodes.
+    """
+    attempts: dict[tuple[object, ...], tuple[str, Episode]] = {}
     for number, episode in enumerate(read_episodes(file), 1):
-        yield f"{file.name.partition('.jsonl')[0]}-{number:05d}", episode
+        name = f"{file.name.partition('.jsonl')[0]}-{number:05d}"
+        if episode.model:  # only evaluations record it
+            attempts[episode.model, episode.kind, episode.seed, episode.member] = name, episode
+        else:
+            yield name, episode
+    yield from attempts.values()
 
 
 def read_groups(path: Path | str) -> list[Group]:
