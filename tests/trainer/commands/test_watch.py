@@ -4,6 +4,7 @@ import os
 import pty
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,8 @@ def test_episodes_are_chosen(file: Path, arguments: tuple[str, ...], episodes: l
         ("run", ("--episode", "9"), 2, "holds 3 episodes, not 9"),
         ("run", ("--episode", "1", "--failed"), 2, "is solved: leave --failed out to see it"),
         ("solved.jsonl", ("--failed",), 1, "none of the 1 episodes"),
+        ("mixed.jsonl", ("--failed", "-e", "bandit-v1"), 1, "mixed.jsonl is failed and of bandit-v1"),
+        ("mixed.jsonl", ("--episode", "1", "-e", "bandit-v1"), 2, "is of frozen_lake-v1: leave --environment out"),
         ("torn.jsonl", (), 1, "torn.jsonl:1: not JSON"),
         ("empty.jsonl", (), 1, "holds no episode"),
         ("solved.jsonl", ("--trees",), 1, "no episode of"),
@@ -105,10 +108,24 @@ def test_what_cannot_be_shown_is_said(
     (tmp_path / "torn.jsonl").write_text('{"turns": ')
     (tmp_path / "empty.jsonl").write_text("")
     write_episodes(tmp_path / "solved.jsonl", [SOLVED])
+    write_episodes(tmp_path / "mixed.jsonl", [LOST, replace(SOLVED, environment="bandit-v1")])
     (tmp_path / "bare").mkdir()
     result = run(tmp_path / name, *arguments)
     assert result.exit_code == status
-    assert words in result.output
+    assert words in " ".join(result.output.split())
+
+
+def test_of_an_evaluation_the_last_try_of_each_attempt_of_all_models_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "evaluation.json").write_text("{}")
+    retried = [replace(FAILED, model="a"), replace(LOST, model="a", seed=2), replace(LOST, model="a")]
+    write_episodes(tmp_path / "episodes" / "a-1.jsonl", retried)
+    write_episodes(tmp_path / "episodes" / "b-2.jsonl", [replace(SOLVED, model="b")])
+    result = run(tmp_path)
+    titles = [line.partition(":")[0] for line in result.stdout.splitlines() if line.startswith("Episode")]
+    assert titles == [
+        f"Episode {place}" for place in ("1 by a of a-1.jsonl", "2 by a of a-1.jsonl", "3 by b of b-2.jsonl")
+    ]
+    assert "SessionLost" not in result.stdout
 
 
 def test_on_a_terminal_it_takes_its_time_and_colour(file: Path) -> None:

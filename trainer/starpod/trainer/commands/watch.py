@@ -15,9 +15,10 @@ from rich.tree import Tree
 
 from starpod.report.console import safe_console
 from starpod.trainer.data.episode import Episode, Turn
-from starpod.trainer.data.files import EVALUATION, BadEpisodes, branching_groups, episode_files, read_episodes
+from starpod.trainer.data.files import EVALUATION, BadEpisodes, branching_groups, episode_files, named_episodes
 from starpod.trainer.data.group import Group as EpisodeGroup
 from starpod.trainer.data.group import siblings_of
+from starpod.trainer.evaluation.folder import PLAN
 from starpod.trainer.output.words import remarks
 from starpod.v1.spelling import nearest
 
@@ -57,8 +58,8 @@ def watch(
 ) -> None:
     """Replay episodes: state, reasoning, action and reward of each turn.
 
-    The episodes are those of a file (.jsonl or .jsonl.gz), of a folder of `starpod eval --to`, or of a run. Of a
-    run, those of the final or latest evaluation are shown, or with --trees the latest collected ones.
+    The episodes are those of a file (.jsonl or .jsonl.gz), of all models in a folder of `starpod eval --to`, or of
+    a run. Of a run, those of the final or latest evaluation are shown, or with --trees the latest collected ones.
     Ctrl-C ends the replay.
     """
     try:
@@ -69,36 +70,45 @@ def watch(
         _show_trees([file for file in files if path.is_file() or not file.name.startswith(EVALUATION)] or files)
         return
     try:
-        file = ([file for file in files if file.name.startswith(EVALUATION)] or files)[-1]
+        if (path / PLAN).exists():
+            source = path
+        else:
+            files = [file for file in files if file.name.startswith(EVALUATION)][-1:] or files[-1:]
+            source = files[0]
         console = safe_console(highlight=False)
         pause = 1 / speed if speed and console.is_terminal else 0.0
         total = shown_count = 0
-        other_result = ""
+        mismatch = ""
         names: dict[str, None] = {}
-        for total, episode in enumerate(read_episodes(file), 1):
+        episodes = ((file, episode) for file in files for _, episode in named_episodes(file))
+        for total, (file, episode) in enumerate(episodes, 1):
             names.update(dict.fromkeys(name for name in (episode.task, episode.environment) if name))
-            if environment not in (None, episode.task, episode.environment):
+            if number not in (None, total):
                 continue
             result = "solved" if episode.success else "failed"
-            if number == total and outcome not in (None, result):
-                other_result = result
-            elif number in (None, total) and outcome in (None, result):
+            if environment not in (None, episode.task, episode.environment):
+                mismatch = f"of {episode.kind}: leave --environment out"
+            elif outcome not in (None, result):
+                mismatch = f"{result}: leave --{outcome} out"
+            else:
                 shown_count += 1
-                play(console, episode, f"Episode {total} of {file.name}", pause)
+                by_model = f" by {episode.model}" if episode.model else ""
+                play(console, episode, f"Episode {total}{by_model} of {file.name}", pause)
     except BadEpisodes as error:
         raise click.ClickException(str(error)) from error
     if not total:
-        raise click.ClickException(f"{file} holds no episode")
+        raise click.ClickException(f"{source} holds no episode")
     if environment is not None and environment not in names:
         raise click.BadParameter(
-            f"{file} holds no episode of {environment}{nearest(environment, list(names))}", param_hint="--environment"
+            f"{source} holds no episode of {environment}{nearest(environment, list(names))}", param_hint="--environment"
         )
     if number is not None and number > total:
-        raise click.BadParameter(f"{file} holds {total} episodes, not {number}", param_hint="--episode")
-    if other_result:
-        raise click.UsageError(f"episode {number} of {file} is {other_result}: leave --{outcome} out to see it")
+        raise click.BadParameter(f"{source} holds {total} episodes, not {number}", param_hint="--episode")
+    if number is not None and not shown_count:
+        raise click.UsageError(f"episode {number} of {source} is {mismatch} to see it")
     if not shown_count:
-        raise click.ClickException(f"none of the {total} episodes of {file} is {outcome}")
+        criteria = " and of ".join(filter(None, [outcome, environment]))
+        raise click.ClickException(f"none of the {total} episodes of {source} is {criteria}")
 
 
 def _show_trees(files: Sequence[Path]) -> None:
