@@ -56,14 +56,12 @@ def index_episodes(database: sqlite3.Connection, run: int, path: Path, stamp: tu
     old_count = len(bits)
     rows: dict[tuple[int, int], tuple[Any, ...]] = {}
     texts: dict[tuple[int, int], tuple[int, str]] = {}
-    problems = []
     environments: set[str] = set()
     known = database.execute("SELECT id, problem FROM files WHERE run = ? AND name = ?", (run, path.name)).fetchone()
     file = known and known["id"]
     place, offset = _end_of_known(database, file, path, bits) if known else (0, 0)
-    if offset:
-        problems += filter(None, [known["problem"]])
-    else:
+    problems: list[str] = [known["problem"]] if offset and known["problem"] else []
+    if not offset:
         if known:
             forget_episodes(database, file)
         file = database.execute(
