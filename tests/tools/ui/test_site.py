@@ -440,7 +440,7 @@ def test_a_page_hears_of_a_change(tmp_path: Path, calm: Path) -> None:
         (["FOLDER/none"], "is not a folder"),
         (["FOLDER", "--serve", "frozen_leak"], "frozen_lake"),
         (["FOLDER", "--serve", "frozen_lake", "--address", "127.0.0.1:1"], "give one of the two"),
-        (["FOLDER", "--port", "0", "--index", __file__], "is not an index of runs"),
+        (["FOLDER", "--port", "0", "--index", "FOLDER/notes.txt"], "is not an index of runs"),
         (["FOLDER", "--base-url", "http://127.0.0.1:1/v1"], "--model NAME"),
         (["FOLDER", "--address", "127.0.0.1:1", "--model", "a"], "--model NAME"),
         (["FOLDER", "--address", "127.0.0.1:1", "--base-url", "http://127.0.0.1:1/v1"], "--model NAME"),
@@ -448,5 +448,6 @@ def test_a_page_hears_of_a_change(tmp_path: Path, calm: Path) -> None:
     ],
 )
 def test_a_call_that_is_wrong(tmp_path: Path, words: list[str], told: str) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
     done = CliRunner().invoke(ui, [word.replace("FOLDER", str(tmp_path)) for word in words])
     assert done.exit_code == 2 and told in done.output

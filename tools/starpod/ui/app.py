@@ -24,7 +24,7 @@ from starpod.remote.catalog import no_answer
 from starpod.remote.game import Impossible
 from starpod.report.pages import asset, plotly
 from starpod.report.site import headers
-from starpod.serving.sockets import refusal
+from starpod.serving.sockets import parse_whole, refusal
 from starpod.ui.compare import compare_file, compare_page
 from starpod.ui.continuing import Continuing
 from starpod.ui.episodes import episode_page, episodes_page, with_pictures
@@ -155,7 +155,8 @@ def _admission(request: Request, token: str) -> Response | None:
 
     A token in the address is moved into the cookie by a redirect to the same address without it.
     """
-    cookie = f"starpod-ui-{request.url.port}"  # browsers send a host's cookies to all its ports
+    # Browsers send a host's cookies to all its ports, so each port of the address has its own.
+    cookie = f"starpod-ui-{parse_whole(request.headers.get('host', '').rpartition(':')[2], 65535)}"
     query_token = request.query_params.get("token", "")
     if hmac.compare_digest(query_token.encode(), token.encode()):
         parameters = [(name, value) for name, value in request.query_params.multi_items() if name != "token"]
