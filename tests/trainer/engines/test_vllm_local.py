@@ -25,7 +25,7 @@ from torch.multiprocessing.reductions import rebuild_cuda_tensor
 
 from benchmarks.training import gpu_check
 from starpod.trainer.engines import vllm_core, vllm_local, vllm_worker
-from starpod.trainer.engines.base import EngineError
+from starpod.trainer.engines.base import EngineError, UpdateLock
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.engines.vllm_local import LocalVllm
@@ -186,6 +186,26 @@ async def test_a_dead_core_is_started_again_with_the_weights_that_it_had(patched
         AsyncLLM.made[1].core.sample = never  # type: ignore[method-assign]
         with pytest.raises(EngineError, match="engine core died"):
             await engine.generate(ask([1, 2]))
+
+
+async def test_a_core_that_dies_during_an_update_is_started_with_all_of_it(patched: None, quick_looks: None) -> None:
+    policy, updates = make_policy(), UpdateLock()
+    config = EngineConfig(name="vllm", restarts=1)
+    engine = build_engine(config, policy, max_context=MAX_CONTEXT, updates=updates)
+    first = AsyncLLM.made[-1]
+    await hand_over(engine, 3, policy.model)
+    first.core.sample = never  # type: ignore[method-assign]
+    call = asyncio.ensure_future(engine.generate(ask([1, 2])))
+    await eventually(lambda: first.checks)
+    async with updates:
+        first.errored = True
+        await eventually(lambda: first.shut_down)
+        policy.model.load_state_dict(changed(policy).state_dict())
+        updates.version = 4
+    reply = await call
+    assert reply.versions == [4] * len(reply.tokens)
+    assert reply.logprobs == pytest.approx(logprobs_under(policy.model, [1, 2], reply.tokens, 1.0), abs=1e-3)
+    await engine.close()
 
 
 async def test_a_core_that_hangs_is_lost_and_a_slow_one_is_waited_for(

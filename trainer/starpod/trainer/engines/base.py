@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -134,6 +135,16 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Release all resources. Calls in flight fail."""
+
+
+class UpdateLock(asyncio.Lock):
+    """Lock that is held while weights are updated, or read in order to restart an engine with them.
+
+    Attributes:
+        version: Policy version of the weights.
+    """
+
+    version = 0
 
 
 class EngineError(RuntimeError):

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from starpod.trainer.engines.base import Engine, EngineError
+from starpod.trainer.engines.base import Engine, EngineError, UpdateLock
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.routing import RoutingEngine
 from starpod.trainer.models.policies import Policies
@@ -18,7 +18,12 @@ from starpod.trainer.parallel.ranks import Parallel
 
 
 def build_engines(
-    config: EngineConfig, policies: Policies, *, max_context: int, parallel: Parallel | None = None
+    config: EngineConfig,
+    policies: Policies,
+    *,
+    max_context: int,
+    parallel: Parallel | None = None,
+    updates: UpdateLock | None = None,
 ) -> Engine:
     """Build the engine that samples from all policies.
 
@@ -26,6 +31,7 @@ def build_engines(
         config: The engine. If there are several policies, each gets an equal part of the cache.
         max_context: Maximum number of tokens of prompt and reply together.
         parallel: The ranks that sample; needed for engines that hand over the weights of a sharded model.
+        updates: Lock that the caller holds while it updates the policies, if the engine samples meanwhile.
 
     Raises:
         EngineError: The engine is unavailable, or it cannot sample from several policies.
@@ -37,13 +43,20 @@ def build_engines(
             "engine torch"
         )
     engines = {
-        agent: build_engine(engine_config, policy, max_context=max_context, parallel=parallel)
+        agent: build_engine(engine_config, policy, max_context=max_context, parallel=parallel, updates=updates)
         for agent, policy in policies.by_agent.items()
     }
     return RoutingEngine(engines) if len(engines) > 1 else engines.popitem()[1]
 
 
-def build_engine(config: EngineConfig, policy: Policy, *, max_context: int, parallel: Parallel | None = None) -> Engine:
+def build_engine(
+    config: EngineConfig,
+    policy: Policy,
+    *,
+    max_context: int,
+    parallel: Parallel | None = None,
+    updates: UpdateLock | None = None,
+) -> Engine:
     """Build the engine that samples from `policy`. The other arguments are those of `build_engines`.
 
     `torch` and `vllm` start with the policy's current weights. Remote servers keep their own until the first `load`.
@@ -58,7 +71,7 @@ def build_engine(config: EngineConfig, policy: Policy, *, max_context: int, para
         case "vllm":
             from starpod.trainer.engines.vllm_local import LocalVllm
 
-            return LocalVllm(config, policy, max_context=max_context, parallel=parallel)
+            return LocalVllm(config, policy, max_context=max_context, parallel=parallel, updates=updates)
         case "vllm_remote":
             from starpod.trainer.engines.vllm_remote import RemoteVllm
 

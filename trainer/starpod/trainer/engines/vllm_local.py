@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from starpod.trainer.engines.base import EngineError, EngineLost, Request
+from starpod.trainer.engines.base import EngineError, EngineLost, Request, UpdateLock
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.piece import Piece
 from starpod.trainer.engines.served import ServedEngine, sampling_parameters
@@ -45,7 +45,13 @@ class LocalVllm(ServedEngine):
     """
 
     def __init__(
-        self, config: EngineConfig, policy: Policy, *, max_context: int, parallel: Parallel | None = None
+        self,
+        config: EngineConfig,
+        policy: Policy,
+        *,
+        max_context: int,
+        parallel: Parallel | None = None,
+        updates: UpdateLock | None = None,
     ) -> None:
         super().__init__(
             slots=config.slots,
@@ -56,6 +62,7 @@ class LocalVllm(ServedEngine):
             parallel=parallel,
         )
         self._model = policy.model
+        self._updates = updates or UpdateLock()
         self._tokenizer = policy.tokenizer
         self._view = pretrained_view(policy.model)
         self._ids = itertools.count()
@@ -111,7 +118,9 @@ class LocalVllm(ServedEngine):
 
     async def _restart(self) -> None:
         await self._core.stop()
-        await asyncio.to_thread(self._start)
+        async with self._updates:
+            await asyncio.to_thread(self._start)
+            self._version = self._updates.version
 
     async def _sample(self, request: Request, prompt: list[int], limit: int, seed: int, salt: str) -> Piece:
         from vllm.sampling_params import RequestOutputKind
@@ -161,7 +170,7 @@ class LocalVllm(ServedEngine):
         # Ranks gather the weights together, so each step begins on all of them or on none.
         all_done = self._parallel.all_done
         await all_done(self._core.wake())
-        self._model = model
+        self._model, self._updates.version = model, version
         try:
             if self._ipc is None:
                 self._ipc = all(await all_done(self._is_on_gpu_of(model)))

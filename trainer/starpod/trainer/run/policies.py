@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import shutil
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from safetensors import SafetensorError
 
 from starpod.trainer.checkpoints.trained import INITIAL
 from starpod.trainer.configuration.config import Config
 from starpod.trainer.configuration.seeds import derive
+from starpod.trainer.engines.base import UpdateLock
 from starpod.trainer.models.config import TINY
 from starpod.trainer.models.policies import Policies, copy_trained
 from starpod.trainer.models.policy import Policy, build_policy, load_policy
@@ -33,6 +34,8 @@ class Models:
     are updated while the engine samples."""
     make_initial: Callable[[], Policy]
     """Function that builds a policy with the run's initial weights, for a reference or a scorer."""
+    updates: UpdateLock = field(default_factory=UpdateLock)
+    """Lock that is held during an update."""
 
 
 def build_models(config: Config, texts: Callable[[], Iterable[str]], folder: RunFolder, parallel: Parallel) -> Models:

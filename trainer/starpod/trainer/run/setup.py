@@ -166,7 +166,11 @@ def _start_engine(
     if config.engine.name == "vllm":
         screen.phase("starting vLLM")
     engine = build_engines(
-        config.engine, models.sampler, max_context=config.sampling.max_episode_tokens, parallel=parallel
+        config.engine,
+        models.sampler,
+        max_context=config.sampling.max_episode_tokens,
+        parallel=parallel,
+        updates=models.updates,
     )
     stack.push_async_callback(engine.close)
     if (slots := engine.stats().slots) < config.engine.slots:

@@ -83,11 +83,13 @@ class Updating:
         config, metrics = self._shared.settings.now, dict[str, float]()
         scale = loss_scale(config.algorithm, kept_fraction)
         rate = config.optimizer.rate_factor(self._shared.progress.step, config.stop.iterations)
-        for _ in range(config.replay.reuse):
-            metrics |= await self._shared.parallel.in_thread(
-                self.learner.learn, groups, version=self.fresh_version, scale=scale, rate=rate
-            )
-            self._shared.progress.version += 1
+        async with self.weights.updates:
+            for _ in range(config.replay.reuse):
+                metrics |= await self._shared.parallel.in_thread(
+                    self.learner.learn, groups, version=self.fresh_version, scale=scale, rate=rate
+                )
+                self._shared.progress.version += 1
+            self.weights.updates.version = self._shared.progress.version
         return metrics
 
 

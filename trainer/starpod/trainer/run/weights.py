@@ -19,6 +19,7 @@ class EngineWeights:
 
     def __init__(self, engine: Engine, models: Models, *, sleeps: bool = False) -> None:
         self.engine = engine
+        self.updates = models.updates
         self._models = models
         self._sleeps = sleeps
         self._version = -1
