@@ -7,12 +7,13 @@ from typing import Any, cast
 import pytest
 
 from starpod.client import Fleet, Limits
-from starpod.trainer.agents.config import ScriptConfig
+from starpod.trainer.agents.config import SamplingConfig, ScriptConfig
 from starpod.trainer.configuration.loading import parse_config
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.data.episode import DONE, ActionOutcome, Episode, Turn
 from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.prompts.prompt import PromptConfig
+from starpod.trainer.prompts.template import Template
 from starpod.trainer.rollout.config import EnvironmentConfig
 from starpod.trainer.rollout.environment import make_task
 from starpod.trainer.warm_start.config import WarmStartConfig
@@ -26,6 +27,7 @@ from starpod.trainer.warm_start.demonstrations import (
 from starpod.trainer.warm_start.imitation import Imitation
 from starpod.trainer.warm_start.teacher import DemonstrationWriter
 from tests.support import ServerProcess
+from tests.trainer.chat_templates import tokenizer
 
 TURN = Turn(observation="P 0 1 G 2 2", fresh=True, actions=["Left"])
 
@@ -116,6 +118,21 @@ async def test_a_demonstration_reads_as_what_is_played_does() -> None:
     writer = DemonstrationWriter(WarmStartConfig(), PromptConfig(), ("Left",), script)
     told = {speaker: writer._prompter(demonstration, speaker).system() for speaker in ("solver", "verifier")}
     assert "Actions: Left." in told["solver"] and "Actions: Accept, Reject." in told["verifier"]
+
+
+async def test_a_demonstration_ends_where_no_reply_fits_into_a_context_of_the_run() -> None:
+    turns = [Turn(observation=f"state {number}", fresh=True, actions=["Left"]) for number in range(6)]
+    demonstration = Demonstration(Episode(0, 0, "lake-v1", turns=turns), Limits(), [True] * 6)
+    template = Template(tokenizer("chatml"))
+    writer = DemonstrationWriter(WarmStartConfig(), PromptConfig(), ("Left",))
+    whole = await writer.episode(demonstration, template, 0)
+    assert len(whole.turns) == 6 and not writer.cut_count
+    most = sum(len(turn.prompt) + len(turn.reply) for turn in whole.turns[:3])
+    for tokens, count in ((most, 3), (most - 1, 2)):
+        writer.sampling = SamplingConfig(min_reply_tokens=1, max_episode_tokens=tokens)
+        cut = await writer.episode(demonstration, template, 0)
+        assert [turn.reply for turn in cut.turns] == [turn.reply for turn in whole.turns[:count]]
+    assert writer.cut_count == 2
 
 
 async def test_more_moves_than_a_turn_may_have_are_refused(server: ServerProcess) -> None:

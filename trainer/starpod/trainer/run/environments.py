@@ -105,7 +105,7 @@ async def serve(config: Config, task: TaskConfig) -> AsyncIterator[Served]:
     async with connect(task.environment) as fleet:
         facts = await read_facts(fleet, task.environment.id)
         await check_environment(config, task, fleet, facts)
-        writer = DemonstrationWriter(task.warm_start, task.prompt, facts.actions, config.script)
+        writer = DemonstrationWriter(task.warm_start, task.prompt, facts.actions, config.script, config.sampling)
         yield Served(task, fleet, make_task(task.environment, facts.actions, task.name), writer, facts)
 
 

@@ -98,8 +98,11 @@ async def open_run(
             screen.warn(line)
         check_tokens(config.replay.offline, offline, templates)
         demonstrations = await episodes_to_imitate(config, served, templates)
-        for contents in (each.contents for each in served if each.contents is not None):
-            screen.phase(contents.sentence())
+        for environment in served:
+            if environment.contents is not None:
+                screen.phase(environment.contents.sentence())
+            if cut_count := environment.writer.cut_count:
+                screen.phase(f"{cut_count} demonstrations end early, at sampling.max_episode_tokens")
         engine = _start_engine(config, models, parallel, screen, stack)
         run = Run(
             config,

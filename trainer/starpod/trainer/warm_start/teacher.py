@@ -11,7 +11,7 @@ from typing import NamedTuple, cast
 
 from starpod.client import Action, EndReason, Image, Limits, Observation, Session, Transition
 from starpod.trainer.agents.base import Move, Stop, Tokens
-from starpod.trainer.agents.config import VERIFIER, ScriptConfig
+from starpod.trainer.agents.config import VERIFIER, SamplingConfig, ScriptConfig
 from starpod.trainer.agents.script import VERDICTS, Speaker, View, role_of, script_agent
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.data.episode import Episode, Turn
@@ -45,9 +45,13 @@ class RecordedSession:
 
     Actions count as executed and valid, because a prompt should not show mistakes that are not imitated. A fork plays
     the next earlier attempt; closing it leads to the attempt after that.
+
+    Attributes:
+        is_cut: Whether an attempt ended early because its next reply did not fit into the context.
     """
 
     limits = Limits()
+    is_cut = False
 
     def __init__(self, demonstration: Demonstration) -> None:
         self._attempts = [*demonstration.earlier_attempts, demonstration]
@@ -149,14 +153,25 @@ class Teacher(Speaker):
             relations = self._writer.relations(view.history, turn, self._session.after)
             text = self._writer.reply(turn, previous_turns[-1] if previous_turns else None, relations)
         message = self._prompter.following(view.history, view.text, image=bool(image))
+        tokens = None
+        if self._template is not None:
+            tokens = self._encode(self._template, message, image, text, whole=view.fresh)
+            if tokens is None:
+                self._session.is_cut = True
+                return Stop("context")
         self._replies.append(WrittenReply(message, text, float(self._session.imitate)))
-        return Move(text, actions, tokens=self._encode(message, image, text, whole=view.fresh))
+        return Move(text, actions, tokens=tokens)
 
-    def _encode(self, message: str, image: bytes, text: str, *, whole: bool) -> Tokens | None:
-        """Return the ids of a prompt and its reply. whole: whether the whole context is the prompt."""
-        if self._template is None:
+    def _encode(self, template: Template, message: str, image: bytes, text: str, *, whole: bool) -> Tokens | None:
+        """Return the ids of a prompt and its reply; None if the policy would have no room for the reply.
+
+        whole: whether the whole context is the prompt.
+        """
+        sampling, ids = self._writer.sampling, template.encode_reply(text)
+        most_tokens = sampling.max_episode_tokens - sampling.least_room if sampling else None
+        prompt = self._conversation.ask(message, image, most_tokens=most_tokens)
+        if sampling and len(prompt.context) + max(len(ids), sampling.least_room) > sampling.max_episode_tokens:
             return None
-        prompt, ids = self._conversation.ask(message, image), self._template.encode_reply(text)
         self._conversation.answer(ids, "stop", text)
         prompt_ids, fresh = (list(prompt.context), True) if whole else (prompt.appended, prompt.fresh)
         return Tokens(prompt_ids, fresh, ids, [0.0] * len(ids), [0] * len(ids))
@@ -169,7 +184,14 @@ class Teacher(Speaker):
 
 
 class DemonstrationWriter:
-    """Writer of demonstrations in the policy's format, as texts and as episodes with tokens."""
+    """Writer of demonstrations in the policy's format, as texts and as episodes with tokens.
+
+    Args:
+        sampling: Limits of contexts, at which episodes with tokens end as rollouts do; None: there are none.
+
+    Attributes:
+        cut_count: Number of episodes with tokens that ended early because a context was full.
+    """
 
     def __init__(
         self,
@@ -177,14 +199,17 @@ class DemonstrationWriter:
         prompt: PromptConfig,
         actions: Sequence[str],
         script: ScriptConfig | None = None,
+        sampling: SamplingConfig | None = None,
     ) -> None:
         self.config = config
+        self.sampling = sampling
         self.prompt = prompt
         self.script = script or ScriptConfig()
         self.actions = tuple(actions)
         self.grammar = prompt.make_grammar(self.actions)
         # Replies without reasoning get no thought, even if one is configured for the environment.
         self.thought = config.thought if self.grammar.thinking else ""
+        self.cut_count = 0
 
     @property
     def attempts(self) -> int:
@@ -235,6 +260,7 @@ class DemonstrationWriter:
         record = replace(demonstration.episode, turns=[], end="", success=None)
         # With a record to continue, `play` uses only those members of a session that RecordedSession has.
         await play(agent, cast(Session, session), episode=record)
+        self.cut_count += session.is_cut
         return record.turns, replies
 
     def _prompter(self, demonstration: Demonstration, speaker: str) -> Prompter:
