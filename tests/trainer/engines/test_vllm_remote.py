@@ -7,6 +7,7 @@ import math
 import os
 import re
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -21,7 +22,9 @@ from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.engines.placement import BLOCK
 from starpod.trainer.engines.vllm_remote import RemoteVllm
+from starpod.trainer.engines.vllm_server import ServerGone
 from starpod.trainer.models.policy import Policy
+from starpod.trainer.parallel.ranks import Parallel
 from tests.support import ROOT
 from tests.trainer.engines import ranks_worker
 from tests.trainer.engines.conformance import (
@@ -246,13 +249,16 @@ async def test_a_configuration_that_cannot_be_read_is_an_error(
 
 
 @pytest.mark.parametrize("restarts", [0, 1])
-async def test_a_restarted_server_gets_the_weights_again(policy: Policy, server: FakeServer, restarts: int) -> None:
+@pytest.mark.parametrize("faults", [[0, 0], []], ids=["in calls", "idle"])
+async def test_a_restarted_server_gets_the_weights_again(
+    policy: Policy, server: FakeServer, faults: list[int], restarts: int
+) -> None:
     """The server would otherwise sample from its initial weights without an error."""
     async with serving(server, restarts=restarts) as engine:
         await hand_over(engine, 5, changed(policy))
         requests = [ask([1, 2, index]) for index in range(6)]
         expected = [await engine.generate(request) for request in requests]
-        server.faults = [0, 0]
+        server.faults = faults.copy()
         server.core, server.instance = new_core(), "second"
         replies = await asyncio.gather(*map(engine.generate, requests), return_exceptions=True)
         if not restarts:
@@ -260,6 +266,16 @@ async def test_a_restarted_server_gets_the_weights_again(policy: Policy, server:
         else:
             assert replies == expected
         assert engine.stats().restarts == restarts
+
+
+async def test_a_server_that_is_replaced_before_a_hand_over_is_not_lost(policy: Policy, server: FakeServer) -> None:
+    async with serving(server, restarts=0) as engine:
+        for version, instance in ((1, "second"), (2, "third")):
+            await hand_over(engine, version, changed(policy))
+            expected = await engine.generate(ask([1, 2]))
+            server.core, server.instance = new_core(), instance
+        await hand_over(engine, 3, changed(policy))
+        assert (await engine.generate(ask([1, 2]))).tokens == expected.tokens
 
 
 async def test_a_restarted_server_continues_if_none_got_weights(server: FakeServer) -> None:
@@ -285,6 +301,60 @@ async def test_of_two_servers_one_may_be_lost(policy: Policy) -> None:
         assert other.core.log == ["pause", "reload", "resume"]
         assert engine.stats().restarts == 1
         await engine.close()
+
+
+class Rank(Parallel):
+    """One of two ranks in this process, which exchange objects in threads."""
+
+    def __init__(self, rank: int, meeting: threading.Barrier, items: dict[int, Any]) -> None:
+        super().__init__(rank, 2)
+        self._meeting, self._items = meeting, items
+
+    def gather_objects(self, item: Any) -> list[Any]:
+        self._items[self.rank] = item
+        self._meeting.wait()
+        items = [self._items[rank] for rank in range(2)]
+        self._meeting.wait()
+        return items
+
+    def barrier(self) -> None:
+        self._meeting.wait()
+
+    def broadcast_object(self, item: Any) -> Any:
+        return item
+
+
+@pytest.mark.parametrize("others", [0, 1])
+async def test_a_server_that_one_rank_has_dropped_is_dropped_by_all(
+    policy: Policy, tmp_path: Path, others: int
+) -> None:
+    """The first rank hands it no weights any more, although the other ones might still reach it."""
+    meeting, items = threading.Barrier(2, timeout=60), dict[int, Any]()
+    servers = [FakeServer(new_core()) for _ in range(2)]
+    async with AsyncExitStack() as stack:
+        urls = [await stack.enter_async_context(server.serve()) for server in servers]
+        config = EngineConfig(name="vllm_remote", urls=tuple(urls), handover_folder=str(tmp_path))
+        engines = [
+            RemoteVllm(config, max_context=MAX_CONTEXT, vocabulary=policy.vocabulary, parallel=Rank(*rank))
+            for rank in ((0, meeting, items), (1, meeting, items))
+        ]
+        for engine in engines:
+            stack.push_async_callback(engine.close)
+        await asyncio.gather(*(hand_over(engine, 1, changed(policy)) for engine in engines))
+        await engines[0]._drop(engines[0]._servers[0], ServerGone("gone"))
+        for _ in range(others):
+            await engines[1]._drop(engines[1]._servers[0], ServerGone("gone"))
+        calls = [hand_over(engine, 2, changed(policy)) for engine in engines]
+        if others:
+            for result in await asyncio.gather(*calls, return_exceptions=True):
+                assert isinstance(result, EngineError) and "all ranks reach" in str(result)
+            return
+        await asyncio.gather(*calls)
+        for engine in engines:
+            replies = await asyncio.gather(*(engine.generate(ask([1, index])) for index in range(4)))
+            assert all(set(reply.versions) == {2} for reply in replies)
+    assert not servers[0].sessions and len(servers[1].sessions) == 8
+    assert servers[1].core.log.count("reload") == 2
 
 
 async def test_a_server_that_is_gone_is_an_error(server: FakeServer) -> None:

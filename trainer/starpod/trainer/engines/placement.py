@@ -73,6 +73,10 @@ class Placement(Generic[Server]):
         finally:
             state.load -= 1
 
+    def load(self, server: Server) -> int:
+        """Return the number of requests in flight on a server."""
+        return self._states[server].load
+
     def remember(self, server: Server, tokens: Sequence[int], salt: str) -> None:
         """Note that the server has some tokens in its cache. A dropped server is ignored.
 

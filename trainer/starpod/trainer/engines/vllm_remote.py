@@ -32,6 +32,7 @@ class RemoteVllm(ServedEngine):
     """Engine on vLLM servers, all with the same weights. `Placement` chooses one for each request.
 
     If a server no longer accepts connections, the engine continues with the other servers. This counts as a restart.
+    At the next hand-over, all ranks drop the servers that one of them has dropped.
 
     Until the first `load`, the servers sample from the weights that they were started with. The first rank controls the
     servers and hands the weights over. A sharded model is gathered one parameter at a time.
@@ -92,8 +93,12 @@ class RemoteVllm(ServedEngine):
         call = {"read_events": read_events} if streams else {"read": read}
         piece: Piece | None = None
         with self._placement.place(prompt, salt) as server:
+            if self._loads and self._placement.load(server) == 1:
+                server.known_breaks = -1  # it was idle, so no call would have noticed that it was replaced
             try:
-                piece = await server.post("/inference/v1/generate", body, session=request.conversation, **call)
+                reply = await server.post("/inference/v1/generate", body, session=request.conversation, **call)
+                await self._check_process(server)
+                piece = reply
             except ServerGone as error:
                 await self._drop(server, error)
             except ServerRefused as error:
@@ -102,13 +107,17 @@ class RemoteVllm(ServedEngine):
                 raise
         if piece is None:
             return Piece([], [])
-        if (breaks := server.breaks) != server.known_breaks:
-            instance_id = (await server.info()).instance
-            if self._loads and instance_id != server.instance:
-                raise EngineLost(f"the vLLM server at {server.url} was restarted, so it has different weights")
-            server.instance, server.known_breaks = instance_id, breaks
         self._placement.remember(server, [*prompt, *piece.tokens], salt)
         return piece
+
+    async def _check_process(self, server: VllmServer) -> None:
+        """Raise EngineLost if the server is another process than the one that got the weights."""
+        if (breaks := server.breaks) == server.known_breaks:
+            return
+        instance_id = (await server.info()).instance
+        if self._loads and instance_id != server.instance:
+            raise EngineLost(f"the vLLM server at {server.url} was restarted, so it has different weights")
+        server.instance, server.known_breaks = instance_id, breaks
 
     async def _drop(self, server: VllmServer, error: ServerGone) -> None:
         """Continue without a server. Raises `error` if it is the last one, no restart is left, or nccl is used."""
@@ -130,20 +139,26 @@ class RemoteVllm(ServedEngine):
             if self._is_checked:
                 return
             for server in self._servers:
-                breaks, info = server.breaks, await server.info()
-                server.instance, server.known_breaks = info.instance, breaks
-                if info.logprobs_mode != LOGPROBS_MODE:
-                    raise EngineError(
-                        f"the vLLM server at {server.url} reports {info.logprobs_mode}, not the log-probabilities at "
-                        f"the sampling temperature; start it as: {START}"
-                    )
-                if info.max_length < self._max_context:
-                    raise EngineError(
-                        f"the vLLM server at {server.url} takes contexts of {info.max_length:g} tokens, but the run "
-                        f"needs {self._max_context}: start it with --max-model-len {self._max_context}"
-                    )
-                await self._probe(server)
+                try:
+                    await self._check_server(server)
+                except ServerGone as error:
+                    await self._drop(server, error)
             self._is_checked = True
+
+    async def _check_server(self, server: VllmServer) -> None:
+        breaks, info = server.breaks, await server.info()
+        server.instance, server.known_breaks = info.instance, breaks
+        if info.logprobs_mode != LOGPROBS_MODE:
+            raise EngineError(
+                f"the vLLM server at {server.url} reports {info.logprobs_mode}, not the log-probabilities at "
+                f"the sampling temperature; start it as: {START}"
+            )
+        if info.max_length < self._max_context:
+            raise EngineError(
+                f"the vLLM server at {server.url} takes contexts of {info.max_length:g} tokens, but the run "
+                f"needs {self._max_context}: start it with --max-model-len {self._max_context}"
+            )
+        await self._probe(server)
 
     @staticmethod
     async def _probe(server: VllmServer) -> None:
@@ -175,10 +190,31 @@ class RemoteVllm(ServedEngine):
             await self._halt_servers()
 
     async def _halt_servers(self) -> None:
-        if any(server.breaks != server.known_breaks for server in self._servers):
-            self._is_checked = False
+        self._is_checked = False  # an idle server may have been replaced
         await self._check()
         await self._all("/pause", query={"mode": "abort"})
+
+    async def resume(self) -> None:
+        if self._parallel.world > 1:
+            await self._agree()
+        await super().resume()
+
+    async def _agree(self) -> None:
+        """Drop the servers that any rank has dropped, because the first rank gave them no weights or will give none.
+
+        Raises EngineError on all ranks if no server is left.
+        """
+        instances = {server.url: server.instance for server in self._servers}
+        by_rank = await self._parallel.in_thread(self._parallel.gather_objects, instances)
+        if not (common := set.intersection(*map(set, by_rank))):
+            raise EngineError("no vLLM server is left that all ranks reach: start the servers again, then resume")
+        for server in self._servers:
+            if server.url in common:
+                server.instance, server.known_breaks = by_rank[0][server.url], server.breaks
+            else:
+                self._placement.drop(server)
+                await server.close()
+        self._is_checked = True  # by the first rank
 
     async def _go_on(self) -> None:
         if self._parallel.is_main:
@@ -186,8 +222,7 @@ class RemoteVllm(ServedEngine):
 
     async def _restart(self) -> None:
         """Reload the current weights from their folder on all servers after one was restarted. Any rank may do it."""
-        self._is_checked = False
-        if self._nccl is not None and self._version:
+        if self._nccl is not None:
             raise EngineError(
                 "a vLLM server was restarted, so it no longer receives broadcast weights: start all servers, then "
                 "resume the run, or set engine.handover to disk"

@@ -51,7 +51,8 @@ class VllmServer:
 
     Attributes:
         breaks: Number of lost connections.
-        known_breaks: Value of `breaks` when the server was last known to be the expected process.
+        known_breaks: Value of `breaks` when the server was last known to be the expected process; -1 if that must be
+            checked again.
         instance: Id of that process; "" if the server does not report it.
     """
 
