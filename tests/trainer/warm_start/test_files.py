@@ -94,6 +94,18 @@ def test_calls_of_tools_are_written_by_the_template_or_the_conversation_is_left_
     assert "the template drops 'add'" in contents.sentence()
 
 
+def test_reasoning_is_written_by_the_template_or_the_conversation_is_left_out() -> None:
+    reply = {"role": "assistant", "content": "3", "reasoning_content": "add\nthem"}
+    thinking = {"messages": [{"role": "user", "content": "1 + 2?"}, reply]}
+    tokens = copy.deepcopy(tokenizer("chatml"))
+    thought = "('<think>' + m.reasoning_content + '</think>' if m.reasoning_content else '')"
+    tokens.chat_template = CHATML.replace("m.content", f"{thought} + m.content")
+    (episode,), _ = encoded(Template(tokens), thinking)
+    assert episode.turns[0].text == "<think>add\nthem</think>3"
+    episodes, contents = encoded(Template(tokenizer("chatml")), thinking)
+    assert not episodes and "the template drops 'add" in contents.sentence()
+
+
 def test_what_does_not_fit_or_is_not_reproduced_is_counted_and_never_cut() -> None:
     long, strange = chat("", [("hi", "x" * 50)]), chat("", [("hi", "a\N{LOWER ONE EIGHTH BLOCK}b")])
     alternating = {"messages": [{"role": "user", "content": "a"}] * 2 + [{"role": "assistant", "content": "b"}]}

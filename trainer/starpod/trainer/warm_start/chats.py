@@ -125,8 +125,9 @@ class ChatWriter:
             reply, end = layout.defuse(message["content"], "assistant"), layout.end_text
         if not end:
             raise ValueError(f"the template does not end message {number} with {layout.end_text}")
-        names = [call["function"]["name"] for call in message.get("tool_calls", ())]
-        self._check_shown([(message["content"], "assistant"), *((name, "system") for name in names)], reply)
+        others = [call["function"]["name"] for call in message.get("tool_calls", ())]
+        others.append(message.get("reasoning_content") or "")
+        self._check_shown([(message["content"], "assistant"), *((text, "system") for text in others)], reply)
         texts = [(each["content"], each["role"]) for each in self._messages[shown:index]]
         self._check_shown([*texts, *((tool["function"]["name"], "system") for tool in tools if not shown)], prompt)
         return prompt, reply
