@@ -155,7 +155,7 @@ def test_a_bad_line_is_refused_with_its_number(line: str, words: str, tmp_path: 
 
 def played(seed: int, *, reward: float = 1.0, environment: str = "lake-v1") -> Episode:
     turn = Turn(fresh=True, observation="P_G", text="Right", thought="there", actions=["Right"], outcomes=[DONE])
-    turn.parts = {"environment": reward}
+    turn.parts = {"environment": reward, "format": -0.1}
     facts = {"instructions": "Cross.", "final_observation": "__P", "end": "terminal", "success": reward > 0.5}
     return Episode(0, 0, environment, "1.0.0", seed=seed, turns=[turn, copy.deepcopy(turn)], **facts)  # type: ignore[arg-type]
 
@@ -167,7 +167,7 @@ def test_episodes_conversations_and_trajectories_are_chosen_by_reward_and_succes
     )
     write_episodes(tmp_path / "run" / "episodes" / "final-000001.jsonl.gz", [played(5)])
     (tmp_path / "atif").mkdir()
-    for episode in episodes:
+    for episode in [*episodes, replace(played(6), end="failed", error="lost")]:
         (tmp_path / "atif" / f"{episode.seed}.atif.json").write_text(json.dumps(to_atif(episode, "name"), indent=1))
     (tmp_path / "chats.jsonl").write_text("".join(json.dumps(to_chat(each)) + "\n" for each in episodes))
 

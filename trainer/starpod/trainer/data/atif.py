@@ -89,7 +89,13 @@ def from_atif(trajectory: Mapping[str, Any]) -> dict[str, Any]:
         is_ours = trajectory["agent"]["name"] == "starpod"
         messages = [message for step in trajectory["steps"] for message in _messages(step, is_ours)]
         metrics = (trajectory.get("final_metrics") or {}).get("extra") or {}
-        facts = {name: trajectory["extra"][name] for name in ("environment", "seed") if is_ours}
+        facts: dict[str, Any] = {}
+        if is_ours:
+            facts = {name: trajectory["extra"][name] for name in ("environment", "seed")}
+            # The reward in `metrics` has penalties and shaping.
+            extras = [step["extra"] for step in trajectory["steps"] if step["source"] == "agent"]
+            facts["reward"] = sum(extra["reward_parts"].get("environment", extra["reward"]) for extra in extras)
+            facts["failed"] = metrics.get("end") == "failed"
     except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"not a trajectory of ATIF: {type(error).__name__}: {error}") from None
     return {"messages": messages, "reward": metrics.get("reward"), "success": metrics.get("success"), **facts}

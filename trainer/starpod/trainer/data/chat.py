@@ -31,6 +31,8 @@ class Chat:
     environment: str = ""
     """Environment of an episode that was exported; "" if the conversation comes from elsewhere."""
     seed: int = 0
+    failed: bool = False
+    """Whether it is an episode that the infrastructure lost."""
     place: str = ""
     """File and line, for messages."""
 
@@ -55,9 +57,8 @@ def parse_chat(values: Mapping[str, Any]) -> Chat:
     if not any(weights):
         raise ValueError("no message of the role assistant is to be imitated")
     messages = [message.model_dump(exclude={"weight"}, exclude_defaults=True) for message in line.messages]
-    return Chat(
-        messages, weights, list(values.get("tools") or ()), line.reward, line.success, line.environment, line.seed
-    )
+    facts = line.model_dump(exclude={"messages", "tools"})
+    return Chat(messages, weights, list(values.get("tools") or ()), **facts)
 
 
 class _Function(BaseModel):
@@ -114,3 +115,4 @@ class _Line(BaseModel):
     success: bool | None = Field(default=None, strict=True)
     environment: str = ""
     seed: int = Field(default=0, strict=True)
+    failed: bool = Field(default=False, strict=True)

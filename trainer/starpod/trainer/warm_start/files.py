@@ -78,7 +78,9 @@ def _choose(
     reward = record.reward if isinstance(record, Chat) else record.own_return
     if record.environment not in ("", environment):
         contents.leave_out("of other environments", f"{place}, of {record.environment}")
-    elif isinstance(record, Episode) and (record.failed or not any(turn.actions for turn in record.turns)):
+    elif record.failed:
+        contents.leave_out("that failed", place)
+    elif isinstance(record, Episode) and not any(turn.actions for turn in record.turns):
         contents.leave_out("without an action", place)
     elif min_reward is None or (reward is not None and reward >= min_reward):
         return True
