@@ -54,7 +54,7 @@ def test_settings_that_pay_for_nothing_are_refused(values: dict[str, Any], sente
     ("success", "calls", "expected"), [(True, 0, 1.0), (True, 3, 1.3), (False, 5, 0.0), (None, 5, 0.0)]
 )
 def test_executed_tools_are_paid_in_a_success_alone(success: bool | None, calls: int, expected: float) -> None:
-    looks = ["Look"] * (calls + 1)  # the last of which is not executed
+    looks = ["Look", 'Look {"at": "Up"}', "Look", "Look", "Look", "Look"][: calls + 1]  # the last one is not executed
     outcomes = [DONE] * calls + [NOT_DONE]
     turns = [Turn(fresh=True, actions=looks, outcomes=outcomes), Turn(fresh=False, actions=["buy"], outcomes=[DONE])]
     turns[-1].parts["environment"] = float(success or 0)

@@ -19,7 +19,9 @@ class ToolsConfig(Section):
 
     bonus: float = Field(default=0.0, ge=0, allow_inf_nan=False, description="Reward of each action that counts.")
     actions: tuple[str, ...] = Field(
-        default=(), description="Actions that count, regardless of case; empty: all executed actions."
+        default=(),
+        description="Actions that count, regardless of case; of a tool call such as `search {...}`, the tool's name. "
+        "Empty: all executed actions.",
     )
 
 
@@ -33,6 +35,6 @@ def score_tools(config: ToolsConfig, line: Sequence[Turn], success: bool | None)
     """
     names = {name.lower() for name in config.actions}
     outcomes = [pair for turn in line for pair in zip(turn.actions, turn.outcomes, strict=False)]
-    actions = [action.lower() for action, outcome in outcomes if outcome.executed]
+    actions = [action.partition(" {")[0].lower() for action, outcome in outcomes if outcome.executed]
     count = sum(not names or action in names for action in actions) if success else 0
     return [0.0] * (len(line) - 1) + [config.bonus * count]
