@@ -112,6 +112,7 @@ def test_a_call_that_is_cut_is_neither_call_nor_text(form: CallFormat) -> None:
         ("glm", "<tool_call> opens a call", None),
         ("mistral", '[TOOL_CALLS] [{"name": "move", "arguments": {"t": 1}}]', {"t": 1}),
         ("mistral", '[TOOL_CALLS]move[CALL_ID]abc[ARGS]{"t": 1}', {"t": 1}),
+        ("mistral", '[TOOL_CALLS][{"name": "move", "arguments": {t}}] hello', None),
         ("mistral", "[TOOL_CALLS] is a mark", None),
         ("harmony", '<|start|>assistant to=functions.move<|channel|>commentary json<|message|>{"t": 1}', {"t": 1}),
         ("harmony", ' to=functions.move<|channel|>commentary<|message|>{"t": 1}<|call|>', {"t": 1}),

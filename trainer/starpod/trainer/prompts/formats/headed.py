@@ -77,7 +77,9 @@ class Mistral(HeadedCalls):
         if not (yield from source.accept("[")):
             return (yield from super().read_calls(source, mark, schemas))
         values = decode((yield from source.brackets()))
-        items = [value if isinstance(value, dict) else {} for value in values or ()]
+        if not isinstance(values, list):
+            return None
+        items = [value if isinstance(value, dict) else {} for value in values]
         calls = [call_of(item.get("name"), item.get("arguments", {})) for item in items]
         return [call for call in calls if call] if all(calls) else None
 
