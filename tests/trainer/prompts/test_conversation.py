@@ -200,6 +200,17 @@ def test_a_reply_that_was_cut_is_closed_outside_of_what_is_trained() -> None:
     assert made.decode([*ids_of("llama3", "Up"), eos]) == "Up"
 
 
+def test_only_ids_of_short_messages_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Template(tokenizer("chatml"))
+    encoded = []
+    encode = made.encode
+    monkeypatch.setattr(made, "encode", lambda text: encoded.append(len(text)) or encode(text))
+    for user in ("short", "long" * 1000):
+        for _ in range(3):
+            assert made.next_ids(user, [made.end]) and made.first_prompt("", user)
+    assert [sum(length > 3000 for length in encoded), len(encoded)] == [6, 8]
+
+
 def test_questions_and_answers_alternate_and_a_missing_end_token_is_noticed() -> None:
     conversation = Conversation(template("chatml"))
     with pytest.raises(ValueError, match="no question"):

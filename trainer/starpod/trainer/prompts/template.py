@@ -7,7 +7,7 @@ either of them, a short dummy conversation with the new turn at its end is rende
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, cast
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _CACHED = 1 << 12
 """Number of user messages whose ids are cached. Small environments show the same states again and again."""
+_LONGEST_CACHED = 2000
+"""Maximum number of characters of a prompt whose ids are cached, so that a cache takes at most about 100 MB."""
 
 
 class Template:
@@ -67,8 +69,8 @@ class Template:
         self.stop = frozenset({*stops, *([] if closes_more else [self.end]), *([eos] if isinstance(eos, int) else [])})
         self._last = stops[-1] if closes_more else self.end
         self._closing = {self.end, *stops}
-        self._next = lru_cache(_CACHED)(lambda user: tuple(self._encode_messages([user_message(user)])))
-        self._first_prompt = lru_cache(_CACHED)(lambda system, user: tuple(self.encode_conversation(system, (), user)))
+        self._next = _cached(lambda user: tuple(self._encode_messages([user_message(user)])))
+        self._first_prompt = _cached(lambda system, user: tuple(self.encode_conversation(system, (), user)))
         self._head = lru_cache(8)(self.encode)
         self.rewrite = self._find_rewrite()
         self.extends = self.rewrite is None
@@ -249,3 +251,9 @@ class Template:
         if text == whole_text and tuple(self.encode(whole_text + self.prefill)[-len(next_ids) :]) != next_ids:
             return Rewrite("the ids of later messages", questions[-1], questions[-1])
         return compare_past(text, whole_text)
+
+
+def _cached(encode: Callable[..., tuple[int, ...]]) -> Callable[..., tuple[int, ...]]:
+    """Cache the ids that `encode` returns for short texts."""
+    cached = lru_cache(_CACHED)(encode)
+    return lambda *texts: (cached if sum(map(len, texts)) <= _LONGEST_CACHED else encode)(*texts)
