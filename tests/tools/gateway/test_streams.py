@@ -2,9 +2,11 @@
 
 import asyncio
 import random
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from starpod.gateway.lineage import ChatLayout
 from starpod.gateway.requests import Answer, Ask, Choice, Message
 from starpod.gateway.serving import Serving
 from starpod.gateway.session import RolloutSession, Sampler
+from starpod.gateway.streams import PieceReader
 from starpod.trainer.agents.config import SamplingConfig
 from starpod.trainer.engines.base import Request
 from starpod.trainer.engines.torch_engine import TorchEngine
@@ -22,6 +25,7 @@ from starpod.trainer.prompts.template import Template
 from tests.tools.gateway.kills import begin, kill_child, save_model
 from tests.tools.gateway.sampling import engine_of, scripted
 from tests.tools.gateway.test_sockets import APIS, Api, data_of, each_api, gateway
+from tests.trainer.chat_templates import tokenizer
 from tests.trainer.models.tiny_policy import tiny_policy
 from tests.trainer.prompts.formats.replies import TOOLS, reply
 from tests.waiting import eventually
@@ -81,6 +85,35 @@ async def test_pieces_add_up_to_the_reply(name: str) -> None:
             assert joined.get("text") == (whole.text if whole.text or not whole.calls else None)
             pieces += early
     assert pieces > 8 * len(TEMPLATES)
+
+
+@pytest.mark.parametrize("name", ["chatml", "sentencepiece"])
+def test_bytes_that_are_no_text_are_shown_as_they_end_up_and_decoded_a_few_times(name: str) -> None:
+    made = Template(tokenizer(name))
+    (lead, *_), letter = made.encode("€")[-3:], made.encode("a")[-1]
+    pool = [*made.encode("é")[-2:], *made.encode("€")[-3:], letter]
+    decode, work = made.decode, [0]
+
+    def counted(ids: Sequence[int]) -> str:
+        work[0] += len(ids)
+        return decode(ids)
+
+    made.decode = counted  # type: ignore[method-assign]
+
+    def read(ids: Sequence[int]) -> str:
+        draft: Any = SimpleNamespace(ask=Ask((USER,)), opened="")
+        reader = PieceReader(made, draft)
+        return "".join(piece for id_ in ids for _, piece in reader.feed([id_]))
+
+    for seed in range(20):
+        ids = [*random.Random(seed).choices(pool, k=40), letter]
+        assert read(ids) == decode(ids)
+    costs = []
+    for count in (100, 400):
+        work[0] = 0
+        read([lead] * count + [letter])
+        costs.append(work[0])
+    assert costs[1] <= 5 * costs[0]
 
 
 # --- an engine whose process dies -------------------------------------------------------------------------------------

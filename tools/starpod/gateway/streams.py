@@ -131,13 +131,19 @@ class PieceReader:
     def _decode(self, tokens: Sequence[int]) -> str:
         """Return the text that ids add, but never up to the middle of a character."""
         self._ids += tokens
-        before, text = (self._template.decode(ids) for ids in (self._ids[: self._decoded], self._ids))
-        last = "".join(self._template.tokenizer.convert_ids_to_tokens(self._ids[-1:]))
-        # In some tokenizers, a bad byte makes all bytes around it bad.
-        if len(text) <= len(before) or text.endswith("\N{REPLACEMENT CHARACTER}") or _BYTE.fullmatch(last):
+        if _BYTE.fullmatch("".join(self._template.tokenizer.convert_ids_to_tokens(self._ids[-1:]))):
+            return ""  # in these tokenizers, a bad byte makes all bytes around it bad
+        decode, ids, end = self._template.decode, self._ids, len(self._ids)
+        before, text = decode(ids[: self._decoded]), decode(ids)
+        if text.endswith("\N{REPLACEMENT CHARACTER}"):
+            # Only this last one may still change: it may be the first bytes, of at most three ids, of a character.
+            beginnings = ((count, decode(ids[:count])) for count in range(end - 1, max(end - 4, self._decoded), -1))
+            certain = ((count, part) for count, part in beginnings if part != text and text.startswith(part))
+            end, text = next(certain, (0, ""))
+        if len(text) <= len(before):
             return ""
         # Decode these ids again before the next ones: the text of an id depends on the one before it.
-        self._ids, self._decoded = self._ids[self._decoded :], len(self._ids) - self._decoded
+        self._ids, self._decoded = ids[self._decoded :], end - self._decoded
         return text[len(before) :]
 
     def _strip(self, kind: str, text: str) -> str:
