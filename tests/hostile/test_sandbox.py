@@ -85,7 +85,7 @@ REFUSED = {
     "kill_everybody": [NO_RIGHT],
     "read_server": [NO_RIGHT, NO_FILE],
     "trace_server": ["Operation not permitted"],
-    "use_objects": ["Operation not permitted"],
+    "use_objects": ["Operation not permitted, Permission denied"],
     "starve_server": [NO_RIGHT],
     "move_server": [NO_RIGHT],
     "read_file": [NO_RIGHT, NO_FILE],

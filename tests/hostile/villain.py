@@ -107,7 +107,8 @@ class Villain(Environment):
     def use_objects(self) -> str:
         """System V memory, queues and semaphores by their ids, as if other processes had made them."""
         names = ("shmat", "shmctl", "msgsnd", "msgrcv", "msgctl", "semop", "semtimedop", "semctl")
-        return " ".join({self._call(name, -1, 0, 0, 0, 0) for name in names} | {self._call("mq_unlink", b"/starpod")})
+        results = {self._call(name, -1, 0, 0, 0, 0) for name in names}
+        return ", ".join([*results, self._call("mq_unlink", b"/starpod")])
 
     def starve_server(self) -> None:
         resource.prlimit(self.options.pid, resource.RLIMIT_NOFILE, (8, 8))
