@@ -379,7 +379,7 @@ def test_a_guarded_key_is_changed_where_it_is_said_twice_and_two_trainers_do_not
     train(*words, run_dir=folder, resume=True, base=())
     assert yaml.safe_load((folder / "config.yaml").read_text())["environment"]["options"]["size"] == 5
     assert iterations(folder) == 5
-    assert "--resume" in train("stop.iterations=1", run_dir=folder, status=1), "nothing is overwritten"
+    assert "--resume" in train("stop.iterations=1", run_dir=folder, status=2), "nothing is overwritten"
     assert iterations(folder) == 5
 
 

@@ -9,12 +9,10 @@ export type In<Name extends keyof Messages> = Messages[Name] extends MessageType
 export type Out<Name extends keyof Messages> = Messages[Name] extends MessageTypeDefinition<infer T, any> ? T : never;
 
 // The contract is at the top of Starpod's repository, or in proto/ if this folder was copied.
-const includeDirs = ["../proto", "../../../proto"]
-  .flatMap((folder) => [folder, `${folder}/third_party`]) // the google.rpc messages of errors
-  .map((path) => fileURLToPath(new URL(path, import.meta.url)));
-const readAs = { longs: String, enums: String, defaults: true, oneofs: true }; // as in `npm run generate`
-const files = ["starpod/v1/environment.proto", "google/rpc/error_details.proto"];
-export const definition = loadSync(files, { includeDirs, ...readAs });
+const folders = ["../proto", "../../../proto"].flatMap((path) => [path, `${path}/third_party`]);
+const includeDirs = folders.map((path) => fileURLToPath(new URL(path, import.meta.url)));
+const readAs = { includeDirs, longs: String, enums: String, defaults: true, oneofs: true }; // as in `npm run generate`
+export const definition = loadSync(["starpod/v1/environment.proto", "google/rpc/error_details.proto"], readAs);
 
 /** Returns the bytes of a message, to put into another message or into metadata. */
 export function encode(name: string, message: object): Buffer {

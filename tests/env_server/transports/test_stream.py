@@ -108,7 +108,7 @@ async def test_messages_are_written_one_at_a_time(client: Client) -> None:
             self.replies += len(message.replies)
 
     connection = Connection()
-    outbox = Outbox(connection, max_bytes=0)  # type: ignore[arg-type]
+    outbox = Outbox(connection, 0, lambda _, size: too_large(size, 0))  # type: ignore[arg-type]
     outbox.add(pb.Reply(call_id=1), begin(clock()))
     await asyncio.sleep(0)
     await outbox.write(pb.StreamResponse(replies=[pb.Reply(call_id=2)]))

@@ -23,7 +23,7 @@ def test_every_article_contains_its_facts_and_is_found_by_its_title() -> None:
     assert len({article.title for article in book.articles}) == len(book.articles) > 600
     for number, article in enumerate(book.articles):
         assert all(book.name(value) in article.text for value in article.facts.values()), article
-        assert number in book.search(article.title, 3), article.title
+        assert number in book.index.search(article.title, 3), article.title
 
 
 @given(seed=SEEDS, hops=st.integers(1, 4), split=st.sampled_from(["all", "train", "test"]))

@@ -74,7 +74,7 @@ def test_evaluations_in_between_are_shown_if_there_is_room(tmp_path: Path, monke
 def test_the_header_says_what_ran_where_and_when(tmp_path: Path) -> None:
     folder = write_run(tmp_path, steps=25)
     config = {"environments": {"lake": {"id": "frozen_lake-v1"}, "arms": {"id": "bandit-v1"}}}
-    folder.begin({**config, "algorithm": {"preset": "starpo-s"}})
+    folder.begin({**config, "algorithm": {"preset": "starpo-s"}}, resume=True)
     text = re.sub("<[^>]+>", " ", write_report(tmp_path).read_text(encoding="utf-8"))
     header = " ".join(text.split())
     assert "Environment frozen_lake-v1, bandit-v1 Model SmolLM2, dequantised Algorithm starpo-s Date " in header

@@ -174,5 +174,5 @@ def test_a_resumption_names_the_files_of_the_user_that_changed(tmp_path: Path) -
     for texts in ("", "x = 1", "x = 1"):
         for file in (loss, shaping):
             file.write_text(texts)
-        setup._record(config, folder, screen)
+        setup._record(config, folder, screen, resume=True)
     assert told == [f"changed since this run last started: {loss}, {shaping}"]

@@ -70,7 +70,7 @@ def outcome(summary: Mapping[str, Any]) -> str:
 
 def with_interval(summary: Mapping[str, Any]) -> str:
     """Return the success of an evaluation, such as `72 % (66 to 77 %)`."""
-    text = show(summary["success"], "share")
+    text = show(summary.get("success"), "share")
     low, high = summary.get("success_low"), summary.get("success_high")
     return f"{text} ({100 * low:.0f} to {100 * high:.0f} %)" if low is not None and high is not None else text
 

@@ -51,6 +51,7 @@ class RecordedSession:
     """
 
     limits = Limits()
+    dynamics_seed = 0
     is_cut = False
 
     def __init__(self, demonstration: Demonstration) -> None:
@@ -93,7 +94,7 @@ class RecordedSession:
         self._index += 1
         return Transition(after, reward, (7,) * count, (0.0,) * count, b"", EndReason.NONE, None, None, tuple(actions))
 
-    async def fork(self, *, reseed: bool) -> list[RecordedSession]:
+    async def fork(self, *, reseed: bool, dynamics_seeds: Sequence[int]) -> list[RecordedSession]:
         return [self]
 
     async def close(self) -> None:
