@@ -304,7 +304,7 @@ def _write_ending(path: Path, config: Config, reason: StopReason, screen: Screen
     from starpod.trainer.diagnostics.success import has_risen
     from starpod.trainer.output.report import write_report
     from starpod.trainer.output.run_folder import RunFolder
-    from starpod.trainer.output.words import evaluation_after_best, final_line, outcome
+    from starpod.trainer.output.words import evaluation_after_best, figure_of, final_line, outcome
 
     screen.phase("writing the report")
     try:
@@ -319,7 +319,7 @@ def _write_ending(path: Path, config: Config, reason: StopReason, screen: Screen
         lines["last"] = f"{outcome(last_result)} at step {last_result['step']}, on the selection seeds"
     lines |= {} if best_step is None else {"best": f"the checkpoint of step {best_step}"}
     if not has_risen(evaluations):
-        lines["success did not rise"] = (
+        lines[f"{figure_of(evaluations)[0]} did not rise"] = (
             "train longer, " * bool(reason.limits) + remedies(config.warm_start) + "; monitor.gradients.every=1 shows "
             "whether collections are too small (docs/training.md#when-success-does-not-rise)"
         )

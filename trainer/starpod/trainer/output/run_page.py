@@ -121,11 +121,13 @@ def _scores(evaluations: Lines, final: Mapping[str, Any] | None, best_step: int 
 
 
 def _score(summary: Mapping[str, Any], label: str) -> tuple[str, str, str, str]:
-    figure, _, kind = figure_of([summary])
+    figure, name, kind = figure_of([summary])
     low, high = summary.get(f"{figure}_low"), summary.get(f"{figure}_high")
     interval = f"{show(low, kind)} to {show(high, kind)}" if low is not None else missing_result(summary)
     returns = f"return {return_with_interval(summary)}" if is_graded(summary) else ""
-    return label, brief(summary), interval, returns
+    # "success" is left out, as the usual figure.
+    label = f"return {label}" if figure == "return" and label != "return" else label
+    return label, show(summary.get(name), kind), interval, returns
 
 
 def _tiles(facts: Mapping[str, Any], lines: Lines) -> list[tuple[str, str]]:
