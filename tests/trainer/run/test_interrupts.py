@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 
 import pytest
 
@@ -53,7 +54,7 @@ def start(body: str) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_the_first_signal_ends_after_the_step(number, status):
-    process = start("asyncio.run(main(interrupts))")
+    process = start("interrupts.run(main(interrupts))")
     process.send_signal(number)
     output, errors = process.communicate()
     assert (process.returncode, errors) == (status, "")
@@ -67,15 +68,15 @@ def test_the_first_signal_ends_after_the_step(number, status):
 @pytest.mark.parametrize(
     ("number", "body"),
     [
-        (signal.SIGTERM, "print('ready', flush=True); asyncio.run(asyncio.sleep(600))"),
+        (signal.SIGTERM, "print('ready', flush=True); interrupts.run(asyncio.sleep(600))"),
         (signal.SIGINT, "import time; print('ready', flush=True); time.sleep(600)"),
         (
             signal.SIGTERM,
             "from starpod.trainer.parallel.ranks import Parallel; import time\n"
             "        work = lambda: (print('ready', flush=True), time.sleep(600))\n"
-            "        asyncio.run(Parallel().in_thread(work))",
+            "        interrupts.run(Parallel().in_thread(work))",
         ),
-        (signal.SIGINT, "print('ready', flush=True); asyncio.run(interrupts.unless_requested(play()))"),
+        (signal.SIGINT, "print('ready', flush=True); interrupts.run(interrupts.unless_requested(play()))"),
     ],
     ids=["waits", "works", "works in a thread", "plays"],
 )
@@ -89,6 +90,22 @@ def test_the_second_signal_ends_at_once_and_stops_what_was_started(number, body)
     assert process.returncode != 0
     assert "StoppedAtOnce" in errors and "Interrupted" not in errors
     assert output.splitlines() == [f"{number.name} again: stopping without saving", "services stopped"]
+
+
+def test_a_signal_that_another_thread_takes_wakes_the_loop():
+    """As does one that arrives just before the loop waits."""
+    process = start(
+        "import signal, threading, time\n"
+        "        threading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+        "        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
+        "        print('ready', flush=True)\n"
+        "        interrupts.run(asyncio.sleep(600))"
+    )
+    time.sleep(0.5)  # until the loop waits
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout is not None and "a second signal stops at once" in process.stdout.readline()
+    process.kill()
+    process.communicate()
 
 
 def test_the_third_signal_kills():

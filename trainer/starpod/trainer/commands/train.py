@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import shlex
@@ -250,7 +249,7 @@ def run_training(config: Config, path: Path, *, resume: bool, with_site: bool = 
         interrupts = Interrupts(notify=screen.warn, ranks=parallel.world)
         try:
             with interrupts:
-                reason = asyncio.run(main())
+                reason = interrupts.run(main())
         except KeyboardInterrupt:
             screen.close()
             parallel.end(interrupts.status)  # a process that must stop at once waits for nothing

@@ -67,6 +67,18 @@ class Interrupts:
         finally:
             self._cancel = lambda: None
 
+    def run(self, main: Coroutine[Any, Any, Result]) -> Result:
+        """Run a coroutine as `asyncio.run` does, in a loop that every signal wakes."""
+
+        async def woken() -> Result:
+            # A loop with a handler of its own watches a file that signals write to. Otherwise a signal that arrives
+            # just before the loop waits, or in another thread, is only seen when something else wakes it.
+            if self._earlier_handlers:
+                asyncio.get_running_loop().add_signal_handler(signal.SIGURG, lambda: None)
+            return await main
+
+        return asyncio.run(woken())
+
     def raise_if_requested(self) -> None:
         """Raise Interrupted if a signal has arrived. Call this before slow work."""
         if self.requested and self._alone:
