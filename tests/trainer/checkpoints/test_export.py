@@ -246,7 +246,7 @@ def test_each_agents_adapters_are_its_own_on_a_model_that_they_share(run, tmp_pa
 
 
 def test_what_can_be_loaded(run, tmp_path):
-    assert load_trained(run / "checkpoints" / "step-00000001").step == 1
+    assert load_trained(run / "checkpoints" / "step-00000001").score == (0.2, 0.2)
     assert is_run_or_checkpoint(run)
     assert is_run_or_checkpoint(run / "checkpoints" / "step-00000001")
     assert not is_run_or_checkpoint(run / "initial")

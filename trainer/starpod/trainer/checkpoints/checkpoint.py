@@ -58,6 +58,7 @@ class Loaded:
     tensors: dict[str, dict[str, Tensor]]
     state: dict[str, Any]
     path: Path
+    score: Score | None = None
 
     def check_finite(self) -> None:
         """Raise CheckpointError if a tensor contains NaN or infinity."""
@@ -293,7 +294,8 @@ def load_checkpoint(path: Path, names: Collection[str] | None = None) -> Loaded:
         raise CheckpointError(f"the checkpoint {path} cannot be used: {error}") from error
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"the checkpoint {path} cannot be used: {_reason(error)}") from error
-    return Loaded(manifest["step"], tensors, state, path)
+    score = manifest["score"]
+    return Loaded(manifest["step"], tensors, state, path, None if score is None else as_score(score))
 
 
 # --- one folder -------------------------------------------------------------------------------------------------------

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from starpod.trainer.checkpoints.checkpoint import MANIFEST, CheckpointError, Checkpoints, Loaded, load_checkpoint
+from starpod.trainer.checkpoints.checkpoint import (
+    MANIFEST,
+    CheckpointError,
+    Checkpoints,
+    Loaded,
+    Score,
+    load_checkpoint,
+)
 from starpod.trainer.checkpoints.state import split_agents
 from starpod.trainer.models.config import TINY, ModelConfig
 from starpod.trainer.models.policies import Policies
@@ -30,6 +37,8 @@ class Trained:
     """The run's configuration as plain values."""
     step: int
     """Number of finished iterations."""
+    score: Score | None
+    """Success and mean return of the evaluation at the checkpoint; None if there was no evaluation."""
     path: Path
     """Folder of the checkpoint."""
     run: Path
@@ -72,7 +81,7 @@ def load_trained(path: Path, which: Which = "best") -> Trained:
     for agent, policy in policies.by_agent.items():
         state = {name: tensor for name, tensor in states[agent].items() if not name.startswith("critic.")}
         sharding.load_full_state_dict(policy, state, without=policy.frozen())
-    return Trained(policies, config, checkpoint.step, checkpoint.path, run)
+    return Trained(policies, config, checkpoint.step, checkpoint.score, checkpoint.path, run)
 
 
 def find_checkpoint(path: Path, which: Which = "best") -> Loaded:
