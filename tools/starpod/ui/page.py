@@ -21,7 +21,7 @@ from starpod.report import pages
 from starpod.report.form import marked
 from starpod.report.site import Guard
 from starpod.report.tree import Continuation, draw_tree
-from starpod.trainer.output.words import brief, return_with_interval, with_interval
+from starpod.trainer.output.words import brief, figure_of, interval_of
 from starpod.ui.continuing import Branches, Continuing
 from starpod.ui.games import Games
 from starpod.ui.index import RunIndex
@@ -119,10 +119,7 @@ def ago(moment: float | None) -> str:
 
 def interval(summary: Mapping[str, Any] | None) -> str:
     """Return the interval of an evaluation's success, such as "66 to 77 %", or of its return; empty if it has none."""
-    if not summary:
-        return ""
-    text = return_with_interval(summary) if summary.get("success") is None else with_interval(summary)
-    return text.partition("(")[2].rstrip(")")
+    return interval_of(summary, figure_of([summary])[0]) if summary else ""
 
 
 def continuation_link(branches: Branches, number: int) -> str:

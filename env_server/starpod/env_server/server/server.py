@@ -155,7 +155,7 @@ class EnvironmentServer:
             logger.warning("handing back live sessions", extra={"sessions": count})
 
     def _usable_sessions(self) -> int:
-        """Return the number of sessions without those that are lost, which count until they are closed or expire."""
+        """Return the number of live sessions that are not lost. Lost ones count until they are closed or expire."""
         sessions = (session for table in self._service.tables.values() for session in table.values())
         return self.worker.live_sessions - sum(bool(session.lost) for session in sessions)
 

@@ -294,8 +294,7 @@ def load_checkpoint(path: Path, names: Collection[str] | None = None) -> Loaded:
         raise CheckpointError(f"the checkpoint {path} cannot be used: {error}") from error
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"the checkpoint {path} cannot be used: {_reason(error)}") from error
-    score = manifest["score"]
-    return Loaded(manifest["step"], tensors, state, path, None if score is None else as_score(score))
+    return Loaded(manifest["step"], tensors, state, path, as_score(manifest["score"]))
 
 
 # --- one folder -------------------------------------------------------------------------------------------------------
@@ -361,13 +360,15 @@ def _scores(folders: Iterable[Path]) -> dict[Path, Score]:
     scores = {}
     for folder in folders:
         with contextlib.suppress(OSError, _Damaged):
-            if (score := _read_manifest(folder)["score"]) is not None:
-                scores[folder] = as_score(score)
+            if (score := as_score(_read_manifest(folder)["score"])) is not None:
+                scores[folder] = score
     return scores
 
 
-def as_score(value: Any) -> Score:
-    """Return a score that was read from JSON. Earlier versions wrote the success alone."""
+def as_score(value: Any) -> Score | None:
+    """Return a score, or None, that was read from JSON. Earlier versions wrote the success alone."""
+    if value is None:
+        return None
     success, own_return = value if isinstance(value, list) else (value, 0.0)
     return success, own_return
 

@@ -68,18 +68,24 @@ def outcome(summary: Mapping[str, Any]) -> str:
     return f"success {with_interval(summary)}"
 
 
+def interval_of(summary: Mapping[str, Any], figure: str) -> str:
+    """Return the interval of an evaluation's "success" or "return", such as `66 to 77 %`; "" if it has none."""
+    low, high = summary.get(f"{figure}_low"), summary.get(f"{figure}_high")
+    if low is None or high is None:
+        return ""
+    return f"{100 * low:.0f} to {100 * high:.0f} %" if figure == "success" else f"{show(low)} to {show(high)}"
+
+
 def with_interval(summary: Mapping[str, Any]) -> str:
     """Return the success of an evaluation, such as `72 % (66 to 77 %)`."""
-    text = show(summary.get("success"), "share")
-    low, high = summary.get("success_low"), summary.get("success_high")
-    return f"{text} ({100 * low:.0f} to {100 * high:.0f} %)" if low is not None and high is not None else text
+    interval = interval_of(summary, "success")
+    return show(summary.get("success"), "share") + (f" ({interval})" if interval else "")
 
 
 def return_with_interval(summary: Mapping[str, Any]) -> str:
     """Return the mean return of an evaluation, such as `0.61 (0.58 to 0.64)`."""
-    text = show(summary.get("return_mean"))
-    low, high = summary.get("return_low"), summary.get("return_high")
-    return f"{text} ({show(low)} to {show(high)})" if low is not None and high is not None else text
+    interval = interval_of(summary, "return")
+    return show(summary.get("return_mean")) + (f" ({interval})" if interval else "")
 
 
 def final_line(final: Mapping[str, Any]) -> str:
