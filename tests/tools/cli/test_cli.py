@@ -112,20 +112,6 @@ def test_help_explains_each_option_and_ends_with_an_example() -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("new vault --folder x", "--folder is now --out"),
-        ("gateway smollm2 --context 9", "--context is now --max-model-len"),
-        ("load bandit --processes 2", "--processes is now --workers"),
-        ("ui --endpoint x", "--endpoint is now --base-url"),
-    ],
-)
-def test_an_option_of_an_earlier_version_is_refused_with_the_new_one(words: str, said: str) -> None:
-    result = run_starpod(*words.split())
-    assert result.status == 2 and said in result.complaint
-
-
 @pytest.mark.parametrize("words", [(), ("webshop",), ("--debug",)])
 def test_a_group_without_a_command_shows_its_help(words: tuple[str, ...]) -> None:
     result = run_starpod(*words)

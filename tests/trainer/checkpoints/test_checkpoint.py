@@ -91,8 +91,6 @@ def test_the_return_decides_where_success_is_equal_or_unknown(tmp_path):
     for step, score in [(1, (0.0, -5.0)), (2, (0.0, -1.0)), (3, (0.0, -3.0))]:
         checkpoints.save(step, tensors_of(step), state_of(step), score=score)
     assert_is(checkpoints.best(), 2)
-    checkpoints.save(4, tensors_of(4), state_of(4), score=0.1)  # as earlier versions wrote it
-    assert_is(checkpoints.best(), 4)
 
 
 def test_without_the_best_only_the_newest_stay(tmp_path):

@@ -19,7 +19,7 @@ FILES = {"environment": "{file}.py", "configuration": "{file}.yaml", "test": "te
 _CONDITION = re.compile(r"\[(no )?(options|expert)\]")
 
 
-@click.command(cls=Command, renamed={"--folder": "--out"}, epilog="Example: starpod new vault --expert")
+@click.command(cls=Command, epilog="Example: starpod new vault --expert")
 @click.argument("name")
 @click.option(
     "--options", "with_options", is_flag=True, help="Give the environment options, such as the size of the task."

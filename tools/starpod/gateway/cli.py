@@ -26,12 +26,6 @@ if TYPE_CHECKING:
         "Replies": ["engine", "urls", "temperature", "max_tokens", "context", "tool_format", "seed"],
         "Sessions": ["out", "max_sessions", "idle_timeout", "max_body_bytes"],
     },
-    renamed={
-        "--folder": "--out",
-        "--context": "--max-model-len",
-        "--idle-minutes": "--idle-timeout, as in --idle-timeout 60m",
-        "--max-body-mib": "--max-body-bytes, as in --max-body-bytes 8MiB",
-    },
     epilog="Example: starpod gateway runs/lake --port 8091 --out gateway",
 )
 @click.argument("model")

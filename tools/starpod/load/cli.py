@@ -90,7 +90,6 @@ REQUIREMENT = ParsedOption(parse_requirement)
         "Results": ["requirements", "compared", "json_file", "html_file", "record"],
         "Access to the server": ACCESS,
     },
-    renamed={"--processes": "--workers"},
     epilog="Example: starpod load frozen_lake --sessions 64 --seconds 30 --require 'step.p99<50ms'",
 )
 @click.argument("word", metavar="ENVIRONMENT", type=WORD, required=False)

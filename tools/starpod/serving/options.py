@@ -1,4 +1,4 @@
-"""Code that the options of all commands share: headings in the help, renamed options, and values with a unit."""
+"""Code that the options of all commands share: headings in the help, and values with a unit."""
 
 from __future__ import annotations
 
@@ -16,30 +16,15 @@ _NUMBER = re.compile(r"([0-9]*\.?[0-9]+(?:e-?[0-9]+)?)\s*([a-zµ]*)", re.IGNOREC
 
 
 class Command(click.Command):
-    """A command whose help shows options under headings and whose renamed options are refused with the new name.
+    """A command whose help shows options under headings.
 
     Args:
         headings: Names of parameters by heading. Options that are not named follow under "Other options".
-        renamed: New options by the names of earlier versions.
     """
 
-    def __init__(
-        self,
-        *arguments: Any,
-        headings: Mapping[str, Sequence[str]] | None = None,
-        renamed: Mapping[str, str] | None = None,
-        **settings: Any,
-    ) -> None:
+    def __init__(self, *arguments: Any, headings: Mapping[str, Sequence[str]] | None = None, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self.headings, self.renamed = headings or {}, renamed or {}
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            if new := self.renamed.get(error.option_name):
-                raise click.UsageError(f"{error.option_name} is now {new}", ctx) from None
-            raise
+        self.headings = headings or {}
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         options = [option for option in self.get_params(ctx) if isinstance(option, click.Option)]

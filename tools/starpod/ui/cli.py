@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from starpod.ui.continuing import Continuing
 
 
-@click.command(
-    cls=Command, renamed={"--endpoint": "--base-url"}, epilog="Example: starpod ui runs --serve frozen_lake --port 8090"
-)
+@click.command(cls=Command, epilog="Example: starpod ui runs --serve frozen_lake --port 8090")
 @click.argument("runs", default="runs", type=click.Path(file_okay=False, path_type=Path))
 @click.option(
     "--address", default="", show_default=False, metavar="HOST:PORT", help="Environment server to watch and to play on."

@@ -366,11 +366,8 @@ def _scores(folders: Iterable[Path]) -> dict[Path, Score]:
 
 
 def as_score(value: Any) -> Score | None:
-    """Return a score, or None, that was read from JSON. Earlier versions wrote the success alone."""
-    if value is None:
-        return None
-    success, own_return = value if isinstance(value, list) else (value, 0.0)
-    return success, own_return
+    """Return a score, or None, that was read from JSON."""
+    return None if value is None else (value[0], value[1])
 
 
 def _best(newest_first: list[Path]) -> Path | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,23 +11,6 @@ from starpod.trainer.configuration.kinds import USERS, Kinds
 from starpod.trainer.configuration.layers import keys_of, kind_below
 from starpod.trainer.configuration.section import Section
 from starpod.v1.spelling import nearest
-
-_OF_ADVANTAGE = (
-    "gamma lam baseline turn_gamma turn_lam segment_lam terms bootstrap_truncated value_coefficient value_clip"
-)
-_OF_LOSS = "clip_low clip_high dual_clip divergence divergence_low divergence_high"
-MOVED = {
-    **{f"algorithm.{key}": f"algorithm.advantage.{key}" for key in _OF_ADVANTAGE.split()},
-    "algorithm.gigpo": "algorithm.advantage",
-    "algorithm.advantage_parameters": "algorithm.advantage.parameters",
-    **{f"algorithm.{key}": f"algorithm.loss.{key}" for key in _OF_LOSS.split()},
-    "algorithm.turn_clip": "algorithm.loss.clip_decay, or lists in algorithm.loss.clip_low and clip_high",
-    "algorithm.loss_average": "algorithm.loss.average",
-    "algorithm.loss_parameters": "algorithm.loss.parameters",
-    "algorithm.policy_loss": "algorithm.loss",
-    **{f"prompt.{key}": f"prompt.context.{key}" for key in ("window", "pinned", "overlap")},
-}
-"""Keys of earlier versions, and those that took their place."""
 
 
 def explain(section: type[Section], error: ValidationError, prefix: str = "") -> str:
@@ -43,8 +25,6 @@ def explain(section: type[Section], error: ValidationError, prefix: str = "") ->
 
 def unknown_key(key: str, known: Sequence[str]) -> str:
     """Return the sentence about a dotted key that does not exist. known: keys of its section."""
-    if new := MOVED.get(re.sub(r"^environments\.[^.]+\.", "", key)):
-        return f"{key} is now {new}"
     return f"no key {key!r}{nearest(key.rpartition('.')[2], known)}"
 
 

@@ -168,9 +168,8 @@ class EarlyStop:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._start = list(state["start"])
         self._low_std, self._low_success, self._empty = state["low_std"], state["low_success"], state["empty"]
-        self._best_return, self.reason = state["best_return"], state.get("reason", "")
-        self._level, self._level_times = state.get("level", {}), state.get("level_times", 0)
-        self._solved = state.get("solved", False)
+        self._best_return, self.reason = state["best_return"], state["reason"]
+        self._level, self._level_times, self._solved = state["level"], state["level_times"], state["solved"]
 
 
 def has_gained(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:

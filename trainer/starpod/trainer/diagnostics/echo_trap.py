@@ -394,8 +394,7 @@ class EchoTrap:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         for name, values in state["tracks"].items():
             latest = [math.inf if value is None else value for value in values["latest"]]
-            warned = values.get("told", values["firing"])  # earlier versions warned whenever a signal fired
-            self._tracks[name] = _Track(list(values["start"]), latest, values["firing"], warned)
+            self._tracks[name] = _Track(list(values["start"]), latest, values["firing"], values["told"])
         self._trapped = state["trapped"]
         identical = state["identical"]
         self._identical = _Track([], list(identical["latest"]), identical["firing"])

@@ -125,6 +125,6 @@ class Mixture:
             self._group_counts = dict(state["given"])
         for name, curriculum in self._curricula.items():
             if name in state["curricula"]:
-                self._begun[name] = state.get("begun", state["given"])[name]
+                self._begun[name] = state["begun"][name]
                 curriculum.load_state_dict(state["curricula"][name])
                 self._level_from[name] = state["level_from"][name]

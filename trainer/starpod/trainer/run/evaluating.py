@@ -132,5 +132,5 @@ class Evaluating:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the values from `state_dict`."""
         self.success, self._evaluated_step = state["success"], state["evaluated"]
-        self.score, self._best = (as_score(state.get(name) or None) for name in ("score", "best"))
+        self.score, self._best = (as_score(state[name]) for name in ("score", "best"))
         self._best_step = state["best_at"]

@@ -168,7 +168,7 @@ class Persistence:
         """
         contents, config, state = self._contents, self._shared.config, loaded.state
         # A checkpoint from the warm start has no reference policy yet.
-        needs_reference = config.needs_reference and not state.get("warm_start")
+        needs_reference = config.needs_reference and not state["warm_start"]
         if needs_reference and "reference" not in loaded.tensors:
             raise ConfigError(
                 f"algorithm.kl.where is {config.algorithm.kl.where}, but the run began without a KL term, so its "
@@ -192,8 +192,8 @@ class Persistence:
                 part.load_state_dict(state[name])
         if state["config"]["monitor"]["early_stop"] != config.monitor.early_stop.to_dict():
             contents.evaluating.early_stop.reason = ""
-        contents.collecting.ahead.load_state(state.get("ahead", []))
+        contents.collecting.ahead.load_state(state["ahead"])
         restore_rng(state["rng"])
-        contents.warm_start.load_state(loaded.tensors.get("imitation", {}), state.get("warm_start", {}))
+        contents.warm_start.load_state(loaded.tensors.get("imitation", {}), state["warm_start"])
         if contents.warm_start.over:
             self._weights_are_whole, self._saved_step = True, self._shared.progress.step

@@ -42,8 +42,8 @@ class Progress:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the values from `state_dict`."""
-        self.step, self.version, self._earlier_seconds = state["step"], state["version"], state["elapsed"]
-        self.tokens = state.get("tokens", 0)
+        self.step, self.version, self.tokens = state["step"], state["version"], state["tokens"]
+        self._earlier_seconds = state["elapsed"]
 
 
 class StopReason(NamedTuple):
