@@ -118,23 +118,21 @@ async def measure(store: Path, modes: Sequence[str], sessions: int, seconds: flo
     tell("recording what is played")
     all_episodes = call_in_process(episodes.record_at, store)
     warm_up, timed_episodes = all_episodes[:WARM_UP], all_episodes[WARM_UP : WARM_UP + TIMED]
-    tell("steps in the environment")
-    inside_waits = call_in_process(episodes.inside, store, warm_up, timed_episodes)
     tell("starts")
     starts = [await wire.start(store) for _ in range(STARTS)]
-    memory: dict[str, list[wire.Memory]] = {}
+    memory: dict[str, list[int]] = {}
     tell("one worker")
     server = wire.serve(store)
     try:
-        memory["one server, started"] = [wire.Memory.of(server.pid)]
+        memory["one server, started"] = [wire.private_bytes(server.pid)]
         over_the_wire = await wire.one_by_one(server.address, warm_up, timed_episodes)
-        memory["one server, used"] = [wire.Memory.of(server.pid)]
+        memory["one server, used"] = [wire.private_bytes(server.pid)]
         steps = []
         for mode in modes:
             tell(f"{sessions} sessions, {mode}")
             loads = await wire.all_at_once(server, all_episodes, sessions, seconds, rounds, mode)
             steps.append(Steps.of(mode, sessions, loads))
-            memory.setdefault(f"one server, after {sessions} sessions", [wire.Memory.of(server.pid)])
+            memory.setdefault(f"one server, after {sessions} sessions", [wire.private_bytes(server.pid)])
     finally:
         server.close()
     tell(f"{WORKERS} workers")
@@ -145,25 +143,23 @@ async def measure(store: Path, modes: Sequence[str], sessions: int, seconds: flo
         store_bytes=manifest.bytes,
         build=None,
         start=wire.Start(*(median(getattr(each, name) for each in starts) for name in ("ready", "first_open", "cpu"))),
-        used_steps=sum(len(episode.actions) for episode in (*warm_up, *timed_episodes)),
         memory=memory,
         wire=summaries(over_the_wire),
-        inside=summaries(inside_waits),
         steps=steps,
     )
 
 
 async def memory_of_workers(
     store: Path, warm_up: Sequence[ShopEpisode], timed: Sequence[ShopEpisode]
-) -> dict[str, list[wire.Memory]]:
+) -> dict[str, list[int]]:
     """Return the memory of each worker of one server. All workers play the same episodes."""
     server = wire.serve(store, "--workers", str(WORKERS))
     try:
         workers = children_of(server.pid)
-        start_memory = [wire.Memory.of(worker) for worker in workers]
+        start_memory = [wire.private_bytes(worker) for worker in workers]
         for address in await wire.endpoints_of(server):
             await wire.one_by_one(address, warm_up, timed)
-        final_memory = [wire.Memory.of(worker) for worker in workers]
+        final_memory = [wire.private_bytes(worker) for worker in workers]
     finally:
         server.close()
     return {f"each of {WORKERS} workers, started": start_memory, f"each of {WORKERS} workers, used": final_memory}

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isclose
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
-from starpod.env_server.authoring.environment import Limits
-from starpod.env_server.episodes.live_episode import LiveEpisode, Want
-from starpod.environments.webshop.environment import WebShop
 from starpod.environments.webshop.shop import actions
 from starpod.environments.webshop.shop.shop import Shop, ShopState
-from starpod.environments.webshop.shop.starts import open_stores
-from starpod.environments.webshop.store.served import STORES_VARIABLE
 from starpod.environments.webshop.store.store import Store
 
 ENVIRONMENT = "webshop-v1"
@@ -131,35 +123,3 @@ def _play(shop: Shop, query: str, rng: random.Random) -> ShopEpisode | None:
 def record_at(path: Path, count: int = COUNT) -> list[ShopEpisode]:
     """Record episodes on the store at a path."""
     return record(Store.open(path, NAME), count)
-
-
-def inside(path: Path, warm_up: Sequence[ShopEpisode], episodes: Sequence[ShopEpisode]) -> Waits:
-    """Measure steps of the environment in this process, with text observations, but without server and wire.
-
-    The store at the path becomes the store of this process.
-
-    Args:
-        path: folder of the store.
-        warm_up: episodes that are played first and not measured.
-        episodes: episodes whose steps are measured.
-    """
-    os.environ[STORES_VARIABLE] = f"{NAME}={path.resolve()}"
-    open_stores()
-    environment = WebShop()
-    environment.options = WebShop.Options(**OPTIONS)
-    episode = LiveEpisode(environment, Limits())
-    want = Want()
-    waits: Waits = {kind: [] for kind in (*KINDS, RESET)}
-    for number, shop_episode in enumerate((*warm_up, *episodes)):
-        marks = [perf_counter()]
-        episode.reset(shop_episode.goal, 0)
-        episode.observe(want)
-        marks.append(perf_counter())
-        for index, action in enumerate(shop_episode.actions):
-            transition = episode.turn((action,), want)
-            marks.append(perf_counter())
-            shop_episode.check(index, transition.reward, bool(transition.end_reason))
-        if number >= len(warm_up):
-            for kind, start, end in zip((RESET, *shop_episode.kinds), marks, marks[1:], strict=False):
-                waits[kind].append(end - start)
-    return waits

@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from benchmarks.webshop.episodes import (
-    BUY,
-    DESCRIPTION,
-    OPTION,
-    PAGE,
-    PRODUCT,
-    RESET,
-    SEARCH,
-    TO_PRODUCT,
-    TO_RESULTS,
-)
+from benchmarks.webshop.episodes import BUY, RESET, SEARCH
 
 HOW = """\
 The original (princeton-nlp/WebShop) was measured once: text mode, human goals, one process on two hardware threads of
@@ -46,12 +36,6 @@ ORIGINAL = {
         waits={
             SEARCH: (14.4, 20),
             CLICKS: (12.0, 23.5),
-            PAGE: (19.0, 27),
-            PRODUCT: (14.2, 266),
-            OPTION: (11.2, 19),
-            DESCRIPTION: (4.5, 7.0),
-            TO_PRODUCT: (9.5, 12),
-            TO_RESULTS: (16.0, 19),
             BUY: (6.5, 9),
             RESET: (2.4, 4.2),
         },
@@ -62,12 +46,6 @@ ORIGINAL = {
         waits={
             SEARCH: (15.0, 20),
             CLICKS: (12.4, 23.0),
-            PAGE: (19.6, 26),
-            PRODUCT: (13.9, 17),
-            OPTION: (11.3, 16),
-            DESCRIPTION: (4.3, 6.6),
-            TO_PRODUCT: (9.3, 347),
-            TO_RESULTS: (15.8, 19),
             BUY: (6.4, 28),
             RESET: (2.4, 4.3),
         },
@@ -78,12 +56,6 @@ ORIGINAL = {
         waits={
             SEARCH: (16.0, 25),
             CLICKS: (13.2, 26.4),
-            PAGE: (21.0, 27),
-            PRODUCT: (14.6, 20),
-            OPTION: (11.8, 17),
-            DESCRIPTION: (4.5, 7.8),
-            TO_PRODUCT: (9.7, 14),
-            TO_RESULTS: (17.3, 23),
             BUY: (6.7, 10),
             RESET: (2.5, 5.5),
         },

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 from benchmarks.results import markdown_table, picture, print_table
 from benchmarks.webshop.episodes import BUY, RESET, SEARCH
 from benchmarks.webshop.original import CLICKS, HOW, ORIGINAL, STEPS_PER_SECOND
-from benchmarks.webshop.wire import Load, Memory, Start
+from benchmarks.webshop.wire import Load, Start
 
 MB = 1e6
 LARGE = 1_000_000
@@ -71,19 +71,16 @@ class Steps:
 class Result:
     """All measurements of one catalogue.
 
-    build: None if the store existed before. start: medians. used_steps: number of steps before the memory of a "used"
-    server is measured. memory: by situation, one entry per process. wire, inside: latencies by kind of action, over the
-    wire in one session, and in the environment alone.
+    build: None if the store existed before. start: medians. memory: private bytes of each process, by situation. wire:
+    latencies by kind of action, over the wire in one session.
     """
 
     products: int
     store_bytes: int
     build: Build | None
     start: Start
-    used_steps: int
-    memory: dict[str, list[Memory]]
+    memory: dict[str, list[int]]
     wire: dict[str, Wait]
-    inside: dict[str, Wait]
     steps: list[Steps]
 
 
@@ -123,7 +120,7 @@ def aims(results: Sequence[Result]) -> Sheet:
 def _large_aims(result: Result) -> Iterator[tuple[str, float, float, Callable[[float], str]]]:
     yield "warm start under 2 s, to the first Open", result.start.first_open, 2.0, _seconds
     workers = next(usage for name, usage in result.memory.items() if "workers, used" in name)
-    yield "private memory of a worker under 400 MB", max(worker.private for worker in workers), 400 * MB, _megabytes
+    yield "private memory of a worker under 400 MB", max(workers), 400 * MB, _megabytes
     yield "search under 10 ms at p50, over the wire", result.wire[SEARCH].p50, 10e-3, _milliseconds
     yield "search under 40 ms at p99, over the wire", result.wire[SEARCH].p99, 40e-3, _milliseconds
     if result.build:
@@ -154,7 +151,7 @@ def memory(results: Sequence[Result]) -> Sheet:
     for situation in results[0].memory:
         cells = [situation]
         for result in results:
-            cells.append(_megabytes(max(worker.private for worker in result.memory[situation])))
+            cells.append(_megabytes(max(result.memory[situation])))
             if original := ORIGINAL.get(result.products):
                 resident = dict(zip(("one server, started", "one server, used"), original.resident, strict=True))
                 cells.append(f"{resident[situation]:,} MB" if situation in resident else "")

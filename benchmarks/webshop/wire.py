@@ -33,27 +33,6 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
-    """Memory of one process in bytes, from /proc/PID/smaps_rollup.
-
-    private: pages that no other process has mapped (USS), including such pages of the store's files. own: anonymous
-    pages. proportional: shared pages are divided among the processes that share them (PSS).
-    """
-
-    private: int
-    own: int
-    proportional: int
-
-    @classmethod
-    def of(cls, pid: int) -> Memory:
-        sizes: dict[str, int] = {}
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]:
-            name, size, _ = line.split()
-            sizes[name.rstrip(":")] = int(size) * 1024
-        return cls(sizes["Private_Clean"] + sizes["Private_Dirty"], sizes["Anonymous"], sizes["Pss"])
-
-
-@dataclass(frozen=True, slots=True)
 class Load:
     """Speed of all sessions together, including resets. Latencies are per batch, and CPU is in seconds per step."""
 
@@ -68,6 +47,12 @@ def serve(store: Path, *arguments: str) -> ServerProcess:
     """Start `starpod serve webshop` with one store."""
     command = [sys.executable, "-m", "starpod.cli.main", "serve", "webshop", "--store", f"{NAME}={store}"]
     return ServerProcess([*command, *arguments])
+
+
+def private_bytes(pid: int) -> int:
+    """Return the memory that a process shares with no other (USS), including such pages of the store's files."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith(("Private_Clean", "Private_Dirty")))
 
 
 async def start(store: Path) -> Start:
