@@ -1,16 +1,12 @@
-"""An environment that asks a simulated user and a judge, and the model that answers both and counts what it is asked.
+"""An environment that asks a simulated user and a judge; `Model` of tests/fake_openai.py answers both.
 
 STARPOD_JUDGE_URL: where the model is. STARPOD_TEST_LINGER: seconds that a step rests after its last reply.
 """
 
-import json
 import os
 import random
-import threading
 import time
-from collections import Counter
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import ClassVar, Self
+from typing import ClassVar
 
 from starpod.env_server import ChatModel, Concurrency, Environment, EnvironmentSpec, Limits, Outcome
 
@@ -52,77 +48,3 @@ class Judged(Environment):
 
     def render(self, mode: str = "text") -> str:
         return f"{self.steps}: {' | '.join(self.lines)}"
-
-
-class Model(ThreadingHTTPServer):
-    """A model that never says the same twice, so that whoever asks again is found out.
-
-    asked: how often it replied to what. failing: statuses with which it refuses what comes next; 0: it does not answer.
-    nonsense: how often it judges by what is no mark. refused: how often it refused.
-    """
-
-    daemon_threads = True
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.asked: Counter[str] = Counter()
-        self.failing: list[int] = []
-        self.refused = 0
-        self.nonsense = 0
-        self.lock = threading.Lock()
-        self.released = threading.Event()
-
-    def asked_once(self, count: int) -> None:
-        """Check that the model has given `count` replies, and never two to the same request."""
-        assert sum(self.asked.values()) == count and set(self.asked.values()) == {1}, self.asked
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/v1"
-
-    @property
-    def variables(self) -> dict[str, str]:
-        return {"STARPOD_JUDGE_URL": self.url}
-
-    def reply(self, question: str) -> str:
-        if self.nonsense and question.startswith("judge"):
-            self.nonsense -= 1
-            return "well, hm"
-        return f"0.{sum(self.asked.values()):03d}"
-
-    def __enter__(self) -> Self:
-        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.released.set()
-        self.shutdown()
-        self.server_close()
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: Model
-
-    def do_POST(self) -> None:
-        request = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        model = self.server
-        with model.lock:
-            status = model.failing.pop(0) if model.failing else 200
-            if status == 200:
-                question = request["messages"][-1]["content"]
-                model.asked[question] += 1
-                text = model.reply(question)
-            else:
-                model.refused += 1
-        if not status:
-            model.released.wait(60)
-            return
-        body = b"{}"
-        if status == 200:
-            body = json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]}).encode()
-        self.send_response(status)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None: ...

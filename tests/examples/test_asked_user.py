@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from starpod.client import SyncFleet
-from tests.env_server.judged import Model
+from tests.fake_openai import Model
 from tests.support import ServerProcess, start_server
 
 EXAMPLE = ("examples/asked_user.py",)

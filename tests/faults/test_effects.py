@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from starpod.client import Fleet
-from tests.env_server.judged import Model
+from tests.fake_openai import Model
 from tests.faults.episodes import QUICK
 from tests.support import start_server
 from tests.waiting import eventually

@@ -19,7 +19,8 @@ from starpod.env_server.operation.config import ServerConfig
 from starpod.env_server.registry import Registry, RegistryError
 from starpod.env_server.server.listening import ServerError
 from starpod.env_server.server.server import EnvironmentServer
-from tests.env_server.judged import Judged, Model
+from tests.env_server.judged import Judged
+from tests.fake_openai import Model
 
 JUDGED = "judged-v1"
 START = "0.001"

@@ -18,6 +18,7 @@ from starpod.trainer.warm_start.config import WarmStartConfig
 from starpod.trainer.warm_start.demonstrations import of_episodes
 from starpod.trainer.warm_start.files import read_contents
 from starpod.ui.saving import save_demonstration
+from tests.fake_openai import fake_openai
 from tests.support import ServerProcess, small_files
 from tests.tools.ui.conftest import wait_until
 from tests.tools.ui.test_games import (
@@ -34,7 +35,6 @@ from tests.tools.ui.test_games import (
     visitor,
     write_lake,
 )
-from tests.trainer.fake_openai import fake_openai
 
 __all__ = ["live", "lost", "visitor"]  # fixtures
 

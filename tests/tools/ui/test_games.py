@@ -29,10 +29,10 @@ from starpod.trainer.rollout.saved_starts import read_starts
 from starpod.trainer.warm_start.config import WarmStartConfig
 from starpod.trainer.warm_start.demonstrations import of_episodes
 from starpod.trainer.warm_start.files import read_contents
+from tests.fake_openai import fake_openai
 from tests.support import ServerProcess, start_server
 from tests.tools.ui.conftest import site_over, wait_until
 from tests.trainer.configuration.test_environment_file import VALUES
-from tests.trainer.fake_openai import fake_openai
 from tests.trainer.turns import a_turn
 
 FATAL = 2

@@ -26,8 +26,8 @@ from starpod.trainer.evaluation.plan import MOST_STARTS
 from starpod.trainer.evaluation.statistics import wilson_interval
 from starpod.trainer.models.policy import build_policy
 from starpod.trainer.rollout.collect import Collector, starts_from
+from tests.fake_openai import fake_openai
 from tests.support import ServerProcess
-from tests.trainer.fake_openai import fake_openai
 
 EASY = ("--option", "frozen_lake:success_rate=1", "--turns", "20", "--actions", "20")
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from starpod.trainer.commands.rescore import rescore
 from starpod.trainer.data.episode import DONE, ActionOutcome, Episode
 from starpod.trainer.data.files import write_episodes
-from tests.trainer.fake_openai import fake_openai
+from tests.fake_openai import fake_openai
 from tests.trainer.turns import a_turn
 
 BAD = ActionOutcome(executed=False, valid=False, effective=False)

@@ -14,7 +14,7 @@ from starpod.trainer.data.episode import Episode
 from starpod.trainer.rewards.judge import Judge, JudgeFailed
 from starpod.trainer.rewards.reward import RewardConfig, Rewards
 from starpod.trainer.rollout.collect import Start
-from tests.trainer.fake_openai import Answer, fake_openai
+from tests.fake_openai import Answer, fake_openai
 from tests.trainer.lake import TEMPLATE, collector, reply
 from tests.trainer.scripted_engine import ScriptedEngine
 from tests.trainer.turns import a_turn

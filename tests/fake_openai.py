@@ -3,10 +3,11 @@
 import contextlib
 import json
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Self
 
 Answer = Callable[[dict[str, Any]], str | int | bytes | dict[str, Any]]
 """A request's body -> the reply's text, an HTTP status to fail with, the whole body, or fields of the choice."""
@@ -84,3 +85,55 @@ def fake_openai(answer: Answer) -> Iterator[Endpoint]:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+class Model:
+    """A model that never says the same twice, so that whoever asks again is found out.
+
+    asked: how often it replied to what. failing: statuses with which it refuses what comes next; 0: it does not answer.
+    nonsense: how often it judges by what is no mark. refused: how often it refused.
+    """
+
+    def __init__(self) -> None:
+        self.asked: Counter[str] = Counter()
+        self.failing: list[int] = []
+        self.refused = 0
+        self.nonsense = 0
+        self._lock = threading.Lock()
+        self._released = threading.Event()
+        self._serving = fake_openai(self._answer)
+
+    def asked_once(self, count: int) -> None:
+        """Check that the model has given `count` replies, and never two to the same request."""
+        assert sum(self.asked.values()) == count and set(self.asked.values()) == {1}, self.asked
+
+    @property
+    def variables(self) -> dict[str, str]:
+        return {"STARPOD_JUDGE_URL": self.url}
+
+    def reply(self, question: str) -> str:
+        if self.nonsense and question.startswith("judge"):
+            self.nonsense -= 1
+            return "well, hm"
+        return f"0.{sum(self.asked.values()):03d}"
+
+    def _answer(self, body: dict[str, Any]) -> str | int:
+        with self._lock:
+            if not self.failing or self.failing[0] == 200:
+                del self.failing[:1]
+                question = body["messages"][-1]["content"]
+                self.asked[question] += 1
+                return self.reply(question)
+            self.refused += 1
+            status = self.failing.pop(0)
+        if not status:
+            self._released.wait(60)
+        return status or 503
+
+    def __enter__(self) -> Self:
+        self.url = self._serving.__enter__().base_url
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._released.set()
+        self._serving.__exit__(None, None, None)
