@@ -14,8 +14,8 @@ import yaml
 from starpod.client import SyncFleet, Want
 from tests.deploy.engine import Compose, docker, inspect, measured, missing
 from tests.deploy.files import project
-from tests.e2e.test_train import COMMAND, SMALL, learnt, lines, overlaid
 from tests.env_server.machines.tasks import write_tasks
+from tests.training import COMMAND, SMALL, learnt, lines, overlaid
 
 pytestmark = [pytest.mark.containers, pytest.mark.slow, pytest.mark.timeout(1800)]
 

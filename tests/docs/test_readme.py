@@ -17,8 +17,8 @@ import yaml
 from starpod.trainer.configuration.loading import load_config
 from tests.docs.pages import blocks, inline, words
 from tests.docs.reader import Reader
-from tests.e2e.test_train import SMALL
 from tests.support import ROOT, start_server
+from tests.training import SMALL
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = blocks(README)

@@ -7,8 +7,8 @@ import pytest
 
 from tests.docs.pages import blocks
 from tests.docs.reader import Reader
-from tests.e2e.test_train import lines
 from tests.support import ROOT
+from tests.training import lines
 
 ENVIRONMENT, MODEL = ("docs/tutorial-environment.md", "docs/tutorial-model.md")
 NOT_HERE = re.compile(r"pip |vllm |starpod ui|starpod train .*(runs/courier_llm|qwen)")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.test_train import lines, train
+from tests.training import lines, train
 
 QUICK = ("echo_trap", "stop.iterations=30", "stop.minutes=null", "evaluation.every=0", "evaluation.episodes=8")
 

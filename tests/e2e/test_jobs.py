@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_train import lines, train
 from tests.support import ServerProcess
+from tests.training import lines, train
 
 SMALL = (
     "warm_start.steps=1",

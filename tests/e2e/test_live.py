@@ -15,10 +15,10 @@ import httpx
 import pytest
 
 from starpod.cli.main import main
-from tests.e2e.test_train import COMMAND, Screen, command, train
 from tests.forks import start_fork
 from tests.support import ServerProcess
 from tests.tools.ui.conftest import wait_until
+from tests.training import COMMAND, Screen, command, train
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ from starpod.trainer.commands.eval import evaluate
 from starpod.trainer.commands.watch import watch
 from starpod.trainer.data.files import read_episodes
 from starpod.trainer.evaluation.compare import compare_evaluations, read_evaluation
-from tests.e2e.test_train import learnt, lines, rewound, train
 from tests.support import ServerProcess
+from tests.training import learnt, lines, rewound, train
 
 CONFIG = {
     "base": "tiny",

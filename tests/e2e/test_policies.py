@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from starpod.cli.main import starpod
 from starpod.trainer.data.files import read_episodes
 from tests.e2e.test_jobs import SMALL
-from tests.e2e.test_train import latest, learnt, lines, rewound, train
 from tests.support import ServerProcess, start_server
+from tests.training import latest, learnt, lines, rewound, train
 
 TEAM = (
     "benchmarks/training/jobs/team.yaml",

@@ -6,10 +6,10 @@ from pathlib import Path
 import httpx
 
 from starpod.trainer.data.files import read_episodes
-from tests.e2e.test_train import SMALL, train
 from tests.support import ServerProcess
 from tests.tools.ui.conftest import serve_site
 from tests.tools.ui.test_games import Visitor, solve_by_hints, start
+from tests.training import SMALL, train
 
 OPTIONS = {"observation": "local", "success_rate": "1.0"}
 

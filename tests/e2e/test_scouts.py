@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from starpod.trainer.data.episode import Episode
-from tests.e2e.test_train import Screen, interrupt, saved, train
 from tests.support import ServerProcess
+from tests.training import Screen, interrupt, saved, train
 
 RULES = ("environment.options.success_rate=1", "environment.options.frozen_probability=0.8")
 

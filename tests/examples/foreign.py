@@ -13,10 +13,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from starpod.check.cli import check
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1 import environment_pb2_grpc
-from tests.e2e.test_train import lines, train
 from tests.skipped import not_by_time
 from tests.support import ServerProcess
 from tests.tools.ui.conftest import wait_until
+from tests.training import lines, train
 
 
 def code_lines(folder: Path, *endings: str, comments: tuple[str, ...] = ("//",)) -> int:

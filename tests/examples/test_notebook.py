@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.test_train import train
 from tests.support import ROOT
+from tests.training import train
 
 NOTEBOOK = ROOT / "examples" / "results.ipynb"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_train import SMALL, lines
 from tests.support import ROOT
+from tests.training import SMALL, lines
 
 COMMANDS = {
     "scontrol": 'echo "node0 node1" | sed "s/node./127.0.0.1/g" | tr " " "\\n"',

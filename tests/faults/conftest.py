@@ -9,6 +9,7 @@ import pytest
 from tests.faults.episodes import ENVIRONMENTS, TALLY
 from tests.faults.proxy import Proxy
 from tests.support import ServerProcess, start_server
+from tests.training import DISTURBED, train
 
 
 @pytest.fixture(scope="session")
@@ -35,10 +36,8 @@ def proxies(pair: list[ServerProcess]) -> Iterator[list[Proxy]]:
 @pytest.fixture(scope="session")
 def undisturbed_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a training run that nobody disturbed."""
-    from tests.faults.training import SMALL, train  # only here: it takes torch
-
     folder = tmp_path_factory.mktemp("undisturbed") / "run"
-    train(*SMALL, run_dir=folder)
+    train(run_dir=folder, base=DISTURBED)
     return folder
 
 

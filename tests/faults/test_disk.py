@@ -10,8 +10,8 @@ import pytest
 
 from starpod.client import Fleet
 from tests.faults.episodes import ENVIRONMENTS, compare_with_undisturbed, disturbed
-from tests.faults.training import SMALL, learnt, train
 from tests.support import ServerProcess, small_files
+from tests.training import DISTURBED, learnt, train
 
 KIBIBYTE = 1024
 
@@ -54,12 +54,12 @@ def little_disk(folder: Path, kibibytes: int) -> Iterator[Path]:
 def test_a_run_on_a_full_disk_keeps_its_checkpoint_and_continues(undisturbed_run: Path, tmp_path: Path) -> None:
     """Full in the middle of a checkpoint; then there is room, and the run is resumed."""
     with little_disk(tmp_path, 1_700):
-        errors = train(*SMALL, run_dir=tmp_path / "run", status=1)
+        errors = train(run_dir=tmp_path / "run", status=1, base=DISTURBED)
         last = errors.splitlines()[-1]
         assert "checkpoint" in last and "No space left" in last and "untouched" in last, errors
         assert [path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*")] == ["step-00000000"]
         subprocess.run(["mount", "-o", "remount,size=64m", str(tmp_path)], check=True)
-        train(*SMALL, run_dir=tmp_path / "run", resume=True)
+        train(run_dir=tmp_path / "run", resume=True, base=DISTURBED)
         assert learnt(tmp_path / "run") == learnt(undisturbed_run)
 
 
@@ -67,6 +67,6 @@ def test_a_run_on_a_full_disk_keeps_its_checkpoint_and_continues(undisturbed_run
 def test_a_file_that_must_not_grow(tmp_path: Path) -> None:
     """RLIMIT_FSIZE, as a quota would be: one line says which file could not be written."""
     with small_files(200 * KIBIBYTE):
-        errors = train(*SMALL, run_dir=tmp_path / "run", status=1)
+        errors = train(run_dir=tmp_path / "run", status=1, base=DISTURBED)
     last = errors.splitlines()[-1]
     assert last.startswith("starpod: cannot write") and "too large" in last and "give the same command again" in last

@@ -12,8 +12,8 @@ import pytest
 
 from tests.faults.episodes import TALLY, Count
 from tests.faults.proxy import Proxy
-from tests.faults.training import ITERATIONS, SMALL, learnt, lines, train
 from tests.support import ServerProcess, start_server
+from tests.training import DISTURBED, ITERATIONS, learnt, lines, train
 
 SEED = int(os.environ.get("STARPOD_FAULT_SEED", "1"))
 EVERY = 0.25
@@ -118,7 +118,7 @@ def test_training_through_a_storm_learns_the_same(undisturbed_run: Path, tmp_pat
         storm.start()
         try:
             addresses = f"environment.addresses=[{','.join(proxy.address for proxy in proxies)}]"
-            train(*SMALL, addresses, "environment.timeout=1", run_dir=tmp_path / "disturbed")
+            train(addresses, "environment.timeout=1", run_dir=tmp_path / "disturbed", base=DISTURBED)
         finally:
             storm.stop()
     print(f"{sum(storm.fired.values())} faults: {storm.fired}")

@@ -70,11 +70,23 @@ def alike(one: Any, other: Any) -> bool:
 # --- what is killed ---------------------------------------------------------------------------------------------------
 
 
+FORKED = [sys.executable, "-m", "tests.tools.gateway.forked"]
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
+
 def begin(stack: contextlib.ExitStack, *arguments: str) -> ServerProcess:
-    """A program of `forked`: it is soon back after a kill of its child."""
-    command = [sys.executable, "-m", "tests.tools.gateway.forked", *arguments]
-    process = ServerProcess(command, {"OMP_NUM_THREADS": "1"}, stack.enter_context(held_port()))
+    """A server of `forked`: it is soon back after a kill of its child."""
+    process = ServerProcess([*FORKED, *arguments], ONE_THREAD, stack.enter_context(held_port()))
     stack.callback(process.close)
+    return process
+
+
+def begin_command(stack: contextlib.ExitStack, *arguments: str) -> subprocess.Popen[bytes]:
+    """A command of `forked`: it is called again when its child is killed."""
+    process = subprocess.Popen(
+        [*FORKED, *arguments], cwd=ROOT, env=os.environ | ONE_THREAD, start_new_session=True, stdout=subprocess.DEVNULL
+    )
+    stack.callback(lambda: process.poll() is None and os.killpg(process.pid, signal.SIGKILL))
     return process
 
 
@@ -194,12 +206,12 @@ async def play_among_kills(
 # --- a training run ---------------------------------------------------------------------------------------------------
 
 AGENT = """
-history = []
+history, actions = [], state["actions"]
 while not state["done"]:
     history.append(("user", state["observation"]))
     text = ask(*history)
     history.append(("assistant", text))
-    action = ["Left", "Down", "Right", "Up"][len(text) % 4]
+    action = actions[len(text) % len(actions)]
     state = call(url + "/step", {"actions": [action], "step_index": state["step_index"]})
 """
 TRAINED = (
@@ -210,15 +222,6 @@ TRAINED = (
     *("monitor.sinks.tensorboard=false", "stop.minutes=null", "rewards.format_penalty=0"),
 )
 """One program at a time, so that requests reach the engine in the same order in each run."""
-
-
-def train(stack: contextlib.ExitStack, words: Sequence[str]) -> subprocess.Popen[bytes]:
-    """A run as the child of a process that has imported everything; it is started again when it is killed."""
-    command = [sys.executable, "-m", "tests.tools.gateway.forked", "train", *words]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    run = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True, stdout=subprocess.DEVNULL)
-    stack.callback(lambda: run.poll() is None and os.killpg(run.pid, signal.SIGKILL))
-    return run
 
 
 def kill_training(trainer: subprocess.Popen[bytes], servers: dict[str, ServerProcess], run: Path) -> Counter[str]:
@@ -252,7 +255,7 @@ def trained_among_kills(folder: Path, iterations: int) -> dict[str, Any]:
             servers = {each: begin(stack, "serve", "frozen_lake-v1") for each in ENVIRONMENTS}
             words = [*TRAINED, f"environment.addresses=[{','.join(each.address for each in servers.values())}]"]
             words += [f"collect.agent.command=[{sys.executable},{program}]", f"stop.iterations={iterations}"]
-            trainer = train(stack, [*words, "--run-dir", str(run), "--resume-or-start"])
+            trainer = begin_command(stack, "train", *words, "--run-dir", str(run), "--resume-or-start")
             if name == "killed":
                 counts = kill_training(trainer, servers, run)
             assert trainer.wait() == 0

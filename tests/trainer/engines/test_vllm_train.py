@@ -13,9 +13,9 @@ import pytest
 
 from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.models.policy import build_policy
-from tests.faults.training import CLOCKED
 from tests.support import gone
 from tests.trainer.engines.real_vllm import serving
+from tests.training import CLOCKED
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200)]
 

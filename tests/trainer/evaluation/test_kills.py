@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -16,19 +15,10 @@ from click.testing import CliRunner
 
 from starpod.trainer.commands.eval import evaluate
 from starpod.trainer.data.files import read_episodes
-from tests.support import ROOT, ServerProcess
-from tests.tools.gateway.kills import alike, kill_child, save_model
+from tests.support import ServerProcess
+from tests.tools.gateway.kills import AGENT, alike, begin_command, kill_child, save_model
 from tests.tools.gateway.test_programs import TOOLS
 
-AGENT = """
-history, actions = [], state["actions"]
-while not state["done"]:
-    history.append(("user", state["observation"]))
-    text = ask(*history)
-    history.append(("assistant", text))
-    action = actions[len(text) % len(actions)]
-    state = call(url + "/step", {"actions": [action], "step_index": state["step_index"]})
-"""
 ENVIRONMENTS = ("frozen_lake-v1", "sokoban-v1")
 ATTEMPTS = 2
 KILLS = int(os.environ.get("STARPOD_KILLS", "15"))
@@ -86,15 +76,9 @@ def test_an_evaluation_among_kills_equals_an_undisturbed_one(
     program.write_text(TOOLS + AGENT)
     models = [str(model), f"{model} | {sys.executable} {program}", "random", "expert"]
     arguments = words(server, models, tmp_path / "killed", starts)
-    command = [sys.executable, "-m", "tests.tools.gateway.forked", "eval", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     number = len(models) * len(ENVIRONMENTS) * starts * ATTEMPTS
     with contextlib.ExitStack() as stack:
-        # The command is the child of a process that has imported everything. It is called again when it is killed.
-        process = subprocess.Popen(
-            command, cwd=ROOT, env=environment, start_new_session=True, stdout=subprocess.DEVNULL
-        )
-        stack.callback(lambda: process.poll() is None and os.killpg(process.pid, signal.SIGKILL))
+        process = begin_command(stack, "eval", *arguments)
         count = kill_often(process, tmp_path / "killed", kills, number)
         assert process.wait() == 0
     undisturbed = CliRunner().invoke(evaluate, words(server, models, tmp_path / "calm", starts))
