@@ -26,6 +26,11 @@ QUICK = ("--sessions", "4", "--seconds", "0.5", "--warmup", "100ms")
         (("-e", "frozen_lake", "--think", "1s", "--rate", "5"), "leave one out"),
         (("-e", "waits", "--policy", "expert"), "waits-v1 has no expert"),
         (("-e", "frozen_lake", "--policy", "recorded:README.md"), "not a recording"),
+        (("-e", "frozen_lake", "--rate", "inf"), "leave --rate out to go as fast as the server replies"),
+        (("-e", "frozen_lake", "--rate", "nan"), "'nan' is not a number above 0"),
+        (("-e", "frozen_lake", "--rate", "1e12"), "up to 1,000,000"),
+        (("-e", "frozen_lake", "--rate", "1", "--ramp", "1,inf"), "'1,inf' is not a list of numbers"),
+        (("-e", "frozen_lake", "--think", "lognormal:1s,inf"), "SIGMA is a number from 0 to 10"),
         ((), "say which environment: breaks-v1, frozen_lake-v1, "),
         (("-e", "frozen_lake", "--html", "no/such/x.html"), "no folder no/such"),
         (("-e", "frozen_lake", "--sessions", "2", "--workers", "3"), "its own session"),
@@ -67,6 +72,11 @@ def test_an_unmet_requirement_is_exit_status_1_and_json_alone_on_standard_output
     report = json.loads(done.out)
     assert (done.status, report["format"], report["requirements"][0]["met"]) == (1, "starpod-load", False)
     assert "NOT met: steps_per_second>1e9" in done.err
+
+
+def test_a_report_that_cannot_be_written_does_not_hide_the_table(server: ServerProcess) -> None:
+    done = run_load(server.address, "-e", "frozen_lake", *QUICK, "--json", "/dev/full")
+    assert done.status == 1 and "No space left" in done.err and " p99.9 " in done.out
 
 
 @minutes

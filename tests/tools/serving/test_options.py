@@ -3,7 +3,7 @@
 import click
 import pytest
 
-from starpod.serving.options import BYTES, SECONDS, duration, parse_duration, show_quantity, size
+from starpod.serving.options import BYTES, SECONDS, Number, duration, parse_duration, show_quantity, size
 
 
 @pytest.mark.parametrize(
@@ -27,6 +27,13 @@ def test_options_take_a_number_in_their_own_unit() -> None:
     for type, text, said in ((duration(0.1), "50ms", "at least 100ms"), (size(1024), "1000", "at least 1KiB")):
         with pytest.raises(click.BadParameter, match=said):
             type.convert(text, None, None)
+
+
+def test_a_number_is_finite() -> None:
+    assert Number(0).convert("1e3", None, None) == 1000
+    for text, said in (("inf", "finite"), ("nan", "finite"), ("-1", "range")):
+        with pytest.raises(click.BadParameter, match=said):
+            Number(0).convert(text, None, None)
 
 
 def test_quantities_are_shown_in_the_largest_whole_unit() -> None:

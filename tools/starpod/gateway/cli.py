@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, TextIO, cast
 import click
 
 from starpod.report.site import site_options
-from starpod.serving.options import Command, duration, size
+from starpod.serving.options import Command, Number, duration, size
 from starpod.serving.sockets import claim_output, is_loopback, link, listen
 from starpod.trainer.output.files import FolderLocked
 from starpod.trainer.prompts.formats.table import FORMATS
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="File with the token that opens sessions and signs API keys; needed if other machines can reach the gateway.",
 )
-@click.option("--temperature", type=click.FloatRange(0), show_default="the run's, or 1", help="Sampling temperature.")
+@click.option("--temperature", type=Number(0), show_default="the run's, or 1", help="Sampling temperature.")
 @click.option(
     "--max-tokens", type=click.IntRange(1), show_default="the run's, or 400", help="Maximum tokens of a reply."
 )

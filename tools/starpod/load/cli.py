@@ -30,6 +30,8 @@ from starpod.v1.spelling import nearest
 
 WRITTEN = click.Path(dir_okay=False, path_type=Path)
 INTERRUPTED = 130
+HIGHEST_RATE = 1_000_000
+"""Steps per second; also the maximum of --ramp's numbers of sessions."""
 
 
 def _parse_mix(text: str) -> dict[str, float]:
@@ -53,10 +55,21 @@ def _parse_ramp(text: str) -> list[float]:
     try:
         values = [float(part) for part in text.split(",")]
     except ValueError:
-        values = []
-    if not values or min(values) <= 0:
-        raise ValueError(f"{text!r} is not a list of numbers above 0, as in 16,64,256")
+        values = [0]
+    if not all(0 < value <= HIGHEST_RATE for value in values):
+        raise ValueError(f"{text!r} is not a list of numbers above 0 and up to {HIGHEST_RATE:,}, as in 16,64,256")
     return values
+
+
+def _parse_rate(text: str) -> float:
+    try:
+        (rate,) = _parse_ramp(text)
+    except ValueError:
+        raise ValueError(
+            f"{text!r} is not a number above 0 and up to {HIGHEST_RATE:,}: leave --rate out to go as fast as the "
+            "server replies"
+        ) from None
+    return rate
 
 
 def _parse_report(text: str) -> dict[str, Any]:
@@ -108,7 +121,7 @@ REQUIREMENT = ParsedOption(parse_requirement)
 )
 @click.option(
     "--rate",
-    type=click.FloatRange(0, min_open=True),
+    type=ParsedOption(_parse_rate, "number"),
     help="Steps that are due per second, as an open loop. Without it, the loop is closed.",
 )
 @click.option(
@@ -230,14 +243,14 @@ def load(context: click.Context, /, **values: Any) -> None:
             "probes": [asdict(probe) for probe in search.probes],
         }
     report["requirements"] = judge(values["requirements"], reports)
-    write_report(values["json_file"], json.dumps(report) + "\n")
-    if values["html_file"]:
-        write_page(report, values["html_file"])
     if search is not None:
         screen.search(search)
         screen.remarks(report)
     else:
         screen.report(report)
+    write_report(values["json_file"], json.dumps(report) + "\n")
+    if values["html_file"]:
+        write_page(report, values["html_file"])
     if values["record"]:
         write_recording(values["record"], plan.environment_id, processes.recorded)
         console.print(f"{len(processes.recorded):,} episodes in {values['record']}", highlight=False)

@@ -186,6 +186,8 @@ def _parse_think(text: str) -> Callable[[random.Random], float]:
         if kind == "lognormal":
             median, deviation = argument.split(",")
             middle, sigma = math.log(parse_duration(median)), float(deviation)
+            if not 0 <= sigma <= 10:
+                raise ValueError("SIGMA is a number from 0 to 10")
             return lambda rng: rng.lognormvariate(middle, sigma)
     except ValueError as error:
         raise ValueError(f"think time {text!r}: {error}; {_FORMS}") from None

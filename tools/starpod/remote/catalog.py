@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -110,13 +111,18 @@ def expect_address(address: str) -> None:
         raise click.BadParameter(f"{address!r} is not host:port, e.g. 127.0.0.1:50051", param_hint="ADDRESS")
 
 
-def expect_writable(*files: str) -> None:
-    """Raise UsageError if a report cannot be written to one of the files. Empty names are skipped."""
-    for file in filter(None, files):
-        if Path(file).is_dir():
+def expect_writable(*files: str | Path | None) -> None:
+    """Raise UsageError if a report cannot be written to one of the files. Empty names and `-` are skipped."""
+    for file in files:
+        if not file or file == "-":
+            continue
+        folder = os.path.dirname(file) or "."
+        if os.path.isdir(file):
             raise click.UsageError(f"{file} cannot be written: it is a folder")
-        if not Path(file).parent.is_dir():
-            raise click.UsageError(f"{file} cannot be written: there is no folder {Path(file).parent}")
+        if not os.path.isdir(folder):
+            raise click.UsageError(f"{file} cannot be written: there is no folder {folder}")
+        if not os.access(place := file if os.path.exists(file) else folder, os.W_OK):
+            raise click.UsageError(f"{file} cannot be written: you have no permission to write to {place}")
 
 
 VERSION = click.option(

@@ -36,6 +36,16 @@ class Command(click.Command):
             formatter.write_dl([*rows.values()])
 
 
+class Number(click.FloatRange):
+    """The type of an option with a finite number in a range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return number
+
+
 class ParsedOption(click.ParamType[Any]):
     """The type of an option whose value a function parses. The function's ValueError is the error message."""
 

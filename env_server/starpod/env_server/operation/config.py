@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from starpod.env_server.sandbox.sandbox import UNTRUSTING, Sandbox
-from starpod.serving.options import BYTES, SECONDS, duration, show_quantity, size
+from starpod.serving.options import BYTES, SECONDS, Number, duration, show_quantity, size
 
 MEBIBYTE = 2**20
 
@@ -45,7 +45,7 @@ class Quota:
     )
     calls_per_second: float = setting(
         0.0,
-        click.FloatRange(0),
+        Number(0),
         "Maximum calls per second of a token, in bursts of up to one second's worth; 0: no limit. A group counts as "
         "one call per session, and each 64 KiB of a request as one more. A line of --token-file may set another value.",
         option="token-calls-per-second",

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from starpod.remote.catalog import ACCESS, JSON, VERSION, access_options, expect_writable, report_option, write_report
-from starpod.serving.options import Command
+from starpod.serving.options import Command, Number
 from starpod.trainer.commands.eval_call import EPISODES, EvaluationCall
 from starpod.trainer.commands.eval_tables import show_report
 from starpod.trainer.evaluation.folder import EvaluationFolder
@@ -75,7 +75,7 @@ _LIMIT = "the environment's limit"
 @click.option("--actions", type=click.IntRange(1), show_default=_LIMIT, help="Maximum actions of an episode.")
 @click.option(
     "--temperature",
-    type=click.FloatRange(0),
+    type=Number(0),
     show_default="as in training, else the model's",
     help="Sampling temperature; 0 is greedy.",
 )

@@ -46,11 +46,14 @@ def rescore(path: Path, reward: str, name: str, solved_from: float, json_file: s
     """
     expect_writable(json_file)
     name = name or Path(reward.rpartition(":")[2]).stem
-    file = (path if path.is_dir() else path.parent) / "rescored" / f"{name}.jsonl"
+    folder = path if path.is_dir() else path.parent
+    file = folder / "rescored" / f"{name}.jsonl"
     if Path(name).name != name or file.exists():
         raise click.BadParameter(f"{file} exists or is not the name of a file: give another", param_hint="--name")
     try:
-        rows = list(_score(episode_files(path), Rewards(find_rewards(reward)), solved_from))
+        files = episode_files(path)
+        expect_writable(file if file.parent.exists() else folder / name)
+        rows = list(_score(files, Rewards(find_rewards(reward)), solved_from))
     except (BadEpisodes, ConfigError) as error:
         raise click.UsageError(str(error)) from error
     except UserCodeError as error:

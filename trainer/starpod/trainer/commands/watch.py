@@ -14,6 +14,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from starpod.report.console import safe_console
+from starpod.serving.options import Number
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.data.files import EVALUATION, BadEpisodes, branching_groups, episode_files, named_episodes
 from starpod.trainer.data.group import Group as EpisodeGroup
@@ -52,7 +53,7 @@ ENDS = {
     is_flag=True,
     help="Show where the episodes of a group branch and which of them succeeded, instead of turns.",
 )
-@click.option("--speed", type=click.FloatRange(0), default=1.0, help="Turns per second on a terminal; 0: all at once.")
+@click.option("--speed", type=Number(0), default=1.0, help="Turns per second on a terminal; 0: all at once.")
 def watch(
     path: Path, number: int | None, environment: str | None, outcome: str | None, *, trees: bool, speed: float
 ) -> None:
