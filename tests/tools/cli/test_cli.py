@@ -158,6 +158,18 @@ def test_serve_without_its_extra_says_what_to_install(monkeypatch: pytest.Monkey
     assert result.status == 1 and "from a clone of the repository: pip install '.[server]'" in result.complaint
 
 
+def test_a_package_that_a_command_imports_late_is_one_of_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "starpod.trainer.commands.jobs", None)  # a module of our own: no extra has it
+    assert "pip install" not in run_starpod("train", "--list").complaint
+    monkeypatch.delitem(sys.modules, "starpod.trainer.commands.jobs")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    result = run_starpod("export", str(ROOT), "never")
+    assert result.status == 1
+    assert (
+        "needs the package transformers; from a clone of the repository: pip install '.[trainer]'" in result.complaint
+    )
+
+
 # --- list and describe -------------------------------------------------------------------------------------------
 
 

@@ -38,7 +38,7 @@ class Subcommand:
     Args:
         target: where its click command is, as `module:attribute`.
         summary: its line in `starpod --help`.
-        extra: name of the package extra that the subcommand needs.
+        extra: package extras that the subcommand needs, with commas between them.
     """
 
     def __init__(self, target: str, summary: str, extra: str = "") -> None:
@@ -47,17 +47,16 @@ class Subcommand:
         self.extra = extra
 
     def load(self) -> click.Command:
-        """Import the command. Raise ClickException if a package of its extra is missing."""
-        try:
-            module = importlib.import_module(self.module)
-        except ModuleNotFoundError as error:
-            package = (error.name or "").partition(".")[0]
-            if not self.extra or package in ("", "starpod"):
-                raise
+        """Import the command."""
+        command: click.Command = getattr(importlib.import_module(self.module), self.attribute)
+        return command
+
+    def expect_package(self, error: ModuleNotFoundError) -> None:
+        """Raise ClickException if the missing package may be one of the extras."""
+        package = (error.name or "").partition(".")[0]
+        if self.extra and package not in ("", "starpod"):
             hint = f"from a clone of the repository: pip install '.[{self.extra}]'"
             raise click.ClickException(f"this command needs the package {package}; {hint}") from error
-        command: click.Command = getattr(module, self.attribute)
-        return command
 
 
 SUBCOMMANDS = {
@@ -87,7 +86,9 @@ SUBCOMMANDS = {
     "watch": Subcommand("starpod.trainer.commands.watch:watch", "Replay recorded episodes.", extra="trainer"),
     "ui": Subcommand("starpod.ui.cli:ui", "Show runs, episodes and servers in a browser.", extra="ui"),
     "gateway": Subcommand(
-        "starpod.gateway.cli:gateway", "Serve a model to unmodified agents, and keep their tokens.", extra="gateway"
+        "starpod.gateway.cli:gateway",
+        "Serve a model to unmodified agents, and keep their tokens.",
+        extra="gateway,trainer",
     ),
     "check": Subcommand("starpod.check.cli:check", "Check that an environment keeps the contract."),
     "hub": Subcommand(
@@ -115,7 +116,16 @@ class LazyGroup(click.Group):
             from starpod.v1.spelling import nearest  # not at the top: it loads gRPC, after `prefer_poller`
 
             raise click.UsageError(f"no command {name!r}{nearest(name, list(SUBCOMMANDS))}", ctx)
+        ctx.invoked_subcommand = name  # click sets it after the import
         return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            if ctx.invoked_subcommand in SUBCOMMANDS:
+                SUBCOMMANDS[ctx.invoked_subcommand].expect_package(error)
+            raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
