@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from starpod.client import Fleet, Limits
 from starpod.trainer.agents.base import AgentError, AgentRefused, Agents, Task
 from starpod.trainer.agents.chat import ChatAgents
+from starpod.trainer.agents.pretrained import _sampling
 from starpod.trainer.agents.scripted import ReferenceAgents
 from starpod.trainer.checkpoints.checkpoint import Checkpoints
 from starpod.trainer.commands.eval import evaluate
@@ -476,6 +477,17 @@ def test_a_folder_with_a_model_is_played(server: ServerProcess, run_folder: Path
     values = report(server, str(run_folder / "initial"), "-e", "bandit", "--episodes", "3", "--max-tokens", "4")
     assert model_of(values)["environments"]["bandit-v1"]["episodes"] == 3
     assert model_of(values)["temperature"] == 0.5
+
+
+def test_replies_longer_than_the_context_are_refused_with_a_run_and_fit_without_one(
+    server: ServerProcess, run_folder: Path
+) -> None:
+    result = run(server, str(run_folder), "-e", "frozen_lake", "--max-tokens", "200")
+    assert result.exit_code == 1 and "the run has a context of 200 tokens" in result.output
+    result = run(server, str(run_folder), "-e", "frozen_lake", "--max-tokens", "199", "--episodes", "1")
+    assert result.exit_code == 0, result.output
+    sampling = _sampling(None, 5000)
+    assert (sampling.max_reply_tokens, sampling.max_episode_tokens, sampling.least_room) == (5000, 8200, 2500)
 
 
 def test_a_run_without_a_checkpoint_is_said_so(server: ServerProcess, tmp_path: Path) -> None:

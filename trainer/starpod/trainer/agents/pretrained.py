@@ -67,9 +67,7 @@ class PretrainedAgents(Agents):
             if sampling.thinking is not None:
                 prompt = prompt.model_copy(update={"thinking": sampling.thinking})
             self.want = Want(image=prompt.shows_images or any(task.prompt.shows_images for task in self._tasks))
-            values = self.config.sampling if self.config else SamplingConfig()
-            if sampling.max_tokens is not None:
-                values = values.model_copy(update={"max_reply_tokens": sampling.max_tokens})
+            values = _sampling(self.config, sampling.max_tokens)
             if values.json_schema is not None:
                 check_schema(values.json_schema)
             self.temperature = evaluation_temperature(self.config, sampling)
@@ -146,6 +144,28 @@ class FoundModel:
             round_weights(policy.model)
         policies.to("cuda" if torch.cuda.is_available() else "cpu")
         return policies
+
+
+def _sampling(config: Config | None, max_tokens: int | None) -> SamplingConfig:
+    """Return the run's or default sampling with replies of up to `max_tokens`. Without a run, the context grows too.
+
+    Raises ConfigError.
+    """
+    sampling = config.sampling if config else SamplingConfig()
+    if max_tokens is None:
+        return sampling
+    context = sampling.max_episode_tokens
+    if config is None:
+        context += max(0, max_tokens - sampling.max_reply_tokens)
+    if max_tokens >= context:
+        raise ConfigError(
+            f"replies of {max_tokens} tokens leave no room for a prompt, because the run has a context of {context} "
+            f"tokens (sampling.max_episode_tokens): give fewer than {context}"
+        )
+    values = {**sampling.to_dict(), "max_reply_tokens": max_tokens, "max_episode_tokens": context}
+    if sampling.min_reply_tokens is not None:
+        values["min_reply_tokens"] = min(sampling.min_reply_tokens, max_tokens)
+    return SamplingConfig.model_validate(values)
 
 
 def evaluation_temperature(config: Config | None, sampling: Sampling) -> float:
