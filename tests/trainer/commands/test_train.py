@@ -145,7 +145,7 @@ def test_environments_of_servers_that_run_already_are_theirs_to_know() -> None:
     assert run("--dry-run", "environment=mine-v3", "environment.serve=[mine.py]").exit_code == 0
 
 
-@pytest.mark.parametrize("thought", ["{words[0]}", "{action} is best", "12", "yes: it is", "[up", '"quoted"'])
+@pytest.mark.parametrize("thought", ["{words[0]}", "{action} is best", "12", "yes: it is", "[up", '"quoted"', "up #1"])
 def test_text_is_text(thought: str) -> None:
     config = load_config("tiny", [f"warm_start.thought={thought}"])
     assert config.warm_start.thought == thought.strip('"')

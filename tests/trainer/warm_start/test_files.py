@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from starpod.trainer.configuration.loading import load_config
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.data.atif import to_atif
 from starpod.trainer.data.chat import parse_chat, to_chat
@@ -216,5 +217,8 @@ def test_steps_are_three_passes_unless_they_are_given() -> None:
     words = ["warm_start.batch_size=16", *imitation_words("a.jsonl", ["warm_start.batch_size=16"])]
     assert words[1:] == ["warm_start.demonstrations=a.jsonl", "warm_start.episodes=0", "warm_start.steps=null"]
     assert imitation_words("a.jsonl", ["warm_start.steps=5", "warm_start.episodes=9"]) == words[1:2]
+    section = ["warm_start={steps: 100}"]
+    imitated = load_config("tiny", [*section, *imitation_words("data/run #2/a.jsonl", section)]).warm_start
+    assert (imitated.steps, imitated.episodes) == (100, 0) and imitated.demonstrations.endswith("/data/run #2/a.jsonl")
     config = WarmStartConfig(steps=None, batch_size=16, demonstrations="a.jsonl")
     assert config.imitates and config.steps_over(100) == 19 and WarmStartConfig(steps=5).steps_over(100) == 5

@@ -90,11 +90,16 @@ def read_config(
 
 
 def _value(key: str, text: str) -> Any:
-    """Parse the value of `key=` as YAML, or as plain text if the key takes text. Raises ConfigError."""
+    """Parse the value of `key=` as YAML. For a key that takes text, this is only done to quoted text.
+
+    Raises ConfigError.
+    """
     kind: Any = Config
     for part in key.split("."):
         kind = kind_below(kind, part)
     wants_text = kind is str
+    if wants_text and not text.startswith(("'", '"')):
+        return text  # YAML would cut it at a comment
     try:
         value = load_yaml(text)
     except YamlError as error:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from starpod.trainer.configuration.section import FilePath, Section
+from starpod.trainer.configuration.yaml12 import YamlError, load_yaml
 from starpod.trainer.models.config import TINY, ModelConfig
 from starpod.trainer.prompts.grammar import Further
 
@@ -20,6 +22,10 @@ def imitation_words(file: str, words: Sequence[str]) -> list[str]:
     """Return the `key=value` words of `--imitate FILE`, without the keys that a user's own words set."""
     defaults = {"demonstrations": file, "episodes": "0", "steps": "null"}
     chosen = {word.partition("=")[0] for word in words}
+    for section in (word.partition("=")[2] for word in words if word.startswith("warm_start=")):
+        with suppress(YamlError):  # the reader of all words reports it
+            values = load_yaml(section)
+            chosen |= {f"warm_start.{key}" for key in values} if isinstance(values, dict) else set()
     return [f"warm_start.{key}={value}" for key, value in defaults.items() if f"warm_start.{key}" not in chosen]
 
 
