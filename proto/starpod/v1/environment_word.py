@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -66,7 +67,7 @@ class EnvironmentWord:
             name = f"{_existing(path).resolve()}{question_mark}{settings}"
             return cls(f"{TASKS}:{name}", name, family=TASKS)
         path = Path(prefix)
-        if path.suffix == ".py" or ("/" in prefix and (path / "__init__.py").is_file()):
+        if path.suffix == ".py" or ("/" in prefix and os.path.isfile(path / "__init__.py")):
             return cls(text, name, _existing(path).resolve())
         if not re.fullmatch(r"[\w-]+", text):
             raise WordError(
@@ -94,13 +95,14 @@ class EnvironmentWord:
 
 
 def _is_saved_dataset(folder: Path) -> bool:
-    return any((folder / file).is_file() for file in _SAVED_DATASET)
+    return any(os.path.isfile(folder / file) for file in _SAVED_DATASET)
 
 
 def _existing(path: Path) -> Path:
     """Return the path. Raises WordError if there is no such file or folder."""
-    if path.is_file() or path.is_dir():
+    if os.path.isfile(path) or os.path.isdir(path):  # unlike Path's methods, these take a text of any length
         return path
-    close = get_close_matches(path.name, [other.name for other in path.parent.glob(f"*{path.suffix}")])
+    others = path.parent.glob(f"*{path.suffix}") if os.path.isdir(path.parent) else ()
+    close = get_close_matches(path.name, [other.name for other in others])
     hint = f"; did you mean {' or '.join(str(path.with_name(name)) for name in close)}?" if close else ""
     raise WordError(f"no such file: {path}{hint}")

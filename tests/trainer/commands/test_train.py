@@ -35,6 +35,7 @@ def run(*words: str) -> Result:
         (["--dry-run", "environment=sokoban"], "did you mean sokoban-v1?"),
         (["--resume", "--run-dir", "runs/none"], "runs/none holds no run to resume"),
         (["tiny", "--resume", "--run-dir", "runs/none"], "runs/none holds no run to resume"),
+        (["--resume", "--run-dir", "runs/none", f"stages=[{'x' * 300}]"], "runs/none holds no run to resume"),
         (["--resume"], "name its folder with --run-dir"),
         (["tiny", "--change", "stages"], "--change stages is for a run that is resumed: add --resume"),
         (["--dry-run", "monitor.sinks.mlflow=true"], "the package mlflow is not installed: pip install mlflow"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -186,7 +187,7 @@ def find_pretrained(model: str) -> FoundModel:
         config: Config | None = parse_config(checkpoint.state["config"])
         facts = {"checkpoint": str(checkpoint.path), "step": checkpoint.step}
         build = lambda: load_trained(checkpoint.path).policies  # noqa: E731
-    elif path.is_dir():
+    elif os.path.isdir(path):
         if not (path / "config.json").exists():
             children = sorted(str(child) for child in path.iterdir() if is_run_or_checkpoint(child))
             hint = f"; choose one below it: {', '.join(children)}" if children else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +48,7 @@ class Trained:
 
 def is_run_or_checkpoint(path: Path) -> bool:
     """Return whether `load_trained` accepts this path."""
-    return (path / MANIFEST).is_file() or (path / "checkpoints").is_dir()
+    return os.path.isfile(path / MANIFEST) or os.path.isdir(path / "checkpoints")
 
 
 def load_trained(path: Path, which: Which = "best") -> Trained:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import click
@@ -109,11 +109,11 @@ def _with_program(word: str, model: EvaluatedModel, program: ProgramConfig) -> E
 
 def _refuse_misspelt(word: str) -> None:
     """Raise BadParameter if the word looks like an environment, a misspelt policy or a command without a model."""
-    if Path(word).is_dir():
+    if os.path.isdir(word):
         return
     problem = ""
     if is_environment(word):
-        problem = f"{word} is an environment: write --environment {word}"
+        problem = f"{word} is an environment: write --environment {shlex.quote(word)}"
     elif " " in word:
         problem = (
             f"{word!r} is no model; to evaluate a program, write the model that it plays with before it: "
@@ -127,7 +127,7 @@ def _refuse_misspelt(word: str) -> None:
 
 def is_environment(word: str) -> bool:
     """Return whether a word of the command line is an environment, and no model."""
-    is_model = PROGRAM in word or word.startswith((CHAT, *URLS)) or word in reference_names() or Path(word).is_dir()
+    is_model = PROGRAM in word or word.startswith((CHAT, *URLS)) or word in reference_names() or os.path.isdir(word)
     try:
         parsed = EnvironmentWord.parse(word)
     except WordError:

@@ -165,7 +165,7 @@ def _separate_words(config: str | None, words: tuple[str, ...]) -> tuple[str | N
     """Return CONFIG, which may be left out, and one KEY=VALUE for each key."""
     from starpod.trainer.configuration.loading import names_environment
 
-    if config is not None and "=" in config and not (Path(config).exists() or names_environment(config)):
+    if config is not None and "=" in config and not (os.path.exists(config) or names_environment(config)):
         words, config = (config, *words), None
     names = [word.partition("=")[0] for word in words]
     if repeated_keys := sorted({name for name in names if names.count(name) > 1}):

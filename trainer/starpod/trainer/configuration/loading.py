@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,7 +38,7 @@ def names_environment(source: str) -> bool:
         word = EnvironmentWord.parse(source)
     except WordError:
         return "=" not in prefix and (":" in source or prefix.endswith((".py", *TASK_FILES)))
-    if path.is_file() and not (word.path or word.family):
+    if os.path.isfile(source) and not (word.path or word.family):
         return False
     return word.id != source or any(source in (id, id.rpartition("-v")[0]) for id in installed_ids())
 
@@ -83,7 +85,7 @@ def read_config(
         return layers
 
     if environment and explore is None:
-        raise ConfigError(f"{source} is an environment: name a YAML file, or use `starpod train {source}`")
+        raise ConfigError(f"{source} is an environment: name a YAML file, or use `starpod train {shlex.quote(source)}`")
     job = explore(environment, lambda first: parse_config(merge(first).values)) if environment and explore else {}
     layers = merge(job)
     return parse_config(layers.values), layers.origins
