@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -135,6 +136,7 @@ def test_several_environments_each_with_its_options_and_its_row(server: ServerPr
         (["careful", "-e", "frozen_lake"], 1, "read the local observation"),
         (["/absent/folder", "-e", "bandit"], 1, "there is no such folder"),
         (["./absent", "-e", "bandit"], 1, "there is no such folder"),
+        ([f"./{'x' * 300}", "-e", "bandit"], 1, "there is no such folder"),
         (["a/b/c", "-e", "bandit"], 1, "there is no such folder"),
     ],
 )
@@ -175,6 +177,7 @@ def test_a_dead_server_and_no_address() -> None:
         ),
         (["NOPE"], "for example: starpod eval NOPE -e frozen_lake. A run is evaluated by its folder"),
         (["opnai:m"], "did you mean openai:?"),
+        (["random", f"random | python -c {'x' * 300}/x.py"], "a model that is sampled here"),
         (["randm"], "no model 'randm'; did you mean random?"),
         (["random"], "name an environment, for example: starpod eval random -e frozen_lake"),
     ],
@@ -488,6 +491,18 @@ def test_replies_longer_than_the_context_are_refused_with_a_run_and_fit_without_
     assert result.exit_code == 0, result.output
     sampling = _sampling(None, 5000)
     assert (sampling.max_reply_tokens, sampling.max_episode_tokens, sampling.least_room) == (5000, 8200, 2500)
+
+
+def test_names_are_shown_as_they_are(
+    server: ServerProcess, run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    models = ["lake[seed=1]", "lake[seed=2]", "[/x]:apple:"]
+    for model in models:
+        shutil.copytree(run_folder, model)
+    result = run(server, models[0], *models[1:], "-e", "frozen_lake", "--episodes", "2")
+    assert result.exit_code == 0, result.output
+    assert all(result.stdout.count(model) == 3 for model in models), "a row, and two pairs"
 
 
 def test_a_run_without_a_checkpoint_is_said_so(server: ServerProcess, tmp_path: Path) -> None:

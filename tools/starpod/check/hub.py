@@ -120,7 +120,7 @@ def hub(
         json.dumps([_summarise(entry) for entry in entries], indent=2) + "\n", encoding="utf-8"
     )
     passed_count = sum(entry.passed for entry in entries)
-    console.print(f"{passed_count} of {len(entries)} pass; pages: {out / 'index.html'}", highlight=False)
+    console.print(f"{passed_count} of {len(entries)} pass; pages: {out / 'index.html'}", markup=False, highlight=False)
     context.exit(0 if passed_count == len(entries) else 1)
 
 
@@ -148,7 +148,7 @@ def _check_and_measure(
                 if must_start:
                     raise
                 # No environment of it is installed.
-                console.print(f"{arguments[-1]}: {error.stderr}", highlight=False)
+                console.print(f"{arguments[-1]}: {error.stderr}", markup=False, highlight=False)
                 return []
 
         progress = servers.enter_context(_make_progress(console))

@@ -48,7 +48,7 @@ class Terminal(Observer):
     def began(self, environment: EnvironmentReport, requirements: Sequence[Requirement]) -> None:
         name = f"{environment.id} {environment.version}"
         self.progress.start()
-        self._tasks[environment.id] = self.progress.add_task(name, total=len(requirements), failed="")
+        self._tasks[environment.id] = self.progress.add_task(escape(name), total=len(requirements), failed="")
 
     def ran(self, environment: EnvironmentReport, result: Result) -> None:
         task = self._tasks[environment.id]
@@ -75,7 +75,7 @@ class Terminal(Observer):
                 f"[bold]{escape(environment.id)} {escape(environment.version)}[/]: {status_counts}{note}"
             )
         verdict = "[bold green]keeps the contract[/]" if report.passed else "[bold red]does not keep the contract[/]"
-        self.console.print(f"{report.address} ({escape(report.server_name)} {escape(report.server_version)}) {verdict}")
+        self.console.print(f"{escape(report.address)} ({escape(report.server_name)} {escape(report.server_version)}) {verdict}")
 
 
 def _format_result(result: Result) -> str:

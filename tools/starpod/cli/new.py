@@ -6,6 +6,7 @@ import importlib.machinery
 import keyword
 import os
 import re
+import shlex
 import sys
 from importlib import resources
 from pathlib import Path
@@ -55,10 +56,11 @@ def new(name: str, with_options: bool, with_expert: bool, out: Path) -> None:
     for path, text in texts.items():
         path.write_text(text, encoding="utf-8")
     environment, configuration, test = texts
+    word = shlex.quote(str(environment))
     click.echo(
         f"{environment}  the environment {values['id']}\n{configuration}  how to train on it\n{test}  its test\n\n"
-        f"starpod dev {environment}    # play it in a browser; it is checked each time you save\n"
-        f"starpod train {environment}  # a tiny policy learns it"
+        f"starpod dev {word}    # play it in a browser; it is checked each time you save\n"
+        f"starpod train {word}  # a tiny policy learns it"
     )
 
 

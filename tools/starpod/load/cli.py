@@ -253,7 +253,7 @@ def load(context: click.Context, /, **values: Any) -> None:
         write_page(report, values["html_file"])
     if values["record"]:
         write_recording(values["record"], plan.environment_id, processes.recorded)
-        console.print(f"{len(processes.recorded):,} episodes in {values['record']}", highlight=False)
+        console.print(f"{len(processes.recorded):,} episodes in {values['record']}", markup=False, highlight=False)
     if processes.interrupted:
         context.exit(INTERRUPTED)
     has_failed = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from contextlib import nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -145,5 +146,5 @@ def evaluate(to: Path | None, json_file: str, csv_file: str, markdown_file: str,
     cells = [figures for model in report["models"].values() for figures in model["environments"].values()]
     if failed := sum(figures["failed"] for figures in cells):
         error = next(figures["error"] for figures in cells if figures["error"])
-        hint = f"; play them again with: starpod eval --to {to} --retry-failed" if to else ""
+        hint = f"; play them again with: starpod eval --to {shlex.quote(str(to))} --retry-failed" if to else ""
         raise click.ClickException(f"{failed} episodes failed, the first one with: {error}{hint}")
