@@ -5,20 +5,25 @@ import json
 import re
 import shutil
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import pytest
+from click import BadParameter
 from click.testing import CliRunner, Result
 
 from starpod.client import Fleet, Limits
+from starpod.client.transport import Transport
 from starpod.trainer.agents.base import AgentError, AgentRefused, Agents, Task
 from starpod.trainer.agents.chat import ChatAgents
 from starpod.trainer.agents.pretrained import _sampling
 from starpod.trainer.agents.scripted import ReferenceAgents
 from starpod.trainer.checkpoints.checkpoint import Checkpoints
 from starpod.trainer.commands.eval import evaluate
+from starpod.trainer.commands.eval_environments import EnvironmentChoice, Servers
+from starpod.trainer.commands.eval_models import EvaluatedModel
 from starpod.trainer.configuration.config import Config
 from starpod.trainer.configuration.loading import parse_config
 from starpod.trainer.data.episode import Episode
@@ -28,6 +33,7 @@ from starpod.trainer.evaluation.plan import MOST_STARTS
 from starpod.trainer.evaluation.statistics import wilson_interval
 from starpod.trainer.models.policy import build_policy
 from starpod.trainer.rollout.collect import Collector, starts_from
+from tests.client.fake_server import FakeServer
 from tests.fake_openai import fake_openai
 from tests.support import ServerProcess
 
@@ -322,8 +328,7 @@ def test_a_folder_is_continued_and_only_failed_episodes_are_played_again(server:
         for other, words in (
             (("--temperature", "0.5"), "temperature: null in the folder, 0.5 now"),
             (("--option", "size=3"), "options of frozen_lake-v1"),
-            # A server of a newer version does not add episodes to the same row.
-            (("--version", ">=1"), 'version of frozen_lake-v1: "==1.0.0" in the folder, ">=1" now'),
+            (("--version", ">=2"), "no version '>=2' of frozen_lake-v1"),
         ):
             assert words in " ".join(play(*arguments[:-1], "13", *other)[2].split())
     (tmp_path / "other" / "file").mkdir(parents=True)
@@ -446,6 +451,24 @@ def test_a_run_is_played_as_it_was_trained(server: ServerProcess, run_folder: Pa
     assert model_of(other)["temperature"] == 0
     assert figures_of(other)["options"]["size"] == 2
     assert figures_of(other)["turns_mean"] == 1
+
+
+async def test_a_run_is_played_in_the_newest_version_that_it_allows_and_in_no_other() -> None:
+    """The options are those of that version, and a version in between that appears later adds no episodes."""
+    config = parse_config({"environment": {"id": "walk-v1", "version": "<1.10"}})
+    model = EvaluatedModel("runs/walk", {}, ReferenceAgents, config)
+    async with FakeServer(version="1.2.0") as old, FakeServer(version="1.10.0") as new, AsyncExitStack() as stack:
+        new.spec.options_schema_json = json.dumps({"properties": {"size": {}}})
+
+        async def resolve(version: str, assignment: str) -> Task:
+            words = (f"{old.address},{new.address}",)
+            choice = EnvironmentChoice(words=words, assignments=(assignment,), version=version, limits=Limits())
+            return (await choice.resolve([model], {}, Servers(stack, Transport())))["walk-v1"].task
+
+        assert (await resolve("", "length=3")).version == "==1.2.0"
+        assert (await resolve(">=1.10", "size=3")).version == "==1.10.0"
+        with pytest.raises(BadParameter, match="no option 'size'"):
+            await resolve("", "size=3")
 
 
 def test_a_run_is_played_on_the_start_states_that_it_held_out(

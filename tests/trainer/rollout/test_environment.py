@@ -8,10 +8,13 @@ import sys
 import grpc
 import pytest
 
+from starpod.client import Fleet, UnknownEnvironment, UnknownVersion
 from starpod.trainer.configuration.section import ConfigError
-from starpod.trainer.rollout.environment import local_services, server_words
+from starpod.trainer.rollout.config import EnvironmentConfig
+from starpod.trainer.rollout.environment import local_services, read_facts, server_words
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.environment_pb2_grpc import EnvironmentServiceStub
+from tests.client.fake_server import FakeServer
 from tests.support import children_of, gone
 
 TRAINER = """
@@ -79,3 +82,21 @@ def test_the_site_has_them_by_their_name_or_file() -> None:
 def test_what_they_say_is_handed_on() -> None:
     with pytest.raises(ConfigError, match="did you mean frozen_lake-v1"), local_services(["frozen_lak"]):
         pass
+
+
+async def test_facts_are_those_of_the_newest_version_in_the_range() -> None:
+    async with (
+        FakeServer(version="1.2.0") as old,
+        FakeServer(version="1.10.0") as new,
+        Fleet([old.address, new.address]) as fleet,
+    ):
+        new.spec.action_space.names.append("jump")
+        for version, names in (("", "left right bad jump"), ("<1.10", "left right bad")):
+            facts = await read_facts(fleet, EnvironmentConfig(id="walk-v1", version=version))
+            assert " ".join(facts.actions) == names
+        with pytest.raises(UnknownVersion, match=r"fits '>=2': there are 1.10.0,1.2.0"):
+            await read_facts(fleet, EnvironmentConfig(id="walk-v1", version=">=2"))
+        with pytest.raises(UnknownEnvironment, match="walk-v1"):
+            await read_facts(fleet, EnvironmentConfig(id="walk-v2"))
+    with pytest.raises(ValueError, match="'~1' is not a version range"):
+        EnvironmentConfig(version="~1")

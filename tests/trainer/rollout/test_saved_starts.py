@@ -38,7 +38,7 @@ async def test_a_group_begins_in_a_saved_state_with_all_its_turns_left(fleet: Fl
     environment = LAKE.model_copy(update={"starts": str(tmp_path / "starts")})
     config = Config(environment=environment)
     with pytest.raises(ConfigError, match="saved"):
-        await check_environment(config, config.tasks[0], fleet, await read_facts(fleet, LAKE.id))
+        await check_environment(config, config.tasks[0], fleet, await read_facts(fleet, LAKE))
 
 
 def test_saved_states_are_shared_out_by_the_number_of_the_tasks_group(tmp_path: Path) -> None:

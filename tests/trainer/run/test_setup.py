@@ -106,7 +106,7 @@ async def test_rewards_are_tried_on_a_whole_episode_before_anything_is_imitated(
     shaping = {f"{tmp_path}/mine.py:ending": 1.0}
     config = parse_config({"environment": "bandit", "rewards": {"shaping": shaping}})
     async with Fleet(server.address) as fleet:
-        facts = await read_facts(fleet, "bandit-v1")
+        facts = await read_facts(fleet, config.environment)
         with pytest.raises(UserCodeError, match=r"'ending' failed on turn .* of bandit-v1.* \(.*mine\.py, line 2\)"):
             await check_environment(config, config.tasks[0], fleet, facts)
 

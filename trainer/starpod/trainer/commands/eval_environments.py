@@ -87,14 +87,15 @@ class EnvironmentChoice:
             raise incomplete_call(models[0].name if models else "")
         options = self._options({name: spec.id for name, (spec, _) in specs.items()})
         environments = {}
-        for name, (spec, source) in specs.items():
-            values, actions = parse_options(spec, options[name]), tuple(spec.action_space.names)
+        for name, (newest, source) in specs.items():
             task_name = name if name in run_tasks and run_tasks[name].name else ""
-            fitted = _fitted(
-                Task(spec.id, self.version, values, self.limits, actions, task_name), models, known.get(name)
-            )
+            task = Task(newest.id, self.version, limits=self.limits, name=task_name)
+            hosted = await (await servers.fleet(source)).describe()
+            spec = find_environment(hosted, newest.id, _version(task, models, known.get(name)))
+            values, actions = parse_options(spec, options[name]), tuple(spec.action_space.names)
+            fitted = _fitted(replace(task, options=values, actions=actions), models, known.get(name))
             # Episodes of a newer version would later be counted in the same row.
-            fitted = replace(fitted, version=fitted.version or f"=={spec.version}")
+            fitted = replace(fitted, version=f"=={spec.version}")
             environments[fitted.name or fitted.environment] = PlannedEnvironment(fitted, source)
         return environments
 
@@ -127,6 +128,13 @@ def _parse(word: str) -> EnvironmentWord:
         return EnvironmentWord.parse(word) if word else EnvironmentWord("")
     except WordError as error:
         raise click.BadParameter(str(error), param_hint="--environment") from error
+
+
+def _version(task: Task, models: Sequence[EvaluatedModel], known: PlannedEnvironment | None) -> str:
+    """Return the range of versions that the call, the models' runs or the folder set for a task; "" if none does."""
+    fits = [fit for model in models if (fit := fit_task(task, model.tasks)) is not None]
+    fits = fits or [task.with_defaults(known.task) if known else task]
+    return next((fit.version for fit in fits if fit.version), "")
 
 
 def _fitted(task: Task, models: Sequence[EvaluatedModel], known: PlannedEnvironment | None) -> Task:

@@ -70,15 +70,15 @@ class Explored:
         return cls(spec, demos, values["seconds"])
 
 
-def _find(word: EnvironmentWord, specs: Sequence[pb.EnvironmentSpec]) -> pb.EnvironmentSpec:
-    """Return the spec of the environment that a word names, among those of its server. Raises ConfigError."""
+def _find(word: EnvironmentWord, version: str, specs: Sequence[pb.EnvironmentSpec]) -> pb.EnvironmentSpec:
+    """Return the newest spec in a range of the environment that a word names, of its server's. Raises ConfigError."""
     ids = sorted({spec.id for spec in specs})
     if not word.id and len(ids) > 1:
         example = f"{word.source}{'/' if word.addresses else ':'}{ids[0]}"
         advice = "name one" if word.family else f"say which, as in {example}"
         raise ConfigError(f"{word.source} holds {' and '.join(ids)}: {advice}")
     try:
-        return find_environment(specs, word.id)
+        return find_environment(specs, word.id, version)
     except click.BadParameter as error:
         raise ConfigError(f"{word.source}: {error.message}") from None
 
@@ -110,7 +110,7 @@ async def explore(
         ConfigError: The server has no such environment, or `check` refused it.
     """
     async with connect(environment) as fleet:
-        spec = _find(word, await fleet.describe())
+        spec = _find(word, environment.version, await fleet.describe())
         draft = check(spec)
         expert, own_limit = spec.capabilities.expert_action, spec.limits.max_turns
         most_turns = _MOST_EXPERT_TURNS if expert else MOST_TURNS

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from starpod.client.transport import as_addresses
+from starpod.client.versions import satisfies
 from starpod.trainer.agents.config import ProgramConfig
 from starpod.trainer.configuration.kinds import KindBy
 from starpod.trainer.configuration.section import CommandWords, FilePath, Section
@@ -101,6 +102,12 @@ class EnvironmentConfig(Section):
     patience: float = Field(
         default=300.0, gt=0, description="Maximum seconds of a call, including retries and recovery."
     )
+
+    @field_validator("version")
+    @classmethod
+    def _is_range(cls, value: str) -> str:
+        satisfies("0", value)
+        return value
 
     @field_validator("addresses", mode="before")
     @classmethod

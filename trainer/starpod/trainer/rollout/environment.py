@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from starpod.client import TLS, Fleet, Limits
-from starpod.client.nearest import unknown_environment
+from starpod.client.nearest import unknown_environment, unknown_version
 from starpod.client.programs import ServiceRefused, start_server
+from starpod.client.versions import satisfies
 from starpod.trainer.agents.base import Task
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.configuration.tasks import TaskConfig
@@ -100,13 +101,20 @@ async def connect(config: EnvironmentConfig) -> AsyncIterator[Fleet]:
             yield fleet
 
 
-async def read_facts(fleet: Fleet, environment_id: str) -> Facts:
-    """Ask the servers what the environment supports. Raises UnknownEnvironment, which suggests similar names."""
-    specs = await fleet.describe()
+async def read_facts(fleet: Fleet, config: EnvironmentConfig) -> Facts:
+    """Ask the servers what the environment supports in its newest version that the configuration allows.
+
+    Raises:
+        UnknownEnvironment, UnknownVersion: No server hosts it. The message suggests names or lists the versions.
+    """
+    hosted = await fleet.describe()
+    specs = [spec for spec in hosted if spec.id == config.id]
     for spec in specs:
-        if spec.id == environment_id:
+        if satisfies(spec.version, config.version):
             support = spec.capabilities
             names = tuple(spec.action_space.names)
             image = "png" in spec.render_modes
             return Facts(names, support.state_key, support.fork, support.expert_action, support.score, image)
-    raise unknown_environment(environment_id, [spec.id for spec in specs])
+    if specs:
+        raise unknown_version(config.id, config.version, [spec.version for spec in specs])
+    raise unknown_environment(config.id, [spec.id for spec in hosted])

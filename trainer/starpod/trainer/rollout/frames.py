@@ -41,8 +41,8 @@ async def draw_episodes(
                     continue
                 fleet, task = players[episode.task]
                 if episode.task not in can_draw:
-                    modes = {spec.id: spec.render_modes for spec in await fleet.describe()}
-                    can_draw[episode.task] = "png" in modes.get(task.environment, ())
+                    specs = [spec for spec in await fleet.describe() if spec.id == task.environment]
+                    can_draw[episode.task] = any("png" in spec.render_modes for spec in specs)
                 if not can_draw[episode.task]:
                     continue
                 frames: list[bytes] = []

@@ -103,7 +103,7 @@ class Served:
 async def serve(config: Config, task: TaskConfig) -> AsyncIterator[Served]:
     """Connect to the servers of an environment, and start them if the run hosts them. Raises ConfigError."""
     async with connect(task.environment) as fleet:
-        facts = await read_facts(fleet, task.environment.id)
+        facts = await read_facts(fleet, task.environment)
         await check_environment(config, task, fleet, facts)
         writer = DemonstrationWriter(task.warm_start, task.prompt, facts.actions, config.script, config.sampling)
         yield Served(task, fleet, make_task(task.environment, facts.actions, task.name), writer, facts)
