@@ -272,6 +272,10 @@ def test_a_guarded_key_is_changed_where_it_is_said_twice_and_two_trainers_do_not
     train(*words, run_dir=folder, resume=True, base=())
     assert yaml.safe_load((folder / "config.yaml").read_text())["environment"]["options"]["size"] == 5
     assert iterations(folder) == 5
+    best = folder / "checkpoints" / (folder / "checkpoints" / "best").read_text().strip()
+    options = [json.loads((best / "state.json").read_text())["config"]["environment"]["options"]]
+    options += [json.loads((folder / "final.json").read_text())["options"]]
+    assert [each["size"] for each in options] == [5, 5], "scores of another lake do not count"
     assert "--resume" in train("stop.iterations=1", run_dir=folder, status=2), "nothing is overwritten"
     assert iterations(folder) == 5
 

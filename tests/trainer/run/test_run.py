@@ -181,6 +181,41 @@ async def test_a_checkpoint_brings_back_its_evaluation_and_the_reason_to_stop(tm
     assert regardless.schedule.reason_to_stop() is None
 
 
+@pytest.mark.parametrize(
+    ("change", "same_task"),
+    [
+        ({"environment": {"options": {"size": 6}}}, False),
+        ({"environment": {"max_turns": 3}}, False),
+        ({"evaluation": {"temperature": 0.5}}, False),
+        ({"seeds": {"selection": {"start": 6000, "stop": 7000}}}, False),
+        ({"evaluation": {"greedy": True}}, True),
+    ],
+)
+async def test_scores_of_another_task_do_not_count_after_a_resumption(
+    tmp_path: Path, change: dict[str, dict[str, Any]], same_task: bool
+) -> None:
+    values = {"stop": {"success": 0.5}, "checkpoint": {"keep": 9}, "monitor": {"early_stop": {"low_success": False}}}
+    run = make_run(tmp_path, lambda _: [1.0], **values)
+    run.begin_step()
+    await run.evaluate()
+    await save(run)
+    run.begin_step()
+    await save(run)
+    assert run.schedule.reason_to_stop() is not None
+
+    evaluation = {"episodes": 4, "reference": [], "every": 1, **change.get("evaluation", {})}
+    again = make_run(tmp_path, lambda _: [0.0], **{**values, **change, "evaluation": evaluation})
+    again.restore(saved_by(again))
+    assert (again.schedule.reason_to_stop() is not None) == same_task
+    assert again.evaluating.is_done(1) == again.evaluating.is_best(1) == same_task
+    checkpoints = again.output.checkpoints
+    assert (checkpoints.best() is not None) == (checkpoints.folder / "best").exists() == same_task
+    await again.evaluate()
+    await save(again)
+    best = checkpoints.best()
+    assert best is not None and best.step == (1 if same_task else 2) and again.evaluating.is_best(best.step)
+
+
 async def test_a_budget_of_tokens_is_counted_over_a_resumption(tmp_path: Path) -> None:
     run = make_run(tmp_path, lambda _: [1.0, 0.0], stop={"tokens": 10**6})
     run.begin_step()

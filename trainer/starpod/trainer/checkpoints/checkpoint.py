@@ -231,10 +231,20 @@ class Checkpoints:
         shutil.rmtree(new_path, ignore_errors=True)  # `clean` tries again: the new checkpoint is complete
 
     def _point(self, name: str, target: Path) -> None:
-        temporary = self.folder / (TEMPORARY + name)
-        _write(temporary, f"{target.name}\n".encode())
-        os.replace(temporary, self.folder / name)
-        _sync(self.folder)
+        self._replace(self.folder / name, f"{target.name}\n".encode())
+
+    def _replace(self, path: Path, data: bytes) -> None:
+        temporary = self.folder / (TEMPORARY + path.name)
+        _write(temporary, data)
+        os.replace(temporary, path)
+        _sync(path.parent)
+
+    def forget_scores(self) -> None:
+        """Remove the scores of all checkpoints, because they are of another task than those to come. Raises OSError."""
+        for path in _scores(self._newest_first()):
+            manifest = {key: value for key, value in _read_manifest(path).items() if key != "sha256"}
+            self._replace(path / MANIFEST, _sealed({**manifest, "score": None}))
+        (self.folder / "best").unlink(missing_ok=True)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 

@@ -34,17 +34,21 @@ class EarlyStop:
     def __init__(self, config: MonitorConfig, success: SuccessTrack) -> None:
         self._config = config.early_stop
         self._solved_bound = config.echo_trap.solved
-        self.reason = ""
         self._success = success
         self._start: list[float] = []
         self._low_std = 0
+        self._empty = 0
+        self._is_taught = False
+        self.forget_evaluations()
+
+    def forget_evaluations(self) -> None:
+        """Begin to count evaluations anew, without a reason to stop."""
+        self.reason = ""
         self._low_success = 0
         self._best_return: float | None = None
-        self._empty = 0
         self._level: dict[str, Any] = {}
         self._level_times = 0
         self._solved = False
-        self._is_taught = False
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
         """Process the metrics of a step."""

@@ -7,13 +7,21 @@ from time import perf_counter, time
 from typing import Any, Literal
 
 from starpod.trainer.checkpoints.checkpoint import Score, as_score
+from starpod.trainer.configuration.config import Config
 from starpod.trainer.diagnostics.early_stop import EarlyStop
 from starpod.trainer.evaluation.figures import episode_results, facts_of, held_out_figures, overall
 from starpod.trainer.evaluation.held_out import HeldOut
 from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.output.words import missing_result
 from starpod.trainer.rollout.collect import Collected
+from starpod.trainer.rollout.environment import make_task
 from starpod.trainer.run.progress import Progress, Shared
+
+
+def evaluation_task(config: Config) -> object:
+    """Return what a score depends on besides the weights. Scores can be compared if it is equal."""
+    tasks = [(make_task(task.held_out, (), task.name), task.evaluation.temperature) for task in config.tasks]
+    return tasks, config.seeds.selection
 
 
 class Evaluating:
@@ -37,6 +45,12 @@ class Evaluating:
         self._evaluated_step = -1
         self._best: Score | None = None
         self._best_step = -1
+
+    def forget(self) -> None:
+        """Forget all evaluations, because they were of another task."""
+        self.success = self.score = self._best = None
+        self._evaluated_step = self._best_step = -1
+        self.early_stop.forget_evaluations()
 
     def is_done(self, step: int) -> bool:
         """Return whether the weights of this step were evaluated."""

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from starpod.trainer.checkpoints.checkpoint import CheckpointError, Checkpoints, Loaded
 from starpod.trainer.checkpoints.state import capture_rng, restore_rng
+from starpod.trainer.configuration.config import Config
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.data.replay import ReplayBuffer
 from starpod.trainer.learner import Learner
@@ -18,7 +19,7 @@ from starpod.trainer.parallel.ranks import RankFailed
 from starpod.trainer.rollout.ahead import Admitted
 from starpod.trainer.rollout.collect import CollectionFailed
 from starpod.trainer.run.collecting import Collecting
-from starpod.trainer.run.evaluating import Evaluating
+from starpod.trainer.run.evaluating import Evaluating, evaluation_task
 from starpod.trainer.run.interrupts import Interrupted
 from starpod.trainer.run.progress import Shared
 from starpod.trainer.run.warm_start import WarmStart
@@ -197,3 +198,7 @@ class Persistence:
         contents.warm_start.load_state(loaded.tensors.get("imitation", {}), state["warm_start"])
         if contents.warm_start.over:
             self._weights_are_whole, self._saved_step = True, self._shared.progress.step
+        if evaluation_task(Config.model_validate(state["config"])) != evaluation_task(config):
+            contents.evaluating.forget()
+            if self._shared.parallel.is_main:  # last, so that a refused resumption leaves the folder unchanged
+                self.checkpoints.forget_scores()
