@@ -9,10 +9,13 @@ from threading import Timer
 import pytest
 
 from starpod.trainer.agents.base import Sampling, Task
+from starpod.trainer.data import untrusted
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.data.files import BadEpisodes, read_episodes
+from starpod.trainer.evaluation.figures import summarise
 from starpod.trainer.evaluation.folder import EvaluationFolder
 from starpod.trainer.evaluation.plan import MOST_STARTS, EvaluationPlan, PlanDiffers, PlannedEnvironment
+from starpod.trainer.evaluation.table import evaluation_report
 from starpod.trainer.output.files import FolderLocked
 
 LAKE = PlannedEnvironment(Task("lake-v1", options={"size": 3}, actions=("Left",)), "lake")
@@ -47,10 +50,32 @@ def test_a_plan_and_episodes_are_read_as_they_were_written(folder: EvaluationFol
     plan = folder.read_plan()
     assert plan == PLAN
     lake, arms = folder.read(plan, "runs/a b").values()
-    assert lake == replace(episode(11), group=1, model="runs/a b")
+    assert (lake.group, lake.member, lake.model) == (1, 0, "runs/a b")
     assert (arms.group, arms.member, arms.model) == (MOST_STARTS, 1, "runs/a b")
-    # Other readers of episodes find them, too.
-    assert list(read_episodes(folder.path)) == [lake, arms]
+    # Other readers of episodes find them, too, and find them whole.
+    whole = replace(episode(11), group=1, model="runs/a b")
+    assert list(read_episodes(folder.path)) == [whole, replace(arms, turns=whole.turns, usage={})]
+
+
+def test_the_folder_that_a_call_plays_in_may_be_of_any_size_and_its_tokens_are_not_kept(
+    folder: EvaluationFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = [replace(episode(seed), usage={"prompt_tokens": 9, "completion_tokens": 7}) for seed in range(10, 14)]
+    for each in long[:3]:
+        (turn,) = each.turns
+        turn.prompt, turn.reply, turn.logprobs, turn.versions = [5] * 99, [6] * 50, [-1.0] * 50, [3] * 50
+        turn.image, each.final_image = b"png", b"png"
+    add(folder, *long)
+    expected = summarise([replace(each, group=each.seed - 10) for each in long])
+    monkeypatch.setattr(untrusted, "MAX_TEXT", 1000)
+    with pytest.raises(BadEpisodes, match="longer than"):
+        evaluation_report(folder, PLAN)
+    with folder.writing():
+        report = evaluation_report(folder, PLAN)
+        (turn,) = next(iter(folder.read(PLAN, "runs/a b").values())).turns
+    figures = report["models"]["runs/a b"]["environments"]["lake-v1"]
+    assert {name: figures[name] for name in expected} == expected and expected["tokens_mean"] == 157 / 4
+    assert (turn.prompt, turn.reply, turn.logprobs, turn.observation, turn.image) == ([], [], [], "", b"")
 
 
 def test_a_line_cut_off_anywhere_is_played_again_and_nothing_else(folder: EvaluationFolder) -> None:
@@ -109,6 +134,17 @@ def test_a_plan_grows_but_does_not_change() -> None:
         with pytest.raises(PlanDiffers) as refusal:
             PLAN.extended(other)
         assert str(refusal.value) == words
+
+
+def test_a_call_that_was_killed_before_it_wrote_its_plan_is_continued(tmp_path: Path) -> None:
+    (tmp_path / "episodes").mkdir()
+    for name in (".lock", ".4711.evaluation.json"):
+        (tmp_path / name).touch()
+    with EvaluationFolder(tmp_path).writing():
+        pass
+    (tmp_path / "episodes" / "run.jsonl").touch()
+    with pytest.raises(BadEpisodes, match="other files"), EvaluationFolder(tmp_path).writing():
+        pass
 
 
 def test_a_folder_without_an_evaluation_and_a_damaged_plan(tmp_path: Path, folder: EvaluationFolder) -> None:

@@ -61,7 +61,7 @@ def summarise(episodes: Sequence[Episode]) -> dict[str, Any]:
         "actions_mean": _mean([sum(turn.executed for turn in episode.turns) for episode in played_episodes]),
         "format_rate": _mean([turn.well_formed for turn in turns]),
         "valid_rate": _mean([turn.valid > 0 for turn in turns]),
-        "tokens_mean": _mean([_reply_tokens(episode) for episode in played_episodes]) or None,
+        "tokens_mean": _mean([reply_tokens(episode) for episode in played_episodes]) or None,
         "seconds_mean": _mean([sum(t.generating + t.stepping for t in episode.turns) for episode in played_episodes]),
         "ends": dict(Counter(episode.end for episode in played_episodes).most_common()),
     }
@@ -109,7 +109,8 @@ def episode_results(episodes: Sequence[Episode]) -> dict[str, list[Any]]:
     }
 
 
-def _reply_tokens(episode: Episode) -> int:
+def reply_tokens(episode: Episode) -> int:
+    """Return the number of tokens in the replies, sampled here or counted by an endpoint."""
     return episode.sampled_tokens or episode.usage.get("completion_tokens", 0)
 
 

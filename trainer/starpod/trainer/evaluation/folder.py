@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,9 +11,10 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from starpod.trainer.data.episode import Episode
+from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.data.files import BadEpisodes, append_line, cut_incomplete_line, parse_episode
 from starpod.trainer.data.untrusted import MAX_LINE, open_text, read_bytes, read_lines
+from starpod.trainer.evaluation.figures import reply_tokens
 from starpod.trainer.evaluation.plan import EvaluationPlan
 from starpod.trainer.output.files import hold_lock, to_json_line, write_atomic
 from starpod.trainer.rollout.collect import Start
@@ -38,6 +40,7 @@ class EvaluationFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.plan_file = path / PLAN
+        self._is_own = False  # whether this process writes in the folder
 
     @property
     def exists(self) -> bool:
@@ -67,16 +70,18 @@ class EvaluationFolder:
             BadEpisodes: The folder holds something else.
             FolderLocked: Another process writes in it.
         """
-        if self.path.is_dir() and not self.exists and any(file.name != ".lock" for file in self.path.iterdir()):
+        if self.path.is_dir() and not self.exists and not all(map(_is_leftover, self.path.iterdir())):
             raise BadEpisodes(f"{self.path} holds no evaluation, but other files: choose another folder")
         is_new = not self.path.exists()
         (self.path / "episodes").mkdir(parents=True, exist_ok=True)
         with hold_lock(self.path):
             for file in (self.path / "episodes").glob("*.jsonl"):
                 cut_incomplete_line(file)
+            self._is_own = True
             try:
                 yield
             finally:
+                self._is_own = False
                 if is_new and not self.exists:
                     shutil.rmtree(self.path)
 
@@ -91,15 +96,18 @@ class EvaluationFolder:
         append_line(self.file(plan, model), line)
 
     def read(self, plan: EvaluationPlan, model: str) -> dict[Key, Episode]:
-        """Return the episodes of a model. The last one of each key counts. Raises BadEpisodes for a damaged line."""
+        """Return the episodes of a model as `_abridged` ones. The last one of each key counts.
+
+        Raises BadEpisodes for a damaged line. Files that this process does not write must not be larger than MAX_TEXT.
+        """
         file, number = self.file(plan, model), 0
         episodes: dict[Key, Episode] = {}
         try:
             with open_text(file) as lines:
-                for line in read_lines(lines):
+                for line in lines if self._is_own else read_lines(lines):
                     number += 1
                     if line.endswith(b"\n"):  # the last line is incomplete while it is being written
-                        episode = parse_episode(line)
+                        episode = _abridged(parse_episode(line))
                         episodes[episode.kind, episode.seed, episode.member] = episode
         except FileNotFoundError:
             return {}
@@ -123,3 +131,28 @@ class EvaluationFolder:
                 if starts:
                     missing[model, name] = starts
         return missing
+
+
+def _abridged(episode: Episode) -> Episode:
+    """Return the episode without texts, images and tokens, which no figure reads and memory may not hold for all."""
+    turns = [
+        Turn(
+            fresh=turn.fresh,
+            parts=turn.parts,
+            outcomes=turn.outcomes,
+            well_formed=turn.well_formed,
+            generating=turn.generating,
+            stepping=turn.stepping,
+        )
+        for turn in episode.turns
+    ]
+    usage = {"completion_tokens": reply_tokens(episode)}
+    return replace(
+        episode, turns=turns, usage=usage, instructions="", final_observation="", final_image=b"", tail=[], parent=None
+    )
+
+
+def _is_leftover(path: Path) -> bool:
+    """Return whether a process leaves this that is killed before its plan is written."""
+    is_empty_folder = path.name == "episodes" and path.is_dir() and not any(path.iterdir())
+    return is_empty_folder or re.fullmatch(rf"\.lock|\.\d+\.{re.escape(PLAN)}", path.name) is not None
