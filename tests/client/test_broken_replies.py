@@ -23,9 +23,9 @@ from starpod.client.transport import FORKED, RISKY_FORK
 from starpod.v1 import environment_pb2 as pb
 from starpod.v1.values import MAX_REWARD
 from tests.client.fake_server import FakeServer
+from tests.client.test_fleet import give_patience
 from tests.support import ServerProcess
 
-PATIENCE = 1.0
 Change = Callable[[Any], object]
 
 
@@ -44,7 +44,7 @@ class BrokenServer(FakeServer):
 
 
 async def opened(server: FakeServer) -> Fleet:
-    fleet = Fleet(server.address, patience=PATIENCE, timeout=0.5, grace=0.1)
+    fleet = Fleet(server.address, timeout=0.5, grace=0.1)
     await fleet.start()
     return fleet
 
@@ -210,6 +210,7 @@ def test_random_replies_end_in_an_answer_or_an_error(number: int, kind: str) -> 
             fleet = await opened(server)
             async with fleet, asyncio.timeout(120):
                 (session,) = await fleet.open("walk-v1", seed=1)
+                give_patience(fleet, 1.0)
                 server.kind = kind
                 for call in (
                     lambda: fleet.open("walk-v1", seed=2, count=2),

@@ -13,6 +13,7 @@ from starpod.client import DeadlineExceeded, Fleet, Overloaded, Unreachable
 from starpod.client.pool import upkeep
 from starpod.v1 import environment_pb2 as pb
 from tests.client.fake_server import FakeServer, overloaded
+from tests.client.test_fleet import give_patience
 from tests.waiting import eventually
 
 
@@ -207,7 +208,7 @@ async def test_where_all_are_full_they_are_asked_again_until_the_patience_ends()
     async with (
         FakeServer() as one,
         FakeServer() as two,
-        Fleet([one.address, two.address], patience=0.5) as hasty,
+        Fleet([one.address, two.address]) as hasty,
         Fleet([one.address, two.address]) as patient,
     ):
         one.before = refuse(0.01)
@@ -215,6 +216,7 @@ async def test_where_all_are_full_they_are_asked_again_until_the_patience_ends()
         first = asyncio.create_task(patient.open("walk", seed=9))
         await eventually(lambda: one.calls.get("open", 0) > 3)
         assert two.calls["open"] == 1
+        give_patience(hasty, 0.5)
         with pytest.raises((Overloaded, DeadlineExceeded)):  # the latter where the last call is cut off
             await hasty.open("walk-v1", seed=3)
         opening = asyncio.gather(first, *(patient.open("walk-v1", seed=seed) for seed in range(5)))

@@ -19,6 +19,7 @@ from starpod.env_server.operation.config import ServerConfig
 from starpod.env_server.registry import Registry, RegistryError
 from starpod.env_server.server.listening import ServerError
 from starpod.env_server.server.server import EnvironmentServer
+from tests.client.test_fleet import give_patience
 from tests.env_server.judged import Judged
 from tests.fake_openai import Model
 
@@ -110,11 +111,13 @@ async def test_a_judge_is_asked_until_it_replies(serve: Serve, model: Model, tmp
 @pytest.mark.parametrize("line", ["hello", "swallow"])
 async def test_a_judge_that_keeps_failing_gives_no_reward(serve: Serve, model: Model, line: str) -> None:
     """Whatever the environment makes of it. Copies of the turn that failed ask only for what is missing."""
-    fleet = await serve(patience=0.5)
+    fleet = await serve()
     session = await opened(fleet)
     model.failing = [200] + [500] * 100
+    give_patience(fleet, 0.5)
     with pytest.raises(Overloaded, match="HTTP Error 500"):
         await session.step(line)
+    give_patience(fleet, 60.0)
     assert await session.render() == f"0: {START}"
     model.failing = []
     (fork,) = await session.fork()
@@ -125,9 +128,8 @@ async def test_a_judge_that_keeps_failing_gives_no_reward(serve: Serve, model: M
 
 
 async def test_a_judge_that_hangs_is_asked_again(serve: Serve, model: Model) -> None:
-    fleet = await serve()
-    Judged.model = replace(Judged.model, seconds=0.2)
-    session = await opened(fleet)
+    session = await opened(await serve())
+    Judged.model = replace(Judged.model, seconds=3.0)
     model.failing = [200, 0]
     assert await say(session, "hello") == ((f"1: {START} | hello | 0.002", 0.003),)
 

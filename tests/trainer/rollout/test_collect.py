@@ -11,6 +11,7 @@ from starpod.trainer.data.sample import samples_of
 from starpod.trainer.engines.base import Reply, Request
 from starpod.trainer.prompts.prompt import Context, PromptConfig
 from starpod.trainer.rollout.collect import Start
+from tests.client.test_fleet import give_patience
 from tests.support import start_server
 from tests.trainer.lake import LAKE, SAMPLING, TEMPLATE, collect, collect_one, collector, reply
 from tests.trainer.scripted_engine import ScriptedEngine
@@ -144,11 +145,12 @@ async def test_a_lost_server_fails_episodes_not_the_run() -> None:
     with start_server("frozen_lake-v1") as doomed:
 
         def say(request: Request, context: str) -> str:
+            give_patience(fleet, 1.0)
             if "train/0/1" in request.conversation and doomed.process.poll() is None:
                 doomed.kill()
             return reply("Left")
 
-        async with Fleet(doomed.address, patience=1.0, timeout=1.0) as fleet:
+        async with Fleet(doomed.address) as fleet:
             collected = await collector(fleet, ScriptedEngine(TEMPLATE, say)).collect([Start(0, 1)], 3, min_size=2)
     assert (collected.failed, collected.dropped, collected.groups) == (3, 1, [])
     assert collected.error.startswith("Unreachable: ")
