@@ -1,6 +1,8 @@
 """The index follows the files, whatever happens to them, and says in sentences what it cannot read."""
 
+import itertools
 import json
+import os
 import shutil
 import sqlite3
 import tempfile
@@ -19,6 +21,9 @@ from starpod.ui import reading
 from starpod.ui.index import NAME, POINTS, SORTS, Filter, NotAnIndex, RunIndex
 from starpod.ui.indexer import Indexer
 from tests.trainer.diagnostics.synthetic import episode, metrics_at
+
+SECONDS = itertools.count(10**9)
+"""Times of files, in seconds."""
 
 
 def index_over(folder: Path) -> tuple[RunIndex, Indexer]:
@@ -52,6 +57,16 @@ def only(index: RunIndex) -> dict[str, Any]:
 def append(folder: Path, text: str, name: str = "metrics.jsonl") -> None:
     with open(folder / "calm" / name, "a") as file:
         file.write(text)
+
+
+def stamp(path: Path) -> None:
+    """Let a change be seen, though the clock of the file system may not have ticked since the last one."""
+    os.utime(path, ns=(next(SECONDS) * 10**9,) * 2)
+
+
+def configure(folder: Path, text: str) -> None:
+    (folder / "calm" / "config.yaml").write_text(text)
+    stamp(folder / "calm" / "config.yaml")
 
 
 def steps(index: RunIndex) -> list[int]:
@@ -105,15 +120,15 @@ def test_a_run_elsewhere_that_is_quiet_for_long_is_interrupted(
 ) -> None:
     folder, index, indexer = indexed
     (folder / "calm" / "run.json").write_text("{}")
-    (folder / "calm" / "config.yaml").write_text("stop: {iterations: 200}")
+    configure(folder, "stop: {iterations: 200}")
     append(folder, json.dumps({"step": 151, "time": time.time(), "metrics": metrics_at(151)}) + "\n")
     indexer.update()
     assert only(index)["status"] == "running" and only(index)["left"] > 0
-    (folder / "calm" / "config.yaml").write_text("stop: {iterations: 151}")
+    configure(folder, "stop: {iterations: 151}")
     indexer.update()
     assert only(index)["status"] == "running" and only(index)["left"] is None  # it is evaluated now
     # Minutes count from the first iteration, and not from the start of the services and the warm start.
-    (folder / "calm" / "config.yaml").write_text("stop: {minutes: 1000}")
+    configure(folder, "stop: {minutes: 1000}")
     indexer.update()
     assert only(index)["left"] == pytest.approx(60_000 - only(index)["seconds"])
     monkeypatch.setattr(reading, "QUIET_SECONDS", 0.0)
@@ -191,7 +206,7 @@ def test_a_growing_file_of_episodes_is_read_from_where_it_ended(indexed: tuple[P
     def grow(seed: int, *, solved: bool, mode: str = "a") -> list[dict[str, Any]]:
         with open(folder / "calm" / "episodes" / name, mode) as file:
             file.write(json.dumps(episode(seed, solved=solved, group=seed).to_json()) + "\n")
-        (folder / "calm" / "episodes").touch()  # only an evaluation's files are looked at in each pass
+        stamp(folder / "calm" / "episodes")  # only an evaluation's files are looked at in each pass
         indexer.update()
         return index.episodes(Filter(run, kind="m", sort="oldest"))
 
