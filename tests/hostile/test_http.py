@@ -217,6 +217,7 @@ async def test_headers_and_bodies_that_do_not_come(monkeypatch: pytest.MonkeyPat
         await closed(f"http://{server.address}", b"PRI")  # gRPC's port; a TimeoutError if it stays open
         assert await closed(server.http_address, b"") == b""
         assert await closed(server.http_address, b"POST /v1/sessions:open HTTP/1.1\r\nhost: localhost\r\n") == b""
+    async with own_server() as server:
         slow = await closed(server.http_address, request(OPEN, JSON, "content-length: 100", body=b"{"))
         assert slow.startswith(b"HTTP/1.1 504") and b"DEADLINE" in slow
 
