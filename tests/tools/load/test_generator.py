@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from functools import partial
 from typing import Any
 
 import pytest
@@ -157,8 +158,9 @@ async def test_overload_is_honoured_or_counted() -> None:
 
 async def test_the_wait_that_an_overloaded_server_asks_for_is_no_missed_deadline() -> None:
     with start_server("waits", LAZY, "--max-calls-in-flight", "1") as server:
-        plan = make_plan(server.address, environment="waits-v1", retry_overload=True, timeout=0.2)
-        (report,) = (await play(plan, Stage("crowded", 8, 1.0, 0.0))).reports
+        options = {"milliseconds": 200.0}
+        plan = make_plan(server.address, environment="waits-v1", options=options, retry_overload=True, timeout=1.0)
+        (report,) = (await play(plan, Stage("crowded", 8, 4.0, 0.0))).reports
     assert set(report["errors"]["classes"]) == {"overload"}
 
 
@@ -226,14 +228,24 @@ async def test_steps_that_are_ready_share_a_message(server: ServerProcess) -> No
     assert report["calls"]["step"]["count"] > 8 * driven.messages_sent
 
 
+async def kill_while_counted(server: ServerProcess, playing: generator.Generator, number: int = 0) -> None:
+    """Kill the plan's server of this number once 50 of its steps have been counted."""
+    players = playing.players
+    while not players.log.counting:
+        await asyncio.sleep(0.01)
+    steps = players.servers[number].paths.total() + 50
+    while players.servers[number].paths.total() < steps:
+        await asyncio.sleep(0.01)
+    server.kill()
+
+
 @minutes
 @pytest.mark.parametrize("wire", ["stream", "unary"])
 async def test_a_server_that_dies_ends_the_run(wire: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(players, "GIVE_UP_SECONDS", 0.3)
     with start_server("frozen_lake") as server:
-        killer = asyncio.get_running_loop().call_later(1.0, os.kill, server.pid, signal.SIGKILL)
-        (report,) = (await play(make_plan(server.address, wire=wire), Stage("killed", 8, 60.0, 0.1))).reports
-        killer.cancel()
+        plan, kill = make_plan(server.address, wire=wire), partial(kill_while_counted, server)
+        (report,) = (await play(plan, Stage("killed", 8, 60.0, 0.1), beside=kill)).reports
     assert report["ended"].startswith("no server answers")
     assert report["warnings"][0].startswith("ended early: no server answers")
     assert set(report["errors"]["classes"]) == {"transport"}
@@ -243,8 +255,8 @@ async def test_a_server_that_dies_ends_the_run(wire: str, monkeypatch: pytest.Mo
 @minutes
 async def test_one_of_two_servers_dies_and_the_other_takes_over(server: ServerProcess) -> None:
     with start_server("frozen_lake") as other:
-        asyncio.get_running_loop().call_later(0.6, os.kill, other.pid, signal.SIGKILL)
-        (report,) = (await play(make_plan(server.address, other.address), Stage("halved", 8, 1.5, 0.1))).reports
+        plan, kill = make_plan(server.address, other.address), partial(kill_while_counted, other, number=1)
+        (report,) = (await play(plan, Stage("halved", 8, 3.0, 0.1), beside=kill)).reports
     assert report["ended"] == ""
     first, second = report["replicas"]
     assert first["steps"] > 0 < second["steps"]
