@@ -7,6 +7,7 @@ import pty
 import re
 import signal
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,18 +25,22 @@ from tests.training import COMMAND, Screen, command, train
 @pytest.fixture(scope="module")
 def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was looked at while it trained."""
-    folder, screen = tmp_path_factory.mktemp("live") / "lake", Screen()
+    shown = threading.Event()
+    folder, screen = tmp_path_factory.mktemp("live") / "lake", Screen("step 1/3", lambda: shown.wait(60))
     few = ("warm_start.steps=5", "warm_start.episodes=20", "evaluation.every=0", "stop.iterations=3")
     with ThreadPoolExecutor(1) as pool:
         training = pool.submit(train, *few, "--ui", run_dir=folder, screen=screen)
-        while not (live := re.search(r"live: (\S+)\n", screen.getvalue())):
-            assert not training.done(), training.result()
-            time.sleep(0.1)
-        run = fleet = ""
-        # On the server of the run itself, as soon as that has seen that somebody looks.
-        while not ("Sessions in play" in run and "/play/frozen_lake-v1" in fleet):
-            assert not training.done(), "the run ended before it was shown"
-            run, fleet = (httpx.get(f"{live[1]}{page}", timeout=60.0).text for page in ("runs/lake", "fleet"))
+        try:
+            while not (live := re.search(r"live: (\S+)\n", screen.getvalue())):
+                assert not training.done(), training.result()
+                time.sleep(0.1)
+            run = fleet = ""
+            # On the server of the run itself, as soon as that has seen that somebody looks.
+            while not ("Sessions in play" in run and "/play/frozen_lake-v1" in fleet):
+                assert not training.done(), "the run ended before it was shown"
+                run, fleet = (httpx.get(f"{live[1]}{page}", timeout=60.0).text for page in ("runs/lake", "fleet"))
+        finally:
+            shown.set()
         assert 'class="status running"' in run and "frozen_lake-v1" in run
         training.result()
     with pytest.raises(httpx.ConnectError):
