@@ -22,7 +22,7 @@ from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.prompts.template import Template
 from starpod.trainer.rollout.collect import Collector, Start
 from tests.env_server.machines.tasks import TEXT_REWARD, missing, remove_image, write_task
-from tests.support import ROOT, start_server
+from tests.support import ROOT, held_port, start_server
 from tests.trainer.chat_templates import tokenizer
 from tests.trainer.scripted_engine import ScriptedEngine
 
@@ -83,9 +83,8 @@ async def play(task: Path, command: str, replies: list[str], port: int, count: i
 async def test_samples_and_reward_are_one_episode_and_nothing_else_is_reached(task: Path) -> None:
     from starpod.env_server.machines.docker_engine import connect
 
-    with socket.create_server(("", 0)) as other, socket.create_server(("127.0.0.1", 0)) as free:
-        port, secret = free.getsockname()[1], other.getsockname()[1]
-        free.close()
+    with socket.create_server(("", 0)) as other, held_port() as port:
+        secret = other.getsockname()[1]
         host = connect().api.inspect_network("bridge")["IPAM"]["Config"][0].get("Gateway", "172.17.0.1")
         places = [("127.0.0.1", port), ("127.0.0.1", secret), (host, port), (host, secret), ("192.0.2.1", 80)]
         replies = [dials(*places), "echo hello > hello.txt", "I am done."]

@@ -1,14 +1,13 @@
 """examples/slurm: the script trains on two nodes. Slurm's commands are played by two processes of this machine."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support import ROOT
+from tests.support import ROOT, held_port
 from tests.training import SMALL, lines
 
 COMMANDS = {
@@ -25,24 +24,17 @@ def test_the_script_trains_on_two_nodes(tmp_path: Path) -> None:
         (path := tmp_path / (".venv" if "/" in name else "bin") / name).parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"#!/bin/bash\n{text}\n")
         path.chmod(0o755)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    slurm = {
-        "SLURM_JOB_NODELIST": "node[0-1]",
-        "SLURM_JOB_NUM_NODES": "2",
-        "SLURM_JOB_ID": "7",
-        "RENDEZVOUS_PORT": port,
-    }
+    slurm = {"SLURM_JOB_NODELIST": "node[0-1]", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": "7"}
     programs = f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", ROOT / "examples" / "slurm" / "train.sbatch", *SMALL, "stop.iterations=1", "--run-dir", "run"],
-        cwd=tmp_path,
-        env={**os.environ, **slurm, "PATH": programs, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
+    with held_port() as port:
+        done = subprocess.run(
+            ["bash", ROOT / "examples" / "slurm" / "train.sbatch", *SMALL, "stop.iterations=1", "--run-dir", "run"],
+            cwd=tmp_path,
+            env={**os.environ, **slurm, "RENDEZVOUS_PORT": str(port), "PATH": programs, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=900,
+        )
     assert done.returncode == 0, done.stderr[-3000:]
     (iteration,) = lines(tmp_path / "run" / "metrics.jsonl")
     assert iteration["metrics"]["collect/episodes"] == 16  # of both nodes
