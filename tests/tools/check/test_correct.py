@@ -31,7 +31,8 @@ def reports(request: pytest.FixtureRequest) -> Reports:
     async def examine(service: type[Correct]) -> CheckReport:
         levels = service.levels if request.param == "own levels" else "CSFN"
         async with serve(service()) as address, serve(service()) as also:
-            return await check(address, [each for each in REQUIREMENTS if each.id[0] in levels], also=also)
+            chosen = [each for each in REQUIREMENTS if each.id[0] in levels]
+            return await check(address, chosen, also=also, seconds=120.0, call_seconds=60.0)
 
     async def examine_all() -> Reports:
         return dict(zip(CORRECT, await asyncio.gather(*map(examine, CORRECT)), strict=True))

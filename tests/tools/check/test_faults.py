@@ -57,6 +57,6 @@ async def _examine(faults: Sequence[type[Faulty]], *, everything: bool) -> dict[
     async def examine(fault: type[Faulty]) -> Any:
         chosen = [each for each in REQUIREMENTS if everything or each.id in {*fault.reported, *fault.perhaps}]
         async with room, serve(fault()) as address, serve(fault()) as also:
-            return json.loads(to_json(await check(address, chosen, also=also)))
+            return json.loads(to_json(await check(address, chosen, also=also, seconds=120.0)))
 
     return dict(zip([each.__name__ for each in faults], await asyncio.gather(*map(examine, faults)), strict=True))
