@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -15,6 +16,9 @@ from click.testing import CliRunner
 
 from starpod.cli.main import starpod
 from starpod.gateway.cli import gateway
+from starpod.gateway.serving import Serving
+from starpod.trainer.agents.pretrained import find_pretrained
+from starpod.trainer.configuration.config import Config
 from starpod.trainer.models.config import ModelError
 from tests.support import ServerProcess
 from tests.tools.gateway.kills import play_among_kills, save_model, traces, trained_among_kills
@@ -118,6 +122,22 @@ def test_listens_to_others_only_with_a_token() -> None:
 def test_says_what_is_wrong_with_a_model(tmp_path: Path) -> None:
     result = CliRunner().invoke(gateway, [str(tmp_path / "none"), "--out", str(tmp_path), "--port", "0"])
     assert isinstance(result.exception, ModelError) and "no such folder" in str(result.exception)
+    (run := tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    words = [str(run.parent), "--engine", "vllm_remote", "--url", "http://127.0.0.1:1", "--port", "0"]
+    result = CliRunner().invoke(gateway, [*words, "--out", str(tmp_path)])
+    assert isinstance(result.exception, ModelError) and f"starpod export {run.parent} OUT" in str(result.exception)
+
+
+async def test_says_which_settings_of_a_run_do_not_apply(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = Config.model_validate({"sampling": {"stop": ["</answer>"], "json_schema": {"type": "object"}}})
+    found = replace(find_pretrained(str(model)), config=config)
+    monkeypatch.setattr("starpod.gateway.serving.find_pretrained", lambda _: found)
+    async with Serving(model=str(model), folder=tmp_path).start(1, 1e9):
+        pass
+    warnings = capsys.readouterr().err
+    assert "sampling.stop does not apply" in warnings and "sampling.json_schema does not apply" in warnings
 
 
 torch.set_num_threads(1)

@@ -309,6 +309,23 @@ async def test_streams_of_responses_add_up_to_whole_ones(tmp_path: Path) -> None
     assert final.output_text == whole.output_text == LONG.strip() and final.usage == whole.usage
 
 
+async def test_text_after_a_later_thought_of_a_streamed_response_is_in_its_done_event(tmp_path: Path) -> None:
+    channels = ("commentary", "analysis", "final")
+    said = "<|end|><|start|>assistant".join(f"<|channel|>{name}<|message|>{name}" for name in channels)
+    given: Any = {"model": "m", "input": "go"}
+    async with gateway(scripted(lambda request, prompt: said, "gpt-oss"), tmp_path) as it:
+        events = [event async for event in await it.llm.responses.create(**given, stream=True)]
+    deltas: dict[int, str] = {}
+    for event in events:
+        if event.type.endswith("_text.delta"):
+            deltas[event.output_index] = deltas.get(event.output_index, "") + event.delta
+    done = {event.output_index: event.text for event in events if event.type.endswith("_text.done")}
+    assert done == deltas and events[-1].type == "response.completed"
+    items = [event.item for event in events if event.type == "response.output_item.done"]
+    assert items == events[-1].response.output
+    assert list(deltas.values()) == ["commentaryfinal", "analysis"]
+
+
 async def test_streams_of_messages_add_up_to_whole_ones(tmp_path: Path) -> None:
     async with gateway(says(SAYS_ALL, max_reply_tokens=1500), tmp_path) as it:
         events = data_of((await it.post("/v1/messages", {**APIS["messages"].body, "stream": True})).text)
@@ -709,6 +726,41 @@ async def test_a_journal_that_cannot_be_read_fails_its_session_alone(
     assert sorted(each.name for each in journals.glob("*.unreadable")) == ["cut.unreadable", "headless.unreadable"]
     warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
     assert len(warnings) == 2 and f"{journals / 'cut.jsonl'}, line 3" in warnings[0]
+
+
+async def test_other_damaged_files_stop_no_other_session(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sampler, episodes = says("x"), tmp_path / "episodes"
+    async with gateway(sampler, tmp_path) as it:
+        for name in ("first", "second"):
+            await it.post("/sessions", {"name": name, "group": 0})
+        await it.ask(key="first")
+        it.records.end("first", {})
+    damaged = tmp_path / "sessions" / "first.over", episodes / "group-00000000.jsonl"
+    for file in damaged:
+        file.write_bytes(b"\0" * 20)  # as after a crash of the machine
+    async with gateway(sampler, tmp_path) as it:
+        await it.ask(key="second")
+        it.records.end("second", {"success": True})
+        assert it.records.counts()["over"] == 2
+    assert [episode.success for episode in read_episodes(episodes)] == [True]
+    assert (episodes / "group-00000000.unreadable").read_bytes() == b"\0" * 20
+    warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert len(warnings) == 2 and all(str(file) in said for file, said in zip(damaged, warnings, strict=True))
+
+
+async def test_an_abandoned_session_is_counted_once_after_a_kill(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler = says("x")
+    async with gateway(sampler, tmp_path) as it:
+        it.records.idle_seconds = 600.0
+        await it.ask(key="dead")
+        with monkeypatch.context() as killed:
+            killed.setattr(Path, "unlink", lambda *_, **__: None)  # the kill comes before the journal is removed
+            it.records.end_idle(time.monotonic() + 601)
+    for _ in range(2):
+        async with gateway(sampler, tmp_path) as it:
+            assert it.records.counts() == {"live": 0, "most": 100, "over": 1, "abandoned": 1}
 
 
 async def test_what_a_full_disk_did_not_take_has_not_been(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Chat templates may change the past of conversations with tools, and no client's text becomes a control token."""
 
+import copy
 import functools
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,7 +15,7 @@ from starpod.gateway.dialects.chat import ChatCompletions
 from starpod.gateway.dialects.messages import Messages
 from starpod.gateway.dialects.responses import Responses
 from starpod.gateway.lineage import ChatLayout, Lineage
-from starpod.gateway.requests import Ask, Message
+from starpod.gateway.requests import Ask, Message, Rejected
 from starpod.gateway.session import Replied, RolloutSession
 from starpod.trainer.prompts.formats.base import ReplyCall
 from starpod.trainer.prompts.grammar import TAGS
@@ -23,6 +24,7 @@ from tests.tools.gateway.sampling import engine_of, scripted
 from tests.trainer.chat_templates import PUBLISHED, tokenizer
 
 TOOL = {"type": "function", "function": {"name": "move", "description": "Moves.", "parameters": {"type": "object"}}}
+USER = {"role": "user", "content": "go"}
 CALL = '<tool_call>\n{"name": "move", "arguments": {}}\n</tool_call>'
 
 
@@ -69,6 +71,39 @@ async def test_a_sample_continues_until_the_template_moves_its_past(name: str, t
     whole = sampler.layout.whole(ask.messages, [message.text for message in ask.messages], ask.tools)
     assert shown.count("[AVAILABLE_TOOLS]") == whole.count("[AVAILABLE_TOOLS]")
     assert shown.rpartition("on")[0].endswith(whole.rpartition("on")[0][-20:])
+
+
+AS_TYPES = (
+    "{% for tool in tools or [] %}{{ '// ' + tool.function.description + '\ntype ' + tool.function.name }}"
+    "{% for property in (tool.function.parameters or {}).get('properties', {}).values() %}"
+    "{{ ' = ' + property.enum | join(' | ') + ' // default: ' + property.default }}{% endfor %}{% endfor %}"
+)
+"""Tools as in the template of gpt-oss."""
+
+
+@pytest.mark.parametrize("dialect", ["chat", "responses", "messages"])
+def test_a_template_gets_the_descriptions_that_it_needs(dialect: str) -> None:
+    typed = copy.deepcopy(tokenizer("chatml"))
+    typed.chat_template = AS_TYPES + str(typed.chat_template)
+    layout = ChatLayout(Template(typed))
+    parameters = {"type": "object", "properties": {"to": {"type": "integer", "enum": [1, 2], "default": 1}}}
+    tool: dict[str, Any] = {"name": "move", "description": "Moves."}
+    readers: dict[str, Any] = {
+        "chat": lambda tool: ChatCompletions().read(
+            {"messages": [USER], "tools": [{"type": "function", "function": tool}]}
+        ),
+        "responses": lambda tool: Responses().read({"input": [USER], "tools": [{"type": "function", **tool}]}),
+        "messages": lambda tool: Messages().read(
+            {"messages": [USER], "tools": [{"input_schema" if key == "parameters" else key: tool[key] for key in tool}]}
+        ),
+    }
+    read = readers[dialect]
+    assert "// \ntype move<|im_start|>" in layout.template.decode(Lineage(layout).ask(read({"name": "move"})).context)
+    with pytest.raises(Rejected, match="`description` must be text"):
+        read({**tool, "description": 7})
+    with pytest.raises(Rejected, match="such as a `default` that is not text") as caught:
+        Lineage(layout).ask(read({**tool, "parameters": parameters}))
+    assert caught.value.status == 400
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------

@@ -25,6 +25,8 @@ from starpod.trainer.prompts.structure import structure_of
 from starpod.trainer.prompts.template import Template
 
 _PROBE, _DESCRIPTION, _ARGUMENT, _RESULT = "starpod-probe", "starpod-tool", "starpod-argument", "starpod-result"
+_TEMPLATE_ERRORS = (TemplateError, ValueError, TypeError, LookupError, AttributeError)
+"""What a chat template raises for a conversation or for tools that it cannot render."""
 _TOOL_PARTS = {_DESCRIPTION: "the tools", _ARGUMENT: "earlier calls of tools", _RESULT: "earlier results of tools"}
 Written = TypeVar("Written", str, list[int])
 
@@ -47,9 +49,11 @@ class ChatLayout:
         self._takes_neighbours = self._renders_probe([probe, *exchange[:1]]) and self._renders_probe(
             [*exchange, *exchange[1:], probe]
         )
-        function = {"name": _PROBE, "description": _DESCRIPTION, "parameters": {"type": "object", "properties": {}}}
-        tool = {"type": "function", "function": function}
+        function = {"name": _PROBE, "parameters": {"type": "object", "properties": {}}}
+        undescribed = {"type": "function", "function": function}
+        tool = {"type": "function", "function": {**function, "description": _DESCRIPTION}}
         self._takes_tools = self._renders_probe(exchange[:1], [tool])
+        self._needs_descriptions = self._takes_tools and not self._renders_probe(exchange[:1], [undescribed])
         self.tool_rewrite = self._find_tool_rewrite(tool)
 
     def extends(self, ask: Ask) -> bool:
@@ -78,14 +82,14 @@ class ChatLayout:
                 grown += raw.removeprefix(opening) + layout.end_text + layout.prompt_after_reply(turns)[1]
                 messages += [Message("assistant", raw), message]
             whole = self.whole(messages, [message.text for message in messages], [tool])
-        except (Rejected, TemplateError, ValueError, TypeError, KeyError):
+        except (Rejected, *_TEMPLATE_ERRORS):
             return None  # each request of this kind is refused, or begins a fresh sample
         return compare_past(grown, whole, _TOOL_PARTS)
 
     def _renders_probe(self, messages: Sequence[Mapping[str, str]], tools: Sequence[Mapping[str, Any]] = ()) -> bool:
         try:
             return _PROBE in self.template.text(messages, tools)
-        except (TemplateError, TypeError, KeyError):
+        except _TEMPLATE_ERRORS:
             return False
 
     def least_tokens(self, ask: Ask) -> int:
@@ -106,6 +110,8 @@ class ChatLayout:
         """
         texts = list(raw)
         system = [text for message, text in zip(messages, texts, strict=True) if message.role == "system"]
+        if self._needs_descriptions:
+            tools = [{**tool, "function": {"description": "", **tool["function"]}} for tool in tools]
         if tools and not self._takes_tools:
             system.append(describe_tools(tools, self.template.layout.calls))
         chat_messages = [
@@ -144,6 +150,11 @@ class ChatLayout:
             return write()
         except (TemplateError, ValueError) as error:
             raise bad_request(f"the model's chat template refuses this conversation: {error}") from error
+        except _TEMPLATE_ERRORS as error:
+            raise bad_request(
+                "the model's chat template cannot render this conversation: simplify the schemas of its tools, such as "
+                f"a `default` that is not text ({error!r})"
+            ) from error
 
 
 @dataclass(slots=True, eq=False)

@@ -24,7 +24,8 @@ from typing import Any, cast, get_args
 from starpod.gateway.requests import Rejected, bad_request
 from starpod.gateway.session import NAME, Replied, RolloutSession, Sampler
 from starpod.trainer.data.episode import EXTERNAL, End, Episode
-from starpod.trainer.data.files import append_line, read_episodes, write_episodes
+from starpod.trainer.data.files import BadEpisodes, append_line, read_episodes, write_episodes
+from starpod.trainer.output.files import write_atomic
 
 logger = logging.getLogger(__name__)
 
@@ -126,15 +127,21 @@ class Records:
     def restore(self) -> None:
         """Restore sessions from the journals. A cut last line is dropped, because its event was never acknowledged.
 
-        If another line cannot be read, the session ends as failed and its journal is kept under another name.
+        If another line cannot be read, the session ends as failed and its journal is kept under another name. Another
+        file that cannot be read is reported and has no effect on other sessions.
         """
         sessions = self.folder / "sessions"
-        for over_file in sessions.glob("*.over"):
-            values = json.loads(over_file.read_text(encoding="utf-8"))
-            abandoned = values.get("abandoned", False)
-            self._over[over_file.stem] = None if abandoned else values["reward"]
-            self.abandoned += abandoned
-            self._reserve_place(over_file.stem, values["group"], values["member"])
+        for over_file in sessions.glob("[!.]*.over"):
+            name = over_file.stem
+            self._over[name] = None
+            try:
+                values = json.loads(over_file.read_text(encoding="utf-8"))
+                abandoned = values.get("abandoned", False)
+                self._reserve_place(name, values["group"], values["member"])
+                self._over[name] = None if abandoned else values["reward"]
+                self.abandoned += abandoned
+            except Exception as error:  # a bad file must not stop the other sessions
+                logger.warning("%s: %r; its session is over, but its reward and place are unknown", over_file, error)
         for unreadable in sessions.glob("*.unreadable"):
             self._over[unreadable.stem] = None
         for journal in sorted(sessions.glob("*.jsonl")):
@@ -173,7 +180,10 @@ class Records:
             return
         if record is not None and record.episode.end:
             abandoned = values.get("abandoned", False)
-            self.abandoned += abandoned
+            if (
+                name not in self._over
+            ):  # otherwise it was counted, and the gateway was killed before it removed this file
+                self.abandoned += abandoned
             self._write(name, record, abandoned=abandoned)
             journal.unlink()
 
@@ -274,7 +284,7 @@ class Records:
                 logger.warning("session %s: %s", name, error)
                 try:
                     self._end(name, record, end="failed", success=None, error=error, abandoned=True)
-                except OSError as problem:  # a full disk must not end the watch
+                except Exception as problem:  # a full disk or a bad session must not end the watch
                     logger.error("session %s cannot be ended, and will be tried again: %s", name, problem)
                 else:
                     self.abandoned += 1
@@ -303,7 +313,12 @@ class Records:
         """Write the episode to its group's file. A copy that was written before the gateway was killed is replaced."""
         episode = record.episode
         file = self.folder / "episodes" / f"group-{episode.group:08d}.jsonl"
-        siblings = list(read_episodes(file)) if file.exists() else []
+        try:
+            siblings = list(read_episodes(file)) if file.exists() else []
+        except BadEpisodes as error:
+            siblings, backup = [], file.with_suffix(".unreadable")
+            logger.warning("%s; its group begins a new file. Kept as %s", error, backup.name)
+            file.replace(backup)
         members = [sibling for sibling in siblings if sibling.member != episode.member] + [episode]
         write_episodes(file, sorted(members, key=lambda sibling: sibling.member))
         record.session.close("it was ended")
@@ -312,9 +327,7 @@ class Records:
         # This file remembers that the name and the place were used.
         ids = {"group": episode.group, "member": episode.member}
         facts = {**ids, "reward": episode.total_reward, "abandoned": abandoned}
-        over_file = record.journal.with_suffix(".over")
-        over_file.with_suffix(".tmp").write_text(json.dumps(facts), encoding="utf-8")
-        over_file.with_suffix(".tmp").replace(over_file)
+        write_atomic(record.journal.with_suffix(".over"), json.dumps(facts))
 
 
 def _finish(episode: Episode, values: Mapping[str, Any]) -> None:

@@ -221,6 +221,13 @@ def refuse_given(body: Mapping[str, Any], **allowed: object) -> None:
             raise bad_request(f"`{name}` is not supported by this gateway; leave it out", "unsupported_parameter")
 
 
+def function_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool in the form of `Ask.tools`. Raise Rejected if one of its fields has another type."""
+    kinds = {"name": str, "description": str, "parameters": dict}
+    fields = {name: value for name, kind in kinds.items() if (value := field(values, name, kind)) is not None}
+    return {"type": "function", "function": fields}
+
+
 def choice_of(value: object, tools: Collection[Mapping[str, Any]], kinds: Mapping[str, Choice], name: str) -> Choice:
     """Return the choice that a request's `tool_choice` stands for.
 

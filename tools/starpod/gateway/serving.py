@@ -16,10 +16,12 @@ from starpod.gateway.session import Sampler
 from starpod.trainer.agents.config import SamplingConfig
 from starpod.trainer.agents.pretrained import find_pretrained
 from starpod.trainer.checkpoints.export import read_settings
+from starpod.trainer.checkpoints.trained import is_run_or_checkpoint
 from starpod.trainer.configuration.config import Config
 from starpod.trainer.engines.config import EngineConfig
 from starpod.trainer.engines.factory import build_engine
 from starpod.trainer.models.bundled import source_of
+from starpod.trainer.models.config import ModelError
 from starpod.trainer.models.policies import policy_of
 from starpod.trainer.output.files import hold_lock
 from starpod.trainer.prompts.template import Template
@@ -55,6 +57,11 @@ class Serving:
         """
         config = EngineConfig(name=self.engine, urls=tuple(self.urls))
         if self.engine == "vllm_remote":
+            if is_run_or_checkpoint(Path(self.model)):
+                raise ModelError(
+                    f"{self.model} has checkpoints, but the engine vllm_remote needs the model that its servers serve: "
+                    f"type `starpod export {self.model} OUT`, serve OUT with `starpod vllm`, and name OUT here"
+                )
             from transformers import AutoConfig, AutoTokenizer
 
             from starpod.trainer.engines.vllm_remote import RemoteVllm
@@ -72,7 +79,12 @@ class Serving:
             engine = build_engine(config, policy, max_context=sampling.max_episode_tokens)
         try:
             layout = ChatLayout(template)
-            for line in layout.warnings():
+            ignored = (
+                f"the run's sampling.{name} does not apply here: requests name their own {own}"
+                for name, own in (("stop", "stop texts"), ("json_schema", "response format"))
+                if getattr(sampling, name) not in ((), None)
+            )
+            for line in (*layout.warnings(), *ignored):
                 print(f"warning: {line}", file=sys.stderr)
             sampler = Sampler(
                 engine=engine,

@@ -17,6 +17,7 @@ from starpod.gateway.requests import (
     choice_of,
     count,
     field,
+    function_of,
     objects,
     refuse_given,
     schema_of,
@@ -137,8 +138,7 @@ def _parse_tool(value: Mapping[str, Any]) -> Mapping[str, Any]:
     function = value.get("function")
     if value.get("type") != "function" or not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise bad_request("`tools` must be functions with a name", "invalid_type")
-    fields = {name: function[name] for name in ("name", "description", "parameters") if function.get(name) is not None}
-    return {"type": "function", "function": fields}
+    return function_of(function)
 
 
 def _write_call(call: ReplyCall) -> dict[str, Any]:

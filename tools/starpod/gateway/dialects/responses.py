@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from starpod.gateway.dialects.base import event
@@ -18,6 +18,7 @@ from starpod.gateway.requests import (
     choice_of,
     count,
     field,
+    function_of,
     objects,
     refuse_given,
     schema_of,
@@ -84,7 +85,7 @@ class Responses:
         )
 
     def write(self, ask: Ask, answer: Answer) -> dict[str, Any]:
-        return _write_response(ask, answer, _write_items(answer), "incomplete" if _was_cut(answer) else "completed")
+        return _write_response(ask, answer, _write_items(answer), _status(answer))
 
     async def events(self, ask: Ask, live: LiveReply) -> AsyncIterator[bytes]:
         numbers = itertools.count()
@@ -93,28 +94,21 @@ class Responses:
             named = [(f"response.{kind}", next(numbers), values) for kind, values in events]
             return b"".join(event({"type": name, "sequence_number": n, **values}, name) for name, n, values in named)
 
-        def end_last(head: Answer) -> bytes:
-            kind, text = list(texts.items())[-1]
-            return write(*_item_events(len(texts) - 1, _write_text(head, kind, text))[2])
-
         start = await live.head()
         empty_response = _write_response(ask, start, [], "in_progress")
         yield write(("created", {"response": empty_response}), ("in_progress", {"response": empty_response}))
-        texts: dict[str, str] = {}  # of the items so far
+        kinds: list[str] = []  # of the items so far, which all end last: a thought may continue after the text
         async for kind, piece in live.pieces():
-            if kind not in texts:
-                if texts:
-                    yield end_last(start)
-                yield write(*_item_events(len(texts), _write_text(start, kind, ""))[0])
-            texts[kind] = texts.get(kind, "") + piece
-            yield write(_item_events(list(texts).index(kind), _write_text(start, kind, piece))[1])
+            if kind not in kinds:
+                yield write(*_item_events(len(kinds), _write_text(start, kind, ""))[0])
+                kinds.append(kind)
+            yield write(_item_events(kinds.index(kind), _write_text(start, kind, piece))[1])
         answer = live.result()
-        if texts:
-            yield end_last(answer)
-        for index, item in list(enumerate(_write_items(answer)))[len(texts) :]:
+        items = _write_items(answer, kinds)
+        for index, item in enumerate(items):
             begin, delta, end = _item_events(index, item)
-            yield write(*begin, delta, *end)
-        response = self.write(ask, answer)
+            yield write(*end) if index < len(kinds) else write(*begin, delta, *end)
+        response = _write_response(ask, answer, items, _status(answer))
         yield write((response["status"], {"response": response}))
 
     def failure(self, refusal: Rejected) -> dict[str, Any]:
@@ -156,12 +150,11 @@ def _append_reply(messages: list[Message], reply: Message) -> None:
 def _parse_tool(value: Mapping[str, Any]) -> Mapping[str, Any]:
     if value.get("type") != "function" or not isinstance(value.get("name"), str):
         raise bad_request("`tools` must be functions with a name: this gateway runs no tools itself", "invalid_type")
-    fields = {name: value[name] for name in ("name", "description", "parameters") if value.get(name) is not None}
-    return {"type": "function", "function": fields}
+    return function_of(value)
 
 
-def _was_cut(answer: Answer) -> bool:
-    return answer.finish == "length"
+def _status(answer: Answer) -> str:
+    return "incomplete" if answer.finish == "length" else "completed"
 
 
 def _write_response(ask: Ask, answer: Answer, output: list[dict[str, Any]], status: str) -> dict[str, Any]:
@@ -188,12 +181,10 @@ def _write_response(ask: Ask, answer: Answer, output: list[dict[str, Any]], stat
     }
 
 
-def _write_items(answer: Answer) -> list[dict[str, Any]]:
-    items: list[dict[str, Any]] = []
-    if answer.thought is not None:
-        items.append(_write_text(answer, "thought", answer.thought))
-    if answer.text or not answer.calls:
-        items.append(_write_text(answer, "text", answer.text))
+def _write_items(answer: Answer, kinds: Sequence[str] = ("thought", "text")) -> list[dict[str, Any]]:
+    """Return the items of a reply. kinds: order of thought and text."""
+    texts = {"thought": answer.thought, "text": answer.text if answer.text or not answer.calls else None}
+    items = [_write_text(answer, kind, text) for kind in kinds if (text := texts[kind]) is not None]
     for index, call in enumerate(answer.calls):
         items.append(
             {
@@ -214,8 +205,8 @@ def _write_text(answer: Answer, kind: str, text: str) -> dict[str, Any]:
         content = [{"type": "reasoning_text", "text": text}]
         return {"type": "reasoning", "id": f"rs_{answer.id}", "summary": [], "content": content}
     part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-    status = "incomplete" if _was_cut(answer) else "completed"
-    return {"type": "message", "id": f"msg_{answer.id}", "role": "assistant", "status": status, "content": [part]}
+    base = {"type": "message", "id": f"msg_{answer.id}", "role": "assistant", "status": _status(answer)}
+    return {**base, "content": [part]}
 
 
 def _item_events(index: int, item: Mapping[str, Any]) -> tuple[list[Event], Event, list[Event]]:

@@ -306,6 +306,12 @@ RULES: tuple[Contradiction[Case], ...] = (
         "sampling.json_schema is for one agent that the trainer plays and scores: drop script, collect.agent.command "
         "(programs ask for a response_format), replay.offline, and distillation from self or vllm",
     ),
+    Contradiction(
+        ("sampling.stop", "collect.agent.command"),
+        lambda c: c.run.sampling.stop and c.run.collect.agent.command,
+        "sampling.stop ends replies in episodes that the trainer plays, but a program names stop texts in its own "
+        "requests: drop sampling.stop, or collect.agent.command",
+    ),
     # Images
     Contradiction(
         ("prompt.observation", "model.tiny.image"),
