@@ -39,6 +39,19 @@ def test_words_and_files_mean_the_same(tmp_path: Path) -> None:
     assert load_config(str(file)).environment.options["observation"] == "local"
 
 
+def test_several_environments_share_how_to_reach_their_servers(tmp_path: Path) -> None:
+    words = ["environment.addresses=[dns:///all:50051]", "environment.timeout=5", "environments.sokoban.timeout=7"]
+    config = load_config("mixture", [*words, f"environment.token_file={tmp_path / 'token'}"])
+    reached = {task.name: (task.environment.addresses, task.environment.timeout) for task in config.tasks}
+    assert reached == {
+        name: (("dns:///all:50051",), timeout) for name, timeout in (("bandit", 5), ("frozen_lake", 5), ("sokoban", 7))
+    }
+    assert {task.environment.token_file for task in config.tasks} == {str(tmp_path / "token")}
+    assert parse_config(config.to_dict()) == config, "the run's folder has all that a resumed run needs"
+    with pytest.raises(ConfigError, match="environment and environments are both given"):
+        load_config("mixture", [*words, "environment.max_turns=3"])
+
+
 def test_paths_are_absolute_wherever_they_are_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run's config.yaml is read in other folders. What only looks like a path stays as it is."""
     monkeypatch.chdir(tmp_path)
@@ -199,6 +212,7 @@ def test_a_resolved_configuration_can_be_given_again(tmp_path: Path) -> None:
         (["collect.search.strategy=best_of", "environment.starts=saved.jsonl"], "environment.starts at others"),
         (["engine.sleep=true"], "engine.sleep is for engine.name=vllm"),
         (["engine=vllm", "engine.sleep=true", "collect.max_staleness=1"], "samples during updates"),
+        (["sampling.stop=[x]", "collect.agent.command=[python]"], "drop sampling.stop, or collect.agent.command"),
         (["stop.iterations"], "key=value"),
         (["stop.iterations=[1"], "not YAML"),
         (["seed.x=1"], "seed: Input should be a valid integer"),

@@ -25,7 +25,7 @@ from starpod.trainer.evaluation.config import EvaluationConfig
 from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.rewards.reward import RewardConfig
-from starpod.trainer.rollout.config import CollectConfig, EnvironmentConfig
+from starpod.trainer.rollout.config import CONNECTION, CollectConfig, EnvironmentConfig
 from starpod.trainer.scorers.config import NoScorer, ScorerConfig
 from starpod.trainer.warm_start.config import WarmStartConfig
 
@@ -55,7 +55,9 @@ class Config(Section):
     seeds: SeedsConfig = SeedsConfig()
     environment: EnvironmentConfig = EnvironmentConfig()
     environments: dict[str, MixedEnvironment] = Field(
-        default={}, description="Several environments under names of your choice, instead of `environment`."
+        default={},
+        description="Several environments under names of your choice, instead of `environment`, whose addresses, "
+        "token, certificates and timeouts then apply to those without their own.",
     )
     prompt: PromptConfig = PromptConfig()
     sampling: SamplingConfig = SamplingConfig()
@@ -83,6 +85,23 @@ class Config(Section):
         description="Stages with other settings, in order. After the last one, the configuration itself applies.",
     )
     _in_stages: tuple[Config, ...] = PrivateAttr(default=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _connect_environments(cls, values: Any) -> Any:
+        """Move the keys of `environment` that say how to reach servers to each of several environments without them."""
+        keys = ("environment", "environments")
+        environment, several = (values.get(key) if isinstance(values, dict) else None for key in keys)
+        if not (isinstance(environment, dict) and isinstance(several, dict) and several):
+            return values
+        shared = {key: value for key, value in environment.items() if key in CONNECTION}
+        connected = {
+            name: {**shared, **({"id": each} if isinstance(each, str) else each)}
+            for name, each in several.items()
+            if isinstance(each, str | dict)
+        }
+        rest = {key: value for key, value in environment.items() if key not in CONNECTION}
+        return {**values, "environment": rest, "environments": {**several, **connected}}
 
     @field_validator("device")
     @classmethod

@@ -203,8 +203,8 @@ RULES: tuple[Contradiction[Case], ...] = (
     Contradiction(
         ("environment", "environments"),
         lambda c: c.run.environments and c.run.environment != EnvironmentConfig(),
-        "environment and environments are both given: environment is for runs with a single one; move it to "
-        "environments.NAME",
+        "environment and environments are both given: environment is for runs with a single one; move all but "
+        "addresses, token, certificates and timeouts to environments.NAME",
     ),
     Contradiction(
         ("evaluation.options", "environments"),

@@ -48,6 +48,10 @@ CurriculumConfig = Annotated[LevelsConfig | TaskPoolConfig, KindBy("kind")]
 """Start states of training that follow the policy's success. Warm starts and evaluations do not use it."""
 
 
+CONNECTION = ("addresses", "token_file", "ca", "certificate", "key", "timeout", "patience")
+"""Keys of an environment that say how to reach its servers."""
+
+
 class EnvironmentConfig(Section):
     """The environment and its servers."""
 
