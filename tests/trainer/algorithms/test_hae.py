@@ -13,7 +13,7 @@ from torch import Tensor
 from starpod.trainer.algorithms.advantages import compute_advantages
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.gae import gae
-from starpod.trainer.algorithms.hae import HIGH, LOW, TERM, Hierarchical, hierarchical_gae, stages, whiten_units
+from starpod.trainer.algorithms.hae import HIGH, LOW, TERM, Hierarchical, hae, hierarchical_gae, stages, whiten_units
 from starpod.trainer.configuration.loading import parse_config
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.data.batch import Batch
@@ -153,6 +153,20 @@ def test_blocks_get_the_advantage_of_their_stage() -> None:
     places = [index for index, there in enumerate(learnt) if there]
     assert places == [0, 2, 4, 6, 10, 12]
     assert [targets[place] for place in places] == pytest.approx([1.5, 1.5, 1.5, 1.5, 1.5, 1.0], abs=1e-6)
+
+
+def test_a_switch_without_a_subgoal_begins_no_segment() -> None:
+    turns = torch.tensor([[0, 0, 1, 1, 2, 2, 3, 3]])
+    blocks = torch.tensor([[BLOCKS.index(name) for name in ("subgoal", "answer", *("switch", "answer") * 3)]])
+    rewards = doubles([0, 0, 0, 0, 0, 0, 0, 1.0])
+    found = doubles([0.7, 0.7, 0.5, 0.75, 0.5, 0.8, 0.5, 0.9])
+    everywhere = torch.ones_like(turns, dtype=torch.bool)
+    switches = (turns == 0) | (turns == 1)
+    advantages, targets, _ = hae(
+        rewards, found, everywhere, turns, blocks_BT=blocks, switches_BT=switches, whiten=False
+    )
+    assert_close(advantages[:, 1::2], 0.30, 0.25, 0.20, 0.10)
+    assert_close(targets, 1, 1, 1, 1, 1, 1, 1, 1)
 
 
 def test_a_token_is_valued_by_the_head_of_its_stage() -> None:

@@ -141,8 +141,8 @@ def hae(
     """Return advantages [B, T], targets of the values [B, T], and the mask of tokens that the critic learns from.
 
     A turn's V_term is read at its first token, V_high at its first subgoal token, and V_low at the first token after
-    that. A segment starts at the first turn of an episode, and where `switches_BT` is True. Switch tokens get A_term,
-    subgoal tokens A_high if a segment starts, and all others A_low.
+    that. A segment starts at the first turn of an episode, and at turns with a subgoal where `switches_BT` is True.
+    Switch tokens get A_term, subgoal tokens A_high if a segment starts, and all others A_low.
 
     Args:
         values_BT: Value of each token by the head of its stage.
@@ -163,7 +163,10 @@ def hae(
         """Reshape [B, 3K] (or fewer columns) to [B, K, 3]."""
         return torch.nn.functional.pad(items, (0, 3 * count - items.shape[1])).view(-1, count, 3)
 
-    starts_BK = (turns.total(switches_BT.double()) > 0) | (turns.mask_BK & (turns.mask_BK.cumsum(1) == 1))
+    mask_BK3 = by_turn(parts.mask_BK)
+    # The segment before a start bootstraps from V_high, which does not exist without a subgoal.
+    switches_BK = (turns.total(switches_BT.double()) > 0) & mask_BK3[..., HIGH]
+    starts_BK = switches_BK | (turns.mask_BK & (turns.mask_BK.cumsum(1) == 1))
     values_BK3 = by_turn(parts.total(torch.where(parts.first_BT, values_BT, 0.0)))
     advantages = hierarchical_gae(
         turns.total(rewards_BT),
@@ -176,7 +179,6 @@ def hae(
         segment_lam=segment_lam,
     )
     switch_mask_BT, subgoal_mask_BT = (blocks_BT == BLOCKS.index(name) for name in ("switch", "subgoal"))
-    mask_BK3 = by_turn(parts.mask_BK)
     high_mask_BK = mask_BK3[..., HIGH] & starts_BK
     targets_BK3 = torch.stack([advantages.term_BK, advantages.high_BK, advantages.low_BK], dim=2) + values_BK3
     flat_targets = targets_BK3.flatten(1)[:, : parts.mask_BK.shape[1]]
