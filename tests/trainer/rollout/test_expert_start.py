@@ -11,8 +11,9 @@ from starpod.trainer.rollout.expert_start import open_near_success
 from tests.trainer.lake import ACTIONS, LAKE, collect, reply
 
 
-async def opened(fleet: Fleet, lake: EnvironmentConfig, moves: int, count: int = 3) -> list[Session]:
-    return await open_near_success(make_task(lake, ACTIONS), fleet, 1, count, want=Want(state_key=True), moves=moves)
+async def opened(fleet: Fleet, lake: EnvironmentConfig, moves: int, count: int = 3, group: int = 0) -> list[Session]:
+    task, want = make_task(lake, ACTIONS), Want(state_key=True)
+    return await open_near_success(task, fleet, 1, count, want=want, moves=moves, group=group)
 
 
 @pytest.mark.parametrize("moves", [1, 3, 4, 9])
@@ -35,14 +36,15 @@ async def test_a_group_begins_a_number_of_moves_before_success(fleet: Fleet, mov
 
 async def test_members_have_their_own_random_states_and_the_same_in_each_run(fleet: Fleet) -> None:
     ice = LAKE.with_options({"success_rate": 0.5}).model_copy(update={"max_turns": 50, "max_actions": 50})
-    paths = []
-    for _ in range(2):
-        sessions = await opened(fleet, ice, 3, count=6)
+    paths, seeds = [], set[int]()
+    for group in (0, 0, 1):
+        sessions = await opened(fleet, ice, 3, count=6, group=group)
         assert sessions[0].step_index > 0
-        assert len({session.dynamics_seed for session in sessions}) == 6
+        seeds |= {session.dynamics_seed for session in sessions}
         paths.append([(await session.step(["Left", "Left"])).observation.text for session in sessions])
         await fleet.close_sessions(sessions)
     assert paths[0] == paths[1] and len(set(paths[0])) > 1
+    assert len(seeds) == 12, "a later group from this start has other transitions"
 
 
 async def test_collected_episodes_say_where_they_began(fleet: Fleet) -> None:

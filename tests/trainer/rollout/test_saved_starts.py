@@ -24,15 +24,17 @@ async def test_a_group_begins_in_a_saved_state_with_all_its_turns_left(fleet: Fl
         await session.step([action])
     seen = session.observation.text
     start = SavedStart("frozen_lake-v1", session.seed, session.dynamics_seed, actions, seen, session.version)
-    sessions = await open_saved(TASK, fleet, start, 3, Want())
+    sessions = await open_saved(TASK, fleet, start, 3, Want(), group=1)
     assert [
         (each.member, each.step_index, each.observation.text, limits_left(each, each.step_index)) for each in sessions
     ] == [(member, 2, seen, Limits(6, 2, 8)) for member in range(3)]
-    assert len({each.dynamics_seed for each in sessions}) == 3
-    await fleet.close_sessions([session, *sessions])
+    other, again = [await open_saved(TASK, fleet, start, 3, Want(), group=group) for group in (2, 1)]
+    assert len({each.dynamics_seed for each in (*sessions, *other)}) == 6, "a later group has other transitions"
+    assert [each.dynamics_seed for each in again] == [each.dynamics_seed for each in sessions], "a resumed one has not"
+    await fleet.close_sessions([session, *sessions, *other, *again])
     for changed in (replace(start, observation="another lake"), replace(start, actions=["Left"] * 3)):
         with pytest.raises(ConfigError, match="does not reach the saved start state"):
-            await open_saved(TASK, fleet, changed, 2, Want())
+            await open_saved(TASK, fleet, changed, 2, Want(), group=1)
     # The error comes before the warm start.
     (tmp_path / "starts").write_text(start.to_line() + changed.to_line())
     environment = LAKE.model_copy(update={"starts": str(tmp_path / "starts")})

@@ -192,7 +192,8 @@ async def _try_starts(config: Config, task: TaskConfig, fleet: Fleet, facts: Fac
     _, *environments = played_environments(config, task)  # evaluations begin in no saved state
     for environment in environments:
         for start in starts:
-            opening = open_saved(make_task(environment, facts.actions, task.name), fleet, start, 1, Want())
+            replayed_task = make_task(environment, facts.actions, task.name)
+            opening = open_saved(replayed_task, fleet, start, 1, Want(), group=0)
             await fleet.close_sessions(await opening)
 
 

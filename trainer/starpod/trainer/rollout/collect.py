@@ -217,9 +217,9 @@ class Collector(Generic[Players]):
     async def _open(self, task: Task, start: Start, size: int) -> list[Session]:
         want, moves = self.agents.want, task.expert_moves_left
         if start.saved is not None:
-            return await open_saved(task, self.fleet, start.saved, size, want)
+            return await open_saved(task, self.fleet, start.saved, size, want, group=start.id)
         if moves is not None:
-            return await open_near_success(task, self.fleet, start.seed, size, want=want, moves=moves)
+            return await open_near_success(task, self.fleet, start.seed, size, want=want, moves=moves, group=start.id)
         return await task.open(self.fleet, start.seed, size, want)
 
 

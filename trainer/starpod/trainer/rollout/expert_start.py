@@ -11,16 +11,19 @@ from dataclasses import replace
 from starpod.client import Fleet, Session, StarpodError, Want
 from starpod.trainer.agents.base import Task, extend_limits
 from starpod.trainer.agents.scripted import REFERENCES, ReferenceAgents
+from starpod.trainer.configuration.seeds import derive
 from starpod.trainer.rollout.play import play
 
 
 async def open_near_success(
-    task: Task, fleet: Fleet, seed: int, count: int, *, want: Want, moves: int
+    task: Task, fleet: Fleet, seed: int, count: int, *, want: Want, moves: int, group: int
 ) -> list[Session]:
     """Open sessions in the state from which the expert succeeds in a given number of moves.
 
     The sessions are in the start state if the expert needs at most that many moves, or fails. The limits are extended
     by the number of moves that the expert made. Errors of `Fleet.open` are raised.
+
+    group: Number of the group. Another group from this seed has other random transitions.
     """
     (session,) = await task.open(fleet, seed, 1, REFERENCES["expert"][1])
     try:
@@ -36,6 +39,7 @@ async def open_near_success(
     except StarpodError:
         return await task.open(fleet, seed, count, want)
     try:
-        return await base.fork(count, reseed=True)
+        seeds = [derive(seed, "luck", group, member) for member in range(count)]
+        return await base.fork(count, reseed=True, dynamics_seeds=seeds)
     finally:
         await base.close()

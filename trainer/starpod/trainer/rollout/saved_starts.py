@@ -14,6 +14,7 @@ from typing import Any
 from starpod.client import EpisodePath, Fleet, Opening, PathTurn, ReplayDiverged, Session, Want
 from starpod.trainer.agents.base import Task, extend_limits
 from starpod.trainer.configuration.section import ConfigError
+from starpod.trainer.configuration.seeds import derive
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +63,16 @@ def read_starts(path: str, environment: str) -> list[SavedStart]:
     return starts
 
 
-async def open_saved(task: Task, fleet: Fleet, start: SavedStart, count: int, want: Want) -> list[Session]:
-    """Open sessions in the saved state, each with its own dynamics seed.
+async def open_saved(
+    task: Task, fleet: Fleet, start: SavedStart, count: int, want: Want, *, group: int
+) -> list[Session]:
+    """Open the sessions of a group in the saved state, each with its own dynamics seed.
 
     The replayed actions do not count towards the limits. Errors of `Fleet.open` are raised.
 
     Args:
         task: Environment and limits. Its options are replaced by those of the saved start.
+        group: Number of the group. Another group in this state has other random transitions.
 
     Raises:
         ConfigError: The replay ends with another observation than the saved one.
@@ -99,6 +103,7 @@ async def open_saved(task: Task, fleet: Fleet, start: SavedStart, count: int, wa
     try:
         if base.done:
             raise different
-        return await base.fork(count, reseed=True)
+        seeds = [derive(start.dynamics_seed, "luck", group, member) for member in range(count)]
+        return await base.fork(count, reseed=True, dynamics_seeds=seeds)
     finally:
         await base.close()
