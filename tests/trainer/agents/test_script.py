@@ -319,6 +319,17 @@ OWN = {"name": "solver_verifier", "policies": ["solver", "verifier"]}
             )
             for advantage in ("gae", "bilevel_gae", "grpo", "gigpo", "dr_mas", "reinforce_plus_plus")
         ),
+        *(
+            (
+                {
+                    "rewards": {"zero_sum": True},
+                    "script": {"name": "self_play"},
+                    "algorithm": {"preset": "starpo-s", "advantage": "attempts", **choice},
+                },
+                "choose groups by their penalties alone",
+            )
+            for choice in ({}, {"filter": "none", "dynamic_sampling": {"enabled": True}})
+        ),
         ({"script": {"name": "attempts", "proposals": 3}}, "script.proposals belongs to solver_verifier"),
         ({"rewards": {"verdict": 1}}, "rewards.verdict belongs to solver_verifier"),
         ({"script": "solver_verifier", "rewards": {"improvement": 1}}, "rewards.improvement belongs to attempts"),

@@ -244,6 +244,16 @@ RULES: tuple[Contradiction[Case], ...] = (
         "reward, such as [{{unit: agent, score: reward, key: [agent]}}]",
     ),
     Contradiction(
+        ("rewards.zero_sum", "algorithm.filter", "algorithm.dynamic_sampling"),
+        lambda c: (
+            c.task.rewards.zero_sum
+            and (c.run.algorithm.filter.strategy != "none" or c.run.algorithm.dynamic_sampling.enabled)
+        ),
+        "rewards.zero_sum makes the rewards of an episode cancel, so algorithm.filter and algorithm.dynamic_sampling "
+        "would choose groups by their penalties alone: set algorithm.filter.strategy to none and "
+        "algorithm.dynamic_sampling.enabled to false",
+    ),
+    Contradiction(
         ("script.policies", "algorithm.advantage"),
         lambda c: c.run.script.policies and c.run.algorithm.needs_critic,
         "script.policies gives each agent a policy, but " + _ADVANTAGE + " needs a critic, which these do not have: "
