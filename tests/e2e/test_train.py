@@ -1,5 +1,6 @@
 """`starpod train` from the outside: whole runs of a tiny policy over real services."""
 
+import json
 import math
 import os
 import shutil

@@ -75,7 +75,9 @@ class Terminal(Observer):
                 f"[bold]{escape(environment.id)} {escape(environment.version)}[/]: {status_counts}{note}"
             )
         verdict = "[bold green]keeps the contract[/]" if report.passed else "[bold red]does not keep the contract[/]"
-        self.console.print(f"{escape(report.address)} ({escape(report.server_name)} {escape(report.server_version)}) {verdict}")
+        self.console.print(
+            f"{escape(report.address)} ({escape(report.server_name)} {escape(report.server_version)}) {verdict}"
+        )
 
 
 def _format_result(result: Result) -> str:

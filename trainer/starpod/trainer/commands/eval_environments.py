@@ -89,11 +89,11 @@ class EnvironmentChoice:
         environments = {}
         for name, (newest, source) in specs.items():
             task_name = name if name in run_tasks and run_tasks[name].name else ""
-            task = Task(newest.id, self.version, limits=self.limits, name=task_name)
+            wanted = Task(newest.id, self.version, limits=self.limits, name=task_name)
             hosted = await (await servers.fleet(source)).describe()
-            spec = find_environment(hosted, newest.id, _version(task, models, known.get(name)))
+            spec = find_environment(hosted, newest.id, _version(wanted, models, known.get(name)))
             values, actions = parse_options(spec, options[name]), tuple(spec.action_space.names)
-            fitted = _fitted(replace(task, options=values, actions=actions), models, known.get(name))
+            fitted = _fitted(replace(wanted, options=values, actions=actions), models, known.get(name))
             # Episodes of a newer version would later be counted in the same row.
             fitted = replace(fitted, version=f"=={spec.version}")
             environments[fitted.name or fitted.environment] = PlannedEnvironment(fitted, source)
