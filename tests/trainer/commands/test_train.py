@@ -5,12 +5,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
+import click
 import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from starpod.trainer.commands.train import commands, train
+from starpod.trainer.commands.train import _readable_error, commands, train
 from starpod.trainer.configuration.config import StopConfig
 from starpod.trainer.configuration.environment_file import remedies
 from starpod.trainer.configuration.loading import load_config
@@ -19,6 +21,7 @@ from starpod.trainer.configuration.user_file import UserFunction, load
 from starpod.trainer.diagnostics.success import has_risen
 from starpod.trainer.models.config import ModelConfig, ModelError
 from starpod.trainer.models.hf import load_tokenizer
+from starpod.trainer.parallel.ranks import RankFailed, RankRefused
 from starpod.trainer.warm_start.config import WarmStartConfig
 from starpod.ui.reading import find_runs
 
@@ -139,6 +142,15 @@ def test_a_reference_that_cannot_play_here_is_reported_before_anything_is_learnt
     assert result.exit_code == 2
     assert "remove walk from evaluation.reference: the reference policies `walk` and `careful` read" in result.output
     assert "imitat" not in result.output
+
+
+def test_an_input_error_of_a_rank_is_a_usage_error_before_the_first_step(tmp_path: Path) -> None:
+    config, error = load_config("tiny"), RankRefused("rank 0: remove walk")
+    shown = _readable_error(error, config, tmp_path, None)
+    assert isinstance(shown, click.UsageError) and shown.message == "rank 0: remove walk"
+    begun = SimpleNamespace(progress=SimpleNamespace(step=3))
+    assert _readable_error(error, config, tmp_path, cast(Any, begun)) is None
+    assert _readable_error(RankFailed(), config, tmp_path, None) is None
 
 
 def test_environments_of_servers_that_run_already_are_theirs_to_know() -> None:

@@ -16,8 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from starpod.trainer.checkpoints.checkpoint import load_checkpoint
+from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.parallel import launch, sharding
-from starpod.trainer.parallel.ranks import Parallel
+from starpod.trainer.parallel.ranks import Parallel, RankFailed, RankRefused
 from starpod.trainer.parallel.threads import MOST_IDLE
 from tests.forks import run_forks, run_ranks
 from tests.trainer.parallel import worker
@@ -48,6 +49,22 @@ def test_a_wrong_configuration_is_told_by_the_exit_status_of_all_ranks(status, e
     ranks = ["--standalone", "--nproc-per-node=2", "--no-python", "sh", "-c", f"exit {status}"]
     done = subprocess.run([sys.executable, "-m", launch.__name__, *ranks], capture_output=True, text=True)
     assert done.returncode == expected, done.stderr
+
+
+@pytest.mark.parametrize(("error", "kind"), [(ConfigError("no walk"), RankRefused), (OSError("no walk"), RankFailed)])
+def test_an_input_error_of_one_rank_is_one_of_all(monkeypatch, error, kind):
+    def fail():
+        raise error
+
+    fine = (None, "", False)
+    sent = []
+    monkeypatch.setattr(Parallel, "gather_objects", lambda self, item: (sent.append(item), [item, fine])[1])
+    with pytest.raises(RankFailed, match="rank 0: no walk") as first:
+        Parallel(0, 2).do_together(fail)
+    monkeypatch.setattr(Parallel, "gather_objects", lambda self, item: [*sent, item])
+    with pytest.raises(RankFailed, match="rank 0: no walk") as second:
+        Parallel(1, 2).do_together(lambda: "played")
+    assert first.type is second.type is kind
 
 
 def test_alone_there_is_no_process_group(monkeypatch):

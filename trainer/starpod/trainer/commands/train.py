@@ -276,18 +276,17 @@ def _set_up_libraries(config: Config) -> None:
 
 def _readable_error(error: Exception, config: Config, path: Path, run: Run | None) -> click.ClickException | None:
     """Return the error to show for what ended a run; None if a user needs its traceback."""
-    from starpod.client import BadArgument, UnknownEnvironment, UnknownVersion, Unreachable
+    from starpod.client import Unreachable
     from starpod.trainer.checkpoints.folders import list_checkpoints
-    from starpod.trainer.configuration.section import ConfigError
     from starpod.trainer.configuration.user_file import UserCodeError
     from starpod.trainer.output.files import CannotWrite
     from starpod.trainer.output.run_folder import RunFolder
+    from starpod.trainer.parallel.ranks import INPUT_ERRORS, RankRefused
 
     if isinstance(error, Unreachable):
         condition = "once it answers, " * any(task.environment.addresses for task in config.tasks)
         return click.ClickException(f"{_unreachable(config, error)}; {condition}{_next(path, config)}")
-    input_errors = (ConfigError, UserCodeError, BadArgument, UnknownEnvironment, UnknownVersion)
-    if isinstance(error, input_errors) and (run is None or not run.progress.step):
+    if isinstance(error, (*INPUT_ERRORS, RankRefused)) and (run is None or not run.progress.step):
         return click.UsageError(str(error))
     message, folder = str(error) or type(error).__name__, RunFolder(path)
     if not (isinstance(error, UserCodeError | CannotWrite) or (run is not None and folder.exists)):

@@ -18,6 +18,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from starpod.client import BadArgument, UnknownEnvironment, UnknownVersion
+from starpod.trainer.configuration.section import ConfigError
+from starpod.trainer.configuration.user_file import UserCodeError
 from starpod.trainer.parallel import threads
 
 Item = TypeVar("Item")
@@ -30,8 +33,16 @@ class NoDevice(ValueError):
     """The configured device does not exist, or cannot be used by one of several ranks. The message says why."""
 
 
+INPUT_ERRORS = (ConfigError, UserCodeError, BadArgument, UnknownEnvironment, UnknownVersion)
+"""Errors that the user's configuration or files cause."""
+
+
 class RankFailed(Exception):
     """The work of some rank failed, and all ranks raise this. The message says why."""
+
+
+class RankRefused(RankFailed):
+    """An input error (see INPUT_ERRORS) of some rank, which all ranks raise."""
 
 
 class Parallel:
@@ -216,11 +227,11 @@ class Parallel:
 
     def _outcomes(self, result: Any, error: Exception | None) -> list[Any]:
         words = "" if error is None else str(error) or type(error).__name__
-        outcomes = self.gather_objects((result, words))
-        for rank, (_, message) in enumerate(outcomes):
+        outcomes = self.gather_objects((result, words, isinstance(error, INPUT_ERRORS)))
+        for rank, (_, message, is_input) in enumerate(outcomes):
             if message:
-                raise RankFailed(f"rank {rank}: {message}") from error
-        return [item for item, _ in outcomes]
+                raise (RankRefused if is_input else RankFailed)(f"rank {rank}: {message}") from error
+        return [item for item, *_ in outcomes]
 
     def barrier(self) -> None:
         """Wait until all ranks have called this."""
