@@ -11,11 +11,12 @@ import jsonschema
 import pytest
 import yaml
 
+from starpod.trainer.configuration.loading import load_config
 from tests.deploy.manifest_checks import schemas
 from tests.deploy.manifests import KUBERNETES, RENDERED, Manifest, containers, find, flag, of_kind, parse, read, words
 
 CHART = KUBERNETES / "chart"
-TRAINER = {"enabled": True, "addresses": ["environments:50051"]}
+TRAINER: Manifest = {"enabled": True, "addresses": ["environments:50051"]}
 HELM = os.environ.get("HELM") or shutil.which("helm")
 needs_helm = pytest.mark.skipif(HELM is None, reason="needs helm on the path, or named by $HELM")
 
@@ -106,6 +107,10 @@ def test_rendered_manifests_are_those_of_the_chart(tmp_path: Path) -> None:
         ({"trainer": {"enabled": True}}, "trainer.addresses is empty"),
         ({"trainer": {**TRAINER, "processes": 2, "gpus": 1}}, "a GPU of its own"),
         ({"trainer": {**TRAINER, "vllm": {"enabled": True}}}, "needs trainer.config.model"),
+        (
+            {"trainer": {**TRAINER, "config": {"base": "bandit_llm", "model": "smollm2"}, "vllm": {"enabled": True}}},
+            "set trainer.config.sampling.max_episode_tokens",
+        ),
         ({"trainer": {**TRAINER, "nodes": 2}}, "accessMode to ReadWriteMany"),
         ({"trainer": {**TRAINER, "nodes": 2, "vllm": {"enabled": True}}}, "serves one node"),
         ({"fleets": {"a": {}}, "tls": {"mode": "secret"}}, "needs tls.serverSecret"),
@@ -180,6 +185,16 @@ def test_several_processes_share_the_vllm_beside_them(tmp_path: Path) -> None:
     for each, gpus in ((trainer, "2"), (vllm, "1")):
         assert {"name": "handover", "mountPath": "/handover"} in each["volumeMounts"]
         assert each["resources"]["limits"]["nvidia.com/gpu"] == gpus
+
+
+@needs_helm
+def test_a_run_may_have_several_environments(tmp_path: Path) -> None:
+    run = {**TRAINER, "config": {"base": "mixture"}}
+    (file := tmp_path / "values.yaml").write_text(yaml.safe_dump({"trainer": run}))
+    made = parse(helm("template", "x", CHART, "--values", file).stdout)
+    (config := tmp_path / "config.yaml").write_text(find(made, "ConfigMap")["data"]["config.yaml"])
+    tasks = load_config(str(config)).tasks
+    assert len(tasks) == 3 and {task.environment.addresses for task in tasks} == {tuple(TRAINER["addresses"])}
 
 
 @needs_helm

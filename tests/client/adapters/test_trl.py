@@ -277,6 +277,20 @@ def test_when_everything_fails_the_error_is_raised(walk: Setting, tmp_path: Path
         trainer.train()
 
 
+def test_random_transitions_differ_between_members_and_epochs(walk: Setting) -> None:
+    fleet, rollouts = walk.shared_fleet(), Rollouts(walk)
+
+    def seeds(**row: Any) -> list[tuple[int, int]]:
+        episodes = fleet.run(rollouts.open([[{"role": "user", "content": "", "seed": 7, **row}]] * 3))
+        sessions = [episode.session for episode in episodes]
+        fleet.run(fleet.fleet.close_sessions(sessions))
+        return [(session.seed, session.dynamics_seed) for session in sessions]
+
+    drawn = seeds() + seeds()
+    assert {seed for seed, _ in drawn} == {7} and len({dynamics for _, dynamics in drawn}) == 6
+    assert {dynamics for _, dynamics in seeds(dynamics_seed=4)} == {4}
+
+
 def test_a_template_that_does_not_close_replies_is_refused(walk: Setting, tmp_path: Path) -> None:
     trainer = make_rollout_trainer(walk, tmp_path, lambda row, text: "<answer>Left</answer>")
     trainer.processing_class.chat_template = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"

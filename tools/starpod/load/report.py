@@ -120,10 +120,7 @@ def stage_report(result: StageResult, plan: LoadPlan) -> dict[str, Any]:
 
 
 def describe_paths(stage: Mapping[str, Any]) -> str:
-    """Return how a stage's steps travelled, such as "steps travelled in unary calls, 4.1 for each reset".
-
-    The number of steps per reset matters because a reset never travels in columns.
-    """
+    """Return how a stage's steps travelled, such as "steps travelled in unary calls, 4.1 for each reset"."""
     paths = [f"{PATHS[path]} ({share:.0%})" if share < 1 else PATHS[path] for path, share in stage["paths"].items()]
     if not paths:
         return "no step was answered"

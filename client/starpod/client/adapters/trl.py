@@ -114,8 +114,8 @@ class Rollouts:
     """A `rollout_func` for GRPOTrainer. It plays the episodes of a batch concurrently, as conversations without tools.
 
     TRL passes only prompts, so the last message of a prompt must hold the keys that Setting.opening reads from a row:
-    `{"role": "user", "content": "", "seed": 7}`. Prompts with equal keys are opened as one group. Replies are never
-    tokenised again, so that exactly the sampled tokens are trained on.
+    `{"role": "user", "content": "", "seed": 7}`. Replies are never tokenised again, so that exactly the sampled tokens are
+    trained on.
     """
 
     def __init__(self, setting: Setting) -> None:
@@ -123,27 +123,15 @@ class Rollouts:
 
     def __call__(self, prompts: list[list[dict[str, Any]]], trainer: Any) -> dict[str, Any]:
         fleet = self.setting.shared_fleet()
-        episodes = fleet.run(self._open(prompts))
+        episodes = fleet.run(self.open(prompts))
         try:
             return self._play(prompts, trainer, episodes)
         finally:
             fleet.run(fleet.fleet.close_sessions([episode.session for episode in episodes]))
 
-    async def _open(self, prompts: list[list[dict[str, Any]]]) -> list[TextEpisode]:
-        groups: dict[str, tuple[dict[str, Any], list[int]]] = {}
-        for slot, prompt in enumerate(prompts):
-            arguments = self.setting.opening(prompt[-1])
-            groups.setdefault(repr(arguments), (arguments, []))[1].append(slot)
-        fleet = self.setting.shared_fleet().fleet
-        group_sessions = await asyncio.gather(
-            *(fleet.open(**arguments, count=len(slots)) for arguments, slots in groups.values())
-        )
-        by_slot = {
-            slot: session
-            for sessions, (_, slots) in zip(group_sessions, groups.values(), strict=True)
-            for slot, session in zip(slots, sessions, strict=True)
-        }
-        return [TextEpisode(by_slot[slot], self.setting.reader) for slot in range(len(prompts))]
+    async def open(self, prompts: list[list[dict[str, Any]]]) -> list[TextEpisode]:
+        """Open the episode of each prompt. Dynamics seeds are drawn anew, unless the prompt has one."""
+        return await asyncio.gather(*(self.setting.open(prompt[-1]) for prompt in prompts))
 
     def _play(self, prompts: list[list[dict[str, Any]]], trainer: Any, episodes: list[TextEpisode]) -> dict[str, Any]:
         fleet = self.setting.shared_fleet()

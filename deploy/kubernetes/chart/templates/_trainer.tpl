@@ -23,8 +23,12 @@ backoffLimit: {{ .backoffLimit }}
 {{- end }}
 podFailurePolicy:
   rules:
+    {{- if eq $nodes 1 }}
     # Do not retry a wrong command line or configuration (exit status 2), and do not count the loss of a node. After other
     # failures, the next pod resumes from the last checkpoint.
+    {{- else }}
+    # Do not retry a wrong command line or configuration (exit status 2). Other failures and lost nodes restart all pods.
+    {{- end }}
     - action: FailJob
       onExitCodes: {containerName: trainer, operator: In, values: [2]}
     {{- if eq $nodes 1 }}
