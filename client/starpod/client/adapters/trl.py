@@ -114,8 +114,8 @@ class Rollouts:
     """A `rollout_func` for GRPOTrainer. It plays the episodes of a batch concurrently, as conversations without tools.
 
     TRL passes only prompts, so the last message of a prompt must hold the keys that Setting.opening reads from a row:
-    `{"role": "user", "content": "", "seed": 7}`. Replies are never tokenised again, so that exactly the sampled tokens are
-    trained on.
+    `{"role": "user", "content": "", "seed": 7}`. Replies are never tokenised again, so that exactly the sampled tokens
+    are trained on.
     """
 
     def __init__(self, setting: Setting) -> None:
