@@ -127,6 +127,16 @@ async def test_offline_no_batch_holds_a_group_twice_and_a_pass_holds_each_once()
     assert sorted(group for batch in await batches(3, 2) for group in batch) == list(range(6))
 
 
+async def test_a_further_pass_is_filtered_without_the_scorers_old_rewards() -> None:
+    groups = [Group(n, [episode(n, 0, 0.0), episode(n, 1, 1.0)]) for n in range(2)]
+    collecting = make_collecting(offline=groups, collect={"groups": 2})
+    for step in (1, 2):
+        (found, *_) = (await collecting.collect(Progress(step))).groups
+        assert found.returns == [0.0, 1.0]
+        for each in found.episodes:
+            each.turns[0].pay({PROCESS: 0.5 * step})
+
+
 async def test_replayed_groups_are_older_ones() -> None:
     collecting = make_collecting(replay={"capacity": 8, "groups": 2})
     progress = Progress()

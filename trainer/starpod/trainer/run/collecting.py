@@ -109,6 +109,7 @@ class Collecting:
         """
         if self.offline:
             groups = self._offline_groups(progress.step)
+            _forget_scores(groups)
             return Collection(groups, groups, metrics=episode_metrics(groups))
         config = self._shared.settings.now.collect
         start_time, stats = perf_counter(), self.collector.agents.engine.stats()
@@ -253,6 +254,11 @@ class Collecting:
         rng = np.random.default_rng(derive(self._shared.config.seed, "replay", progress.step))
         stale_groups, dropped = self.replay.sample(progress.version, rng)
         self.replay.add(groups, progress.version)
-        for turn in (turn for group in stale_groups for episode in group.members for turn in episode.turns):
-            turn.parts.pop(PROCESS, None)  # the filter compares returns without it, and the scorer pays it again
+        _forget_scores(stale_groups)
         return groups + stale_groups, {"collect/stale_dropped": float(dropped)}
+
+
+def _forget_scores(groups: Sequence[Group]) -> None:
+    """Remove the turn scorer's old rewards: the filter compares returns without them, and the scorer pays again."""
+    for turn in (turn for group in groups for episode in group.members for turn in episode.turns):
+        turn.parts.pop(PROCESS, None)
