@@ -5,7 +5,8 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any, cast
 
 import pytest
 
@@ -90,6 +91,19 @@ async def test_episodes_in_play_continue_from_a_checkpoint(fleet: Fleet) -> None
     assert [(each.conversation, each.seed) for each in again.requests] == [
         (each.conversation, each.seed) for each in asked[2:]
     ]
+
+
+def test_a_rank_keeps_the_episodes_of_the_groups_that_it_plays() -> None:
+    """A second checkpoint would otherwise hold copies as old as the first one, which overwrite the played ones."""
+    ranks = [Ahead([(cast(Any, None), 1)], Parallel(rank, 2)) for rank in range(2)]
+    starts, episodes = [Start(0, 5), Start(1, 6)], [Episode(id_, 0, "lake").to_json() for id_ in range(2)]
+    state = [{"start": asdict(start), "episodes": [one]} for start, one in zip(starts, episodes, strict=True)]
+    for ahead in ranks:
+        ahead.load_state(state)
+        assert ahead.oldest(2) == starts
+        assert [bool(group.episodes) for group in ahead.admitted] == [
+            ahead._parallel.plays(start.id) for start in starts
+        ]
 
 
 async def test_an_environment_that_answers_otherwise_is_played_from_there(fleet: Fleet) -> None:

@@ -142,6 +142,8 @@ class Ahead:
             start = Start(**{**values["start"], "saved": SavedStart(**saved_values) if saved_values else None})
             stage = min(values.get("stage", self.stage), len(self._players) - 1)  # a run may have fewer stages now
             group = self._admitted.setdefault(start.id, Admitted(start, stage))
+            if not self._parallel.plays(start.id):
+                continue  # another rank continues these episodes, and a copy would soon be out of date
             for episode in map(Episode.from_json, values["episodes"]):
                 if episode.member < self._players[stage][1]:
                     group.episodes[episode.member] = episode
