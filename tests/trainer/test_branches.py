@@ -2,13 +2,14 @@
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal
 
 import pytest
 import torch
 from torch import Tensor
 
-from starpod.trainer.algorithms.advantages import advantages_by_kind
+from starpod.trainer.algorithms.advantages import advantages_by_kind, compute_advantages
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.credit import credit
 from starpod.trainer.algorithms.terms import CreditTerm
@@ -141,6 +142,19 @@ def test_what_was_earned_before_a_branch_is_part_of_its_return() -> None:
     assert (first, second) == (-0.25, 0.25)
     own = credit((CreditTerm(unit="turn", score="reward", baseline="none"),), rollout, rollout.rewards_BT)
     assert own.tolist() == [[0.75, 0.75, 0.0], [0.5, 0.5, 0.0]]
+
+
+def test_the_kl_penalty_of_shared_turns_is_part_of_a_branchs_return() -> None:
+    root = an_episode(0, [[1] * 5, [2] * 5], [0.0, 1.0])
+    branch = branched(root, 1, 1, [[3] * 5], [1.0])
+    again = branched(branch, 1, 2, [[4] * 5], [1.0])
+    kl = {"where": "reward", "estimator": "k1", "coefficient": 0.001}
+    trainer = make_trainer(AlgorithmConfig.model_validate({**DR_GRPO, "kl": kl}))
+    rollout = trainer.tabulate(Batch([say(built("none"), root), branch, again]))
+    rollout = replace(rollout, ref_logprobs_BT=rollout.old_logprobs_BT - 0.1)
+    assert rollout.ancestors_B(torch.ones_like(rollout.rewards_BT)).tolist() == [0.0, 5.0, 5.0]
+    # Ten tokens of 0.1 nats each, in every episode.
+    assert compute_advantages(trainer.algorithm, rollout).advantages_BT.abs().max() < 1e-6
 
 
 def test_golden_siblings() -> None:

@@ -81,6 +81,9 @@ def _advantages(term: CreditTerm, rollout: RolloutBatch, rewards_BT: Tensor) -> 
     """Return one term's advantages [B, T], without its weight."""
     if term.unit == "criterion":
         return _of_criteria(term, rollout)
+    inherited_B = rollout.inherited_B(term.parts, term.without)
+    if not term.parts:
+        inherited_B = inherited_B + rollout.ancestors_B(rewards_BT - rollout.rewards_BT)
     if term.parts:
         rewards_BT = _rewards_of(term.parts, rollout)
     elif term.without:
@@ -89,7 +92,7 @@ def _advantages(term: CreditTerm, rollout: RolloutBatch, rewards_BT: Tensor) -> 
     if term.score == "gain":
         scores_BK = units.total(rewards_BT) + _rises(rollout, units)
     else:
-        scores_BK = _scores(term, units, rewards_BT, rollout.inherited_B(term.parts, term.without))
+        scores_BK = _scores(term, units, rewards_BT, inherited_B)
     if term.block is not None:
         # A block has its turn's score, which is compared with the scores of turns that have this block. Only the
         # block's own tokens get the credit.

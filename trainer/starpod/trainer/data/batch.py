@@ -404,3 +404,20 @@ class RolloutBatch:
             for rewards in shared_parts
         ]
         return torch.tensor(sums or [0.0] * len(self.mask_BT), dtype=torch.float64, device=self.mask_BT.device)
+
+    def ancestors_B(self, items_BT: Tensor) -> Tensor:
+        """Return for each episode the sum of items over the tokens of turns that it shares with its parent.
+
+        These tokens are in the rows of its ancestors. An ancestor that is not in the batch counts as 0.
+        """
+        sums_B = items_BT.new_zeros(len(self.mask_BT))
+        rows = {(episode.group, episode.member): row for row, episode in enumerate(self.episodes)}
+        for row, episode in enumerate(self.episodes):
+            ancestor, shared = episode, episode.shared
+            while ancestor.parent is not None and (episode.group, ancestor.parent[0]) in rows:
+                shared = min(shared, ancestor.shared)
+                parent_row = rows[episode.group, ancestor.parent[0]]
+                ancestor = self.episodes[parent_row]
+                shared_T = self.mask_BT[parent_row] & (self.turns_BT[parent_row] < shared)
+                sums_B[row] += items_BT[parent_row][shared_T].sum()
+        return sums_B
