@@ -46,6 +46,22 @@ def test_it_continues_from_a_checkpoint_in_the_middle_of_a_window() -> None:
     assert (shorter.level, shorter.options) == (0, {"size": 3})
 
 
+def test_members_that_a_search_chose_do_not_count() -> None:
+    episodes = [Episode(0, member, "a", seed=FIRST, success=member >= 2) for member in range(4)]
+    levels, tasks = Levels(LevelsConfig(levels=LEVELS, success=0.5, window=1)), pool(2)
+    for curriculum in (levels, tasks):
+        curriculum.update([Group(0, episodes, naive=2)])
+    assert (levels.level, tasks.metrics()["tasks_never"]) == (0, 1)
+    levels.update([Group(0, episodes[2:], naive=2)])
+    assert levels.level == 0
+    levels.update([Group(0, episodes)])
+    assert levels.level == 1
+    for curriculum in ({"levels": [{"size": 3}]}, {"kind": "tasks", "tasks": 5}):
+        search = {"strategy": "beam", "naive": 0}
+        with pytest.raises(ConfigError, match=r"raise collect\.search\.naive"):
+            parse_config({"environment": {"curriculum": curriculum}, "collect": {"search": search}})
+
+
 @pytest.mark.parametrize("levels", [(), ({"size": 3},)])
 def test_without_a_next_level_nothing_happens(levels: tuple[dict[str, int], ...]) -> None:
     curriculum = Levels(LevelsConfig(levels=levels, window=1))

@@ -169,6 +169,7 @@ async def test_what_a_beam_costs_is_counted(server: ServerProcess) -> None:
     (group,) = await search_groups(server, "chain-v1", agents, 4, 1, **config)
     # Of four episodes of six turns three try three replies at each turn, and then play one of them.
     assert (*spent(group), agents.asked) == (3 * 6 * 3, 6 + 3 * 6 * (3 + 1), 6 + 3 * 6 * 3)
+    assert [episode.member for episode in group.unchosen] == [0]
     assert [episode.success for episode in group.episodes[1:]] != [False] * 3
 
 
@@ -210,7 +211,7 @@ async def test_best_of_keeps_the_highest_returns_beside_naive_members(server: Se
     play = unless(lambda episode: episode.member in (0, 1, 3))
     group = await search(server, "chain-v1", play, 3, strategy="best_of", width=2, naive=0.34)
     assert [(episode.member, episode.total_reward) for episode in group.episodes] == [(0, 0.0), (2, 1.0), (4, 1.0)]
-    assert spent(group) == (0, 5 * 6)
+    assert (spent(group), [episode.member for episode in group.unchosen]) == ((0, 5 * 6), [0])
 
 
 async def test_pivots_branch_the_failed_episodes_alone(server: ServerProcess) -> None:

@@ -62,6 +62,16 @@ RULES: tuple[Contradiction[Case], ...] = (
         "environment.curriculum.tasks {found} is more than the seeds of seeds.train, "
         "{c.run.seeds.train.start} to {c.run.seeds.train.stop}: lower it, or give more seeds",
     ),
+    Contradiction(
+        ("environment.curriculum", "collect.search.naive", "collect.group_size"),
+        lambda c: (
+            (c.task.environment.curriculum.kind == "tasks" or c.task.environment.curriculum.levels)
+            and not round(getattr(c.run.collect.search, "naive", 1) * c.run.collect.group_size)
+        ),
+        "environment.curriculum follows the success of the members that are played without search, but "
+        "collect.search.naive {c.run.collect.search.naive} of collect.group_size {c.run.collect.group_size} is none: "
+        "raise collect.search.naive, or drop environment.curriculum",
+    ),
     # Groups and credit
     Contradiction(
         ("algorithm.advantage", "collect.group_size"),

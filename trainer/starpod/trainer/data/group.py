@@ -41,11 +41,18 @@ class Group:
     """Episodes with a parent among `episodes`. They are only compared with their siblings."""
     spent: Spent | None = None
     """Cost of the search; None without one."""
+    naive: int | None = None
+    """Number of the first members, which a search did not choose by their results; None: it chose no member."""
 
     @property
     def members(self) -> list[Episode]:
         """All episodes by member, including failed ones and branches."""
         return sorted([*self.episodes, *self.branches, *self.failed], key=lambda episode: episode.member)
+
+    @property
+    def unchosen(self) -> list[Episode]:
+        """Episodes that no search chose by their results, so that their success is the policy's."""
+        return [episode for episode in self.episodes if self.naive is None or episode.member < self.naive]
 
     @property
     def kind(self) -> str:

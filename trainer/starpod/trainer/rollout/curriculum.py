@@ -61,7 +61,8 @@ class Levels(Curriculum):
         self.options = self._config.levels[level] if self.enabled else {}
 
     def update(self, groups: Sequence[Group]) -> bool:
-        return self.record(statistics.fmean(episode.success is True for group in groups for episode in group.episodes))
+        successes = [episode.success is True for group in groups for episode in group.unchosen]
+        return bool(successes) and self.record(statistics.fmean(successes))
 
     def record(self, success: float) -> bool:
         """Record the mean success of an iteration at this level. Return whether the level advanced."""
@@ -127,7 +128,7 @@ class TaskPool(Curriculum):
         self._solved *= factor
         self._failed *= factor
         for group in groups:
-            for episode in group.episodes:
+            for episode in group.unchosen:
                 if 0 <= (index := episode.seed - self._first) < self._config.tasks:
                     (self._solved if episode.success else self._failed)[index] += 1.0
         forgotten = self._solved + self._failed < FORGOTTEN

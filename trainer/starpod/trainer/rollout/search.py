@@ -76,6 +76,7 @@ class Search:
         group = _group(brancher, lines[:naive])
         group.episodes += best(searched_group.episodes, size - naive)
         group.failed += searched_group.failed
+        group.naive = naive
         return group
 
     async def _pivots(self, config: PivotsConfig, brancher: Brancher, size: int) -> Group:
@@ -182,6 +183,7 @@ class Beams:
         adopt([line.episode for line in ended_lines], naive, brancher.rewards)
         searched_group = _group(brancher, ended_lines)
         group.episodes, group.failed = group.episodes + searched_group.episodes, group.failed + searched_group.failed
+        group.naive = naive
         for line in ended_lines:
             brancher.watch(line.episode)
         return group
