@@ -180,10 +180,8 @@ class Records:
             return
         if record is not None and record.episode.end:
             abandoned = values.get("abandoned", False)
-            if (
-                name not in self._over
-            ):  # otherwise it was counted, and the gateway was killed before it removed this file
-                self.abandoned += abandoned
+            # Otherwise it was counted, and the gateway was killed before it removed this file.
+            self.abandoned += abandoned and name not in self._over
             self._write(name, record, abandoned=abandoned)
             journal.unlink()
 
