@@ -26,6 +26,7 @@ from tests.tools.gateway.kills import begin, kill_child, save_model
 from tests.tools.gateway.sampling import engine_of, scripted
 from tests.tools.gateway.test_sockets import APIS, Api, data_of, each_api, gateway
 from tests.trainer.chat_templates import tokenizer
+from tests.trainer.engines.conformance import held
 from tests.trainer.models.tiny_policy import tiny_policy
 from tests.trainer.prompts.formats.replies import TOOLS, reply
 from tests.waiting import eventually
@@ -228,9 +229,10 @@ async def test_a_client_that_leaves_frees_the_engines_slot(tmp_path: Path, strea
     async with gateway(sampler, tmp_path) as it:
         asking = asyncio.ensure_future(it.post(path, body))
         await eventually(lambda: engine.stats().sampled)
-        other = asyncio.ensure_future(it.post(path, {**body, "max_tokens": 3, "stream": False}, key="two"))
-        await eventually(lambda: engine.stats().waiting)
-        asking.cancel()
+        with held(engine):
+            other = asyncio.ensure_future(it.post(path, {**body, "max_tokens": 3, "stream": False}, key="two"))
+            await eventually(lambda: engine.stats().waiting)
+            asking.cancel()
         assert (await other).json()["usage"]["completion_tokens"] == 3
         assert engine.stats().sampled < 3800 and not engine.stats().running
         assert not it.turns() and not it.records.record("one").session.sampling
