@@ -145,7 +145,8 @@ def test_a_copy_keeps_files_and_nothing_else(engine: Any, made: list[Any], tmp_p
     ],
 )
 def test_a_verifier_that_fails_is_an_error(made: list[Any], tmp_path: Path, tests: str, problem: str) -> None:
-    environment = start(made, tmp_path / "bad", tests=tests, settings="[verifier]\ntimeout_sec = 2.0\n")
+    seconds = 2.0 if tests.startswith("sleep") else 60.0
+    environment = start(made, tmp_path / "bad", tests=tests, settings=f"[verifier]\ntimeout_sec = {seconds}\n")
     with pytest.raises(RuntimeError, match=problem):
         environment.step("done")
 

@@ -136,9 +136,14 @@ def test_a_command_that_is_sent_twice_runs_once(fleet: SyncFleet, server: Server
 def test_a_dead_container_is_a_lost_session(fleet: SyncFleet, engine: Any) -> None:
     (session,) = fleet.open("harbor-count-v1")
     name = session.step("true").info["container"]
-    threading.Timer(0.5, engine.remove, [name]).start()
+
+    def end() -> None:
+        engine.api.kill(name)  # Removing alone may take longer than the command.
+        engine.remove(name)
+
+    threading.Timer(0.5, end).start()
     with pytest.raises(SessionLost, match="harbor-count-v1 is not deterministic, and there is no snapshot"):
-        session.step("sleep 2; echo 1 > answer.txt")
+        session.step("sleep 2.9; echo 1 > answer.txt")
 
 
 def test_a_deterministic_task_is_replayed_in_another_container(fleet: SyncFleet, engine: Any) -> None:
