@@ -62,20 +62,18 @@ class Server:
 
 @contextlib.contextmanager
 def serving(model: Path, *words: str, port: int = 0) -> Iterator[Server]:
-    if not port:
-        with held_port() as port:
-            pass
-    command = [sys.executable, "-m", "starpod.cli.main", "vllm", str(model), "--port", str(port), *SERVE, *words]
-    environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1"}
-    process = subprocess.Popen(command, env=environment, start_new_session=True)
-    server = Server(f"http://127.0.0.1:{port}", process)
-    try:
-        wait_until_up(server)
-        yield server
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            server.kill()
-        process.wait()
+    with contextlib.nullcontext(port) if port else held_port() as port:
+        command = [sys.executable, "-m", "starpod.cli.main", "vllm", str(model), "--port", str(port), *SERVE, *words]
+        environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1"}
+        process = subprocess.Popen(command, env=environment, start_new_session=True)
+        server = Server(f"http://127.0.0.1:{port}", process)
+        try:
+            wait_until_up(server)
+            yield server
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                server.kill()
+            process.wait()
 
 
 def wait_until_up(server: Server) -> None:
