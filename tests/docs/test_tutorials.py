@@ -13,6 +13,8 @@ from tests.training import lines
 ENVIRONMENT, MODEL = ("docs/tutorial-environment.md", "docs/tutorial-model.md")
 NOT_HERE = re.compile(r"pip |vllm |starpod ui|starpod train .*(runs/courier_llm|qwen)")
 """Commands that install, go on until Ctrl-C, take half an hour, or need a GPU."""
+PATIENT = (("starpod check", ("--timeout", "120")), ("starpod train courier.py", ("stop.minutes=30",)))
+"""Arguments with which a command succeeds on a slow machine too."""
 
 
 def follow(reader: Reader, page: str) -> None:
@@ -34,11 +36,11 @@ def follow(reader: Reader, page: str) -> None:
                 elif command.startswith("cp "):
                     reader.run(*command.split())
                 elif not NOT_HERE.match(command):
-                    patient = ("--timeout", "120") if command.startswith("starpod check") else ()
-                    reader.starpod(command, *patient)
+                    reader.starpod(command, *next((more for start, more in PATIENT if command.startswith(start)), ()))
 
 
 @pytest.mark.minutes
+@pytest.mark.timeout(900)
 def test_an_environment_from_nothing_to_a_curve(reader: Reader) -> None:
     follow(reader, ENVIRONMENT)
     assert (reader.folder / "courier.py").read_text() == (ROOT / "examples" / "courier.py").read_text()
