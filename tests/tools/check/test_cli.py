@@ -118,7 +118,7 @@ def test_a_server_that_hangs_is_reported(
     addresses: dict[type[ReferenceService], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cli, "CALL_SECONDS", 0.3)
-    result = run(addresses[Slow], "--level", "fork", "--timeout", "10", "--json", "-")
+    result = run(addresses[Slow], "--level", "fork", "--timeout", "3", "--json", "-")
     report = json.loads(result.stdout)
     entry = next(entry for entry in report["environments"][0]["results"] if entry["id"] == "F-07")
     assert entry["status"] == "failed"
