@@ -12,7 +12,7 @@ from starpod.cli.new import fill
 from starpod.trainer.configuration.config import Config
 from starpod.trainer.configuration.environment_file import Job, choose_job
 from starpod.trainer.configuration.job_sizes import fixed_values
-from starpod.trainer.configuration.loading import Complete, names_environment, read_config
+from starpod.trainer.configuration.loading import Complete, names_environment, read_config, read_files
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.prompts.prompt import FullContext, LatestTurns, SplitContext
 from starpod.v1 import environment_pb2 as pb
@@ -149,6 +149,24 @@ def test_a_configuration_may_have_a_base_in_its_folder(tmp_path: Path) -> None:
     config: Config = load_config(str(tmp_path / "mine.yaml"))
     assert config.environment.options == {"marks": 5}
     assert config.environment.serve == (str(tmp_path / "vault.py"),)
+
+
+@pytest.mark.parametrize("base", ["tasks.jsonl", "tasks.jsonl?attempts=3", "tasks:tasks.jsonl", "vault.py", "b.yaml"])
+def test_a_base_is_beside_its_file_and_not_in_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, base: str
+) -> None:
+    for folder in ("mine", "elsewhere"):
+        (tmp_path / folder).mkdir()
+        for name in ("tasks.jsonl", "vault.py", "b.yaml"):
+            (tmp_path / folder / name).write_text(f"title: {folder}")
+    (tmp_path / "mine" / "mine.yaml").write_text(f"base: {base}")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    environment, files = read_files("../mine/mine.yaml")
+    if base == "b.yaml":
+        assert files[0][1] == {"title": "mine"}
+    else:
+        word = EnvironmentWord.parse(environment)
+        assert str(tmp_path / "mine") in word.serve and word.serve.endswith(base.removeprefix("tasks:"))
 
 
 SECOND = """

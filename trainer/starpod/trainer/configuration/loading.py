@@ -20,7 +20,7 @@ from starpod.trainer.configuration.rules import refuse_broken
 from starpod.trainer.configuration.section import ConfigError, packaged_configs
 from starpod.trainer.configuration.stages import MAY_CHANGE, may_change
 from starpod.trainer.configuration.yaml12 import YamlError, load_yaml
-from starpod.v1.environment_word import TASK_FILES, EnvironmentWord, WordError, installed_ids
+from starpod.v1.environment_word import TASK_FILES, TASKS, EnvironmentWord, WordError, installed_ids
 from starpod.v1.spelling import nearest
 
 Complete = Callable[[Mapping[str, Any]], Config]
@@ -174,9 +174,11 @@ def read_files(source: str, visited: tuple[str, ...] = ()) -> tuple[str, list[tu
     if base is None:
         return "", [(name, values)]
     base = str(base)
-    is_file = base.partition(":")[0].endswith(".py") or not names_environment(base)
+    family = f"{TASKS}:" if base.startswith(f"{TASKS}:") else ""
+    file, question_mark, settings = base.removeprefix(family).partition("?")
+    is_file = family or file.partition(":")[0].endswith((".py", *TASK_FILES)) or not names_environment(base)
     if base not in paths and is_file:
-        base = str(path.parent / base)
+        base = f"{family}{path.parent / file}{question_mark}{settings}"
     if base in (*visited, source):
         raise ConfigError(f"{path}: base {base!r} leads back to this file")
     environment, files = read_files(base, (*visited, source))
