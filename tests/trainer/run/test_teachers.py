@@ -16,8 +16,10 @@ import torch
 from starpod.client import Fleet, Want
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.algorithms.distillation import Judge, VllmTeacher
+from starpod.trainer.checkpoints.checkpoint import Checkpoints
 from starpod.trainer.configuration.loading import parse_config
 from starpod.trainer.configuration.section import ConfigError
+from starpod.trainer.models.config import ModelConfig
 from starpod.trainer.models.policy import Policy
 from starpod.trainer.parallel.ranks import Parallel
 from starpod.trainer.rollout.play import play
@@ -115,6 +117,26 @@ def test_a_teacher_with_other_token_ids_is_refused_before_it_is_loaded(tmp_path:
     values = {"model": str(tmp_path / "policy"), "algorithm": {"preset": "dapo", "distillation": teaching}}
     with pytest.raises(ConfigError, match=r"a different tokenizer than the policy.* has the id \d+ in the policy's"):
         make_judge(parse_config(values), Parallel())
+
+
+def test_a_checkpoint_teaches_wherever_it_is_unless_its_tokenizer_stayed_in_its_run(tmp_path: Path) -> None:
+    policy = tiny_policy()
+    policy.save(tmp_path / "policy")
+    policy.save(tmp_path / "run" / "initial")
+
+    def teach(model: str, place: str) -> Judge | None:
+        config = {"model": ModelConfig(name=model).to_dict()}
+        checkpoints = Checkpoints(tmp_path / "run" / "checkpoints")
+        saved = checkpoints.save(1, {"policy": policy.state_dict()}, {"config": config})
+        path = saved if place == "run" else saved.rename(tmp_path / f"moved-{Path(model).name}")
+        teaching = {"teacher": "model", "model": str(path)}
+        values = {"model": str(tmp_path / "policy"), "algorithm": {"preset": "dapo", "distillation": teaching}}
+        return make_judge(parse_config(values), Parallel())
+
+    assert isinstance(teach("tiny", "run"), LoadedJudge)
+    assert isinstance(teach(str(tmp_path / "policy"), "elsewhere"), LoadedJudge)
+    with pytest.raises(ConfigError, match="keep the checkpoint in its run folder"):
+        teach("tiny", "elsewhere")
 
 
 @contextlib.contextmanager

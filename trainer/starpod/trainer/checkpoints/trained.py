@@ -68,12 +68,7 @@ def load_trained(path: Path, which: Which = "best") -> Trained:
     config: Mapping[str, Any] = checkpoint.state["config"]
     model = ModelConfig.model_validate(config["model"])
     if model.name == TINY:
-        if not (run / INITIAL).is_dir():
-            raise CheckpointError(
-                f"the checkpoint {checkpoint.path} is of a model built from scratch, whose tokenizer is in "
-                f"{run / INITIAL}: keep the checkpoint in its run folder"
-            )
-        base_policy = load_policy(run / INITIAL)
+        base_policy = load_policy(initial_of(checkpoint))
     else:
         base_policy = build_policy(model, texts=None, critic="none", seed=0)
     base_policy.critic, base_policy.critic_kind = None, "none"
@@ -83,6 +78,17 @@ def load_trained(path: Path, which: Which = "best") -> Trained:
         state = {name: tensor for name, tensor in states[agent].items() if not name.startswith("critic.")}
         sharding.load_full_state_dict(policy, state, without=policy.frozen())
     return Trained(policies, config, checkpoint.step, checkpoint.score, checkpoint.path, run)
+
+
+def initial_of(checkpoint: Loaded) -> Path:
+    """Return the folder INITIAL of a checkpoint's run. Raises CheckpointError if it is not there."""
+    folder = checkpoint.path.parent.parent / INITIAL
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"the checkpoint {checkpoint.path} is of a model built from scratch, whose tokenizer is in {folder}: keep "
+            "the checkpoint in its run folder"
+        )
+    return folder
 
 
 def find_checkpoint(path: Path, which: Which = "best") -> Loaded:

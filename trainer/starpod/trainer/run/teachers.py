@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from starpod.trainer.algorithms.distillation import Judge, ModelTeacher, Score, SelfTeacher, Teaching, VllmTeacher
 from starpod.trainer.checkpoints.checkpoint import CheckpointError
-from starpod.trainer.checkpoints.trained import INITIAL, is_run_or_checkpoint, load_trained
+from starpod.trainer.checkpoints.trained import find_checkpoint, initial_of, is_run_or_checkpoint, load_trained
 from starpod.trainer.configuration.config import Config
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.data.batch import Batch, RolloutBatch
@@ -25,7 +25,6 @@ from starpod.trainer.models.config import TINY, LoraConfig, ModelConfig, ModelEr
 from starpod.trainer.models.hf import load_tokenizer
 from starpod.trainer.models.policy import Policy, build_policy
 from starpod.trainer.models.precision import round_weights
-from starpod.trainer.output.run_folder import RunFolder
 from starpod.trainer.parallel import sharding
 from starpod.trainer.parallel.ranks import Parallel
 
@@ -155,14 +154,18 @@ def model_of_teacher(settings: Teaching, student: ModelConfig) -> ModelConfig | 
     path = Path(settings.model)
     if not is_run_or_checkpoint(path):  # it computes as the policy does
         return student.model_copy(update={"name": settings.model, "revision": "main", "lora": LoraConfig()})
-    run = path if (path / "checkpoints").is_dir() else path.resolve().parent.parent
-    values = RunFolder(run).read_config()
+    try:
+        checkpoint = find_checkpoint(path)
+        values = checkpoint.state["config"]
+        model = ModelConfig.model_validate(values["model"])
+        model = ModelConfig(name=str(initial_of(checkpoint))) if model.name == TINY else model
+    except CheckpointError as error:
+        raise ConfigError(f"{KEY}: {error}") from None
     if policies := values.get("script", {}).get("policies"):
         raise ConfigError(
             f"{KEY}.model {path} has a policy for each of {', '.join(policies)}: export one, and name its folder"
         )
-    model = ModelConfig.model_validate(values["model"])
-    return ModelConfig(name=str(run / INITIAL)) if model.name == TINY else model
+    return model
 
 
 def _load(settings: ModelTeacher, student: ModelConfig, parallel: Parallel) -> Policy:
