@@ -66,6 +66,14 @@ def test_a_folder_with_a_run_is_refused_at_once(
     assert result.exit_code == 2 and "run holds a run already. Continue it with --resume" in result.output
 
 
+@pytest.mark.parametrize("words", [(), ("--resume-or-start",), ("--resume",), ("--dry-run",)])
+def test_a_folder_with_a_configuration_of_the_user_is_refused_at_once(words: tuple[str, ...], tmp_path: Path) -> None:
+    (file := tmp_path / "config.yaml").write_text("base: bandit")
+    result = run(str(file), *words, "--run-dir", str(tmp_path))
+    assert result.exit_code == 2 and f"{file} is not of a run" in result.output
+    assert file.read_text() == "base: bandit" and [*tmp_path.iterdir()] == [file]
+
+
 def test_servers_that_are_not_there_are_named_with_what_to_do(tmp_path: Path) -> None:
     words = ["bandit", "environment.addresses=127.0.0.1:1", "environment.patience=1", "threads=1"]
     result = run(*words, "--run-dir", str(tmp_path / "run"))

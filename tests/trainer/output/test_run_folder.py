@@ -11,6 +11,7 @@ import yaml
 from starpod.trainer.data.episode import Episode
 from starpod.trainer.data.files import read_groups
 from starpod.trainer.data.updates import TokenRecord, Verdict
+from starpod.trainer.output import run_folder
 from starpod.trainer.output.files import CannotWrite
 from starpod.trainer.output.run_folder import RunExists, RunFolder, differences, git_state
 from tests.trainer.diagnostics.synthetic import episode
@@ -43,6 +44,23 @@ def test_a_run_is_never_overwritten(tmp_path: Path) -> None:
     assert folder.facts.read_text() == before and folder.read_config() == CONFIG
     with pytest.raises(CannotWrite, match="cannot write"):
         RunFolder.create(tmp_path / "notes.txt" / "run").begin(CONFIG)
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_configuration_of_the_user_is_never_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: bool
+) -> None:
+    (tmp_path / "config.yaml").write_text("seed: 3 # mine")
+    with pytest.raises(RunExists, match=r"config\.yaml is not of a run.*--run-dir"):
+        RunFolder.create(tmp_path, resume=resume)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+    # A run that is killed between its two files is told from that.
+    run = RunFolder.create(tmp_path / "run")
+    monkeypatch.setattr(run_folder, "dump_yaml", lambda values: pytest.fail("killed"))
+    with pytest.raises(pytest.fail.Exception, match="killed"):
+        run.begin(CONFIG)
+    monkeypatch.undo()
+    assert RunFolder.create(run.path, resume=resume).begin(CONFIG, resume=resume).read_config() == CONFIG
 
 
 def test_resuming_keeps_the_id_and_notes_what_changed(tmp_path: Path) -> None:

@@ -68,8 +68,8 @@ def resolve_run(
         raise ConfigError("--resume continues a run: name its folder with --run-dir")
     if changes and not (resume or resume_or_start):
         raise ConfigError(f"--change {changes[0]} is for a run that is resumed: add --resume, or leave it out")
-    if run_dir is not None and not (resume or resume_or_start):  # at once, before an environment is explored
-        RunFolder(run_dir).expect_no_run()
+    if run_dir is not None:  # at once, before an environment is explored
+        RunFolder(run_dir).expect_room(resume=resume or resume_or_start)
     if run_dir is None or not (resume or resume_or_start):
         return ResolvedRun(*read_config(source or USUAL, words, explore=explore), resume=False)
     folder = RunFolder(run_dir)

@@ -36,7 +36,7 @@ PACKAGES = "starpod torch transformers tokenizers numpy grpcio protobuf peft vll
 
 
 class RunExists(ConfigError):
-    """The folder already contains a run, and resuming was not requested."""
+    """A run would overwrite what the folder contains: another run, or a user's config.yaml."""
 
 
 class RunLocked(Exception):
@@ -89,12 +89,11 @@ class RunFolder:
                 works for the first start and for every restart.
 
         Raises:
-            RunExists: The folder contains a run, and `resume` is false.
+            RunExists: See `expect_room`.
             CannotWrite: The folder cannot be created.
         """
         folder = cls(Path(path))
-        if not resume:
-            folder.expect_no_run()
+        folder.expect_room(resume=resume)
         folders = (*reversed(folder.path.parents), folder.path, folder.episodes.path, folder.checkpoints)
         folder._created_folders = [directory for directory in folders if not directory.exists()]
         try:
@@ -104,9 +103,14 @@ class RunFolder:
             raise CannotWrite(folder.path, error) from error
         return folder
 
-    def expect_no_run(self) -> None:
-        """Raise RunExists if the folder contains a run."""
-        if self.exists:
+    def expect_room(self, *, resume: bool) -> None:
+        """Raise RunExists if the folder contains a run and `resume` is false, or a config.yaml that no run wrote."""
+        if self.config.exists() and not (self.exists or self.facts.exists()):
+            raise RunExists(
+                f"{self.config} is not of a run, because there is no {self.facts.name} beside it, and a run would "
+                "overwrite it: choose another folder with --run-dir"
+            )
+        if self.exists and not resume:
             raise RunExists(
                 f"{self.path} holds a run already. Continue it with --resume, or choose another folder with "
                 "--run-dir; nothing is overwritten"
@@ -149,8 +153,8 @@ class RunFolder:
             facts = {"id": uuid.uuid4().hex[:12], "title": title, "model": model, **start}
         facts["files"] = files or {}
         facts["differs_from_defaults"] = differences(config, defaults) if defaults is not None else None
+        self._write_facts(facts)  # first: without it, config.yaml counts as the user's
         write_atomic(self.config, dump_yaml(dict(config)))
-        self._write_facts(facts)
         return self
 
     @property
