@@ -63,14 +63,14 @@ RULES: tuple[Contradiction[Case], ...] = (
         "{c.run.seeds.train.start} to {c.run.seeds.train.stop}: lower it, or give more seeds",
     ),
     Contradiction(
-        ("environment.curriculum", "collect.search.naive", "collect.group_size"),
+        ("environment.curriculum", "collect.search", "collect.group_size"),
         lambda c: (
             (c.task.environment.curriculum.kind == "tasks" or c.task.environment.curriculum.levels)
             and not round(getattr(c.run.collect.search, "naive", 1) * c.run.collect.group_size)
         ),
-        "environment.curriculum follows the success of the members that are played without search, but "
-        "collect.search.naive {c.run.collect.search.naive} of collect.group_size {c.run.collect.group_size} is none: "
-        "raise collect.search.naive, or drop environment.curriculum",
+        "environment.curriculum follows the success of the members that are played without search, but the share "
+        "collect.search.naive of collect.group_size {c.run.collect.group_size} is none: raise collect.search.naive, or "
+        "drop environment.curriculum",
     ),
     # Groups and credit
     Contradiction(
