@@ -131,10 +131,10 @@ async def test_a_further_pass_is_filtered_without_the_scorers_old_rewards() -> N
     groups = [Group(n, [episode(n, 0, 0.0), episode(n, 1, 1.0)]) for n in range(2)]
     collecting = make_collecting(offline=groups, collect={"groups": 2})
     for step in (1, 2):
-        (found, *_) = (await collecting.collect(Progress(step))).groups
-        assert found.returns == [0.0, 1.0]
-        for each in found.episodes:
-            each.turns[0].pay({PROCESS: 0.5 * step})
+        collection = await collecting.collect(Progress(step))
+        assert [group.returns for group in collection.groups] == [[0.0, 1.0]] * 2
+        for each in (one for group in groups for one in group.episodes):
+            each.turns[0].pay({PROCESS: 0.5})  # as a scorer does, before the update
 
 
 async def test_replayed_groups_are_older_ones() -> None:
