@@ -99,7 +99,6 @@ def gateway(
 
     MODEL is the folder of a run, of a checkpoint or of `starpod export`, a Hugging Face name or folder, or smollm2.
     With vllm_remote, MODEL is what the servers serve, so a run must be exported first.
-
     Prints one line with the address when ready. The API key of an agent names its session.
     """
     token = gateway_token_file.read_text(encoding="utf-8-sig").strip() if gateway_token_file else ""

@@ -192,9 +192,10 @@ class Checkpoints:
         os.rename(temporary, folder)
         _sync(self.folder)
         paths = self._surplus(folder)
-        self._point("latest", folder)
-        if (best_path := _best(self._newest_first(without=paths))) is not None:
-            self._point("best", best_path)
+        marks = {"latest": folder, "best": _best(self._newest_first(without=paths))}
+        for name, target in marks.items():
+            if target is not None:
+                _replace(self.folder, self.folder / name, f"{target.name}\n".encode())
         for path in paths:
             self._remove(path)
         return folder
@@ -230,20 +231,11 @@ class Checkpoints:
         os.rename(path, new_path)
         shutil.rmtree(new_path, ignore_errors=True)  # `clean` tries again: the new checkpoint is complete
 
-    def _point(self, name: str, target: Path) -> None:
-        self._replace(self.folder / name, f"{target.name}\n".encode())
-
-    def _replace(self, path: Path, data: bytes) -> None:
-        temporary = self.folder / (TEMPORARY + path.name)
-        _write(temporary, data)
-        os.replace(temporary, path)
-        _sync(path.parent)
-
     def forget_scores(self) -> None:
         """Remove the scores of all checkpoints, because they are of another task than those to come. Raises OSError."""
         for path in _scores(self._newest_first()):
             manifest = {key: value for key, value in _read_manifest(path).items() if key != "sha256"}
-            self._replace(path / MANIFEST, _sealed({**manifest, "score": None}))
+            _replace(self.folder, path / MANIFEST, _sealed({**manifest, "score": None}))
         (self.folder / "best").unlink(missing_ok=True)
 
     # --- reading -----------------------------------------------------------------------------------------------------
@@ -393,6 +385,14 @@ def _write(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def _replace(folder: Path, path: Path, data: bytes) -> None:
+    """Write a file below the folder of checkpoints, where `clean` finds what a killed process left of it."""
+    temporary = folder / (TEMPORARY + path.name)
+    _write(temporary, data)
+    os.replace(temporary, path)
+    _sync(path.parent)
 
 
 def _sync(path: Path) -> None:
