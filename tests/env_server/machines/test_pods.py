@@ -291,17 +291,32 @@ def test_no_client_is_imported_before_an_engine_is_chosen() -> None:
 
 @pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="the pods here have the python3 of /usr")
 def test_programs_in_a_pod_reach_the_operators_address(cluster: Cluster, tmp_path: Path) -> None:
+    """Over connections that begin together, and that send and receive at a time."""
     with socket.create_server(("127.0.0.2", 0)) as listener:
         port = listener.getsockname()[1]
         environment = start(tmp_path / "reaching", f"user=root&reach=127.0.0.2:{port}")
 
-        def answer() -> None:
-            connection, _ = listener.accept()
+        def echo(connection: socket.socket) -> None:
             with connection:
-                connection.sendall(connection.recv(5).upper() * 100_000)
+                left = 1_000_000
+                while left and (data := connection.recv(65_536)):
+                    left -= len(data)
+                    connection.sendall(data)
 
-        threading.Thread(target=answer, daemon=True).start()
-        script = f"import socket; c = socket.create_connection(('127.0.0.1', {port})); c.sendall(b'hello')"
-        environment.step(f"python3 -c \"{script}; print(len(c.makefile('rb').read()))\"")
-        assert environment.told == "500000\n[exit status 0]"
+        def accept() -> None:
+            for _ in range(8):
+                threading.Thread(target=echo, args=(listener.accept()[0],), daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        script = f"""
+import os, socket, threading
+def talk():
+    connection, data = socket.create_connection(('127.0.0.1', {port})), os.urandom(1_000_000)
+    threading.Thread(target=connection.sendall, args=(data,)).start()
+    os.write(1, b'True\\n' * (connection.makefile('rb').read() == data))
+for _ in range(8):
+    threading.Thread(target=talk).start()
+"""
+        environment.step(f'python3 -c "{script}"')
+        assert environment.told == "True\n" * 8 + "[exit status 0]"
         environment.close()

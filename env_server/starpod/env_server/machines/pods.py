@@ -9,6 +9,8 @@ import logging
 import os
 import shlex
 import socket
+import ssl
+import threading
 import time
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,6 +20,7 @@ from kubernetes.client.exceptions import ApiException, OpenApiException
 from kubernetes.config.config_exception import ConfigException
 from kubernetes.stream import ws_client
 from urllib3.exceptions import HTTPError
+from urllib3.util.wait import wait_for_read
 from websocket import ABNF, WebSocketException, WebSocketTimeoutException
 
 from starpod.env_server.authoring.environment import Unavailable
@@ -34,6 +37,8 @@ _CALL_SECONDS = 60.0
 _LIMITS = {"_request_timeout": (5.0, _CALL_SECONDS)}
 """Time limits of a connection to the API, and of a call."""
 _POLL_SECONDS = 0.5
+_READ_SECONDS = 0.05
+"""Time limit of the rest of a message of which something has arrived. More is waited for without the lock."""
 _REASON_SECONDS = 5.0
 """The kubelet reports why a container ended within about a second."""
 _CHUNK = 32_768
@@ -74,26 +79,28 @@ class PodStream:
 
     def __init__(self, websocket: Any) -> None:
         self._websocket = websocket
+        # OpenSSL cannot read and write one connection in two threads at a time, and Python before 3.13 lets it.
+        self._lock = threading.Lock()
         self.status: int | None = None
 
     def send(self, data: bytes, deadline: float) -> None:
         for start in range(0, len(data), _CHUNK):
-            self._websocket.settimeout(max(deadline - time.monotonic(), 0.001))
-            try:
-                self._websocket.send_binary(_STDIN + data[start : start + _CHUNK])
-            except WebSocketTimeoutException as error:
-                raise TimeoutError from error
-            except WebSocketException as error:
-                raise BrokenPipeError(str(error)) from error
+            with self._lock:
+                self._websocket.settimeout(max(deadline - time.monotonic(), 0.001))
+                try:
+                    self._websocket.send_binary(_STDIN + data[start : start + _CHUNK])
+                except WebSocketTimeoutException as error:
+                    raise TimeoutError from error
+                except WebSocketException as error:
+                    raise BrokenPipeError(str(error)) from error
 
     def read(self, deadline: float) -> bytes:
         while self.status is None and (seconds := deadline - time.monotonic()) > 0:
-            self._websocket.settimeout(seconds)
             try:
-                code, frame = self._websocket.recv_data_frame()
+                code, frame = self._receive(seconds)
             except WebSocketTimeoutException:
-                break
-            except (WebSocketException, ConnectionError):
+                continue  # a part of a frame came, which is kept
+            except (WebSocketException, ConnectionError, ValueError):
                 return b""
             channel, data = bytes(frame.data[:1]), bytes(frame.data[1:])
             if code == ABNF.OPCODE_CLOSE:
@@ -105,6 +112,20 @@ class PodStream:
         if self.status is None:
             raise TimeoutError
         return b""
+
+    def _receive(self, seconds: float) -> tuple[int, Any]:
+        """Return the next message. Threads that send wait only while there is something to read."""
+        connection = self._websocket.sock
+        if connection is None:
+            raise ConnectionResetError
+        with self._lock:
+            has_data = isinstance(connection, ssl.SSLSocket) and connection.pending()
+        if not (has_data or wait_for_read(connection, seconds)):
+            raise WebSocketTimeoutException
+        with self._lock:
+            self._websocket.settimeout(_READ_SECONDS)
+            message: tuple[int, Any] = self._websocket.recv_data_frame()
+            return message
 
     def close(self) -> None:
         with contextlib.suppress(OSError, AttributeError):  # a closed connection

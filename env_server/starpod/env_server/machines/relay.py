@@ -5,6 +5,7 @@ server connects them to the address. Both sides run this file, so it imports not
 
 A frame has a connection's number, a size, and that many bytes. Size 0 closes the connection. A frame of bytes is
 acknowledged when it was passed on, and the next one waits for that, so a slow reader delays only its own connection.
+New connections are announced, in the order of their numbers, by a frame that is otherwise an acknowledgement.
 """
 
 from __future__ import annotations
@@ -75,10 +76,10 @@ class Relay:
                 data = self._receive(size) if size <= _CHUNK else None
                 if _CHUNK < size < _ACKNOWLEDGEMENT or len(self._connections) > 2 * MAX_CONNECTIONS:
                     break
-                if connect and data and number > newest:  # a late frame for a closed connection opens no other
+                if connect and number > newest:  # a late frame for a closed connection opens no other
                     newest = number
                     self.open(number, connect)
-                if connection := self._connections.get(number):
+                elif connection := self._connections.get(number):
                     connection.acknowledged.release() if data is None else connection.received.put_nowait(data)
         for connection in list(self._connections.values()):
             connection.close()
@@ -88,6 +89,7 @@ class Relay:
         number = 0
         while True:
             accepted, number = listener.accept()[0], number + 1
+            self._send(number, None)
             self.open(number, lambda accepted=accepted: accepted)  # type: ignore[misc]
             while len(self._connections) >= MAX_CONNECTIONS:
                 time.sleep(0.05)
