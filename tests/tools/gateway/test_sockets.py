@@ -748,6 +748,15 @@ async def test_other_damaged_files_stop_no_other_session(tmp_path: Path, caplog:
     assert len(warnings) == 2 and all(str(file) in said for file, said in zip(damaged, warnings, strict=True))
 
 
+async def test_no_session_gets_the_group_of_an_episode_whose_session_file_is_damaged(tmp_path: Path) -> None:
+    for name in ("first", "other"):
+        async with gateway(says("x"), tmp_path) as it:
+            await it.ask(key=name)
+            it.records.end(name, {})
+        (tmp_path / "sessions" / f"{name}.over").write_bytes(b"")
+    assert len(list((tmp_path / "episodes").iterdir())) == 2
+
+
 async def test_an_abandoned_session_is_counted_once_after_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

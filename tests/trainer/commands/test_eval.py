@@ -18,7 +18,6 @@ from starpod.client import Fleet, Limits
 from starpod.client.transport import Transport
 from starpod.trainer.agents.base import AgentError, AgentRefused, Agents, Task
 from starpod.trainer.agents.chat import ChatAgents
-from starpod.trainer.agents.pretrained import _sampling
 from starpod.trainer.agents.scripted import ReferenceAgents
 from starpod.trainer.checkpoints.checkpoint import Checkpoints
 from starpod.trainer.commands.eval import evaluate
@@ -505,15 +504,14 @@ def test_a_folder_with_a_model_is_played(server: ServerProcess, run_folder: Path
     assert model_of(values)["temperature"] == 0.5
 
 
-def test_replies_longer_than_the_context_are_refused_with_a_run_and_fit_without_one(
+def test_replies_longer_than_the_context_are_said_and_fit_without_a_run_if_the_model_reads_them(
     server: ServerProcess, run_folder: Path
 ) -> None:
-    result = run(server, str(run_folder), "-e", "frozen_lake", "--max-tokens", "200")
-    assert result.exit_code == 1 and "the run has a context of 200 tokens" in result.output
-    result = run(server, str(run_folder), "-e", "frozen_lake", "--max-tokens", "199", "--episodes", "1")
-    assert result.exit_code == 0, result.output
-    sampling = _sampling(None, 5000)
-    assert (sampling.max_reply_tokens, sampling.max_episode_tokens, sampling.least_room) == (5000, 8200, 2500)
+    model = str(run_folder / "initial")
+    for name, tokens, context in ((str(run_folder), 200, "200"), (model, 4096, "4096"), (model, 600, "")):
+        result = run(server, name, "-e", "frozen_lake", "--max-tokens", str(tokens), "--episodes", "1")
+        assert result.exit_code == 0, result.output
+        assert ("end at its context of" in result.output) == bool(context) and context in result.output
 
 
 def test_names_are_shown_as_they_are(

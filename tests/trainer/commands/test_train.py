@@ -168,8 +168,9 @@ def test_environments_of_servers_that_run_already_are_theirs_to_know() -> None:
 
 @pytest.mark.parametrize("thought", ["{words[0]}", "{action} is best", "12", "yes: it is", "[up", '"quoted"', "up #1"])
 def test_text_is_text(thought: str) -> None:
-    config = load_config("tiny", [f"warm_start.thought={thought}"])
-    assert config.warm_start.thought == thought.strip('"')
+    config = load_config("tiny", [f"warm_start.thought={thought}", f"prompt.system={thought}"])
+    assert config.warm_start.thought == config.prompt.system == thought.strip('"')
+    assert load_config("tiny", ["prompt.system=null"]).prompt.system is None
 
 
 def test_what_is_no_yaml_and_no_text_is_refused() -> None:

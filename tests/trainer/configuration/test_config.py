@@ -7,6 +7,7 @@ import yaml
 
 from starpod.trainer.algorithms.config import AlgorithmConfig
 from starpod.trainer.configuration.loading import load_config, parse_config
+from starpod.trainer.configuration.resolve import resolve_run
 from starpod.trainer.configuration.section import ConfigError, packaged_configs
 from starpod.trainer.data.replay import ReplayConfig
 from starpod.trainer.engines.config import EngineConfig
@@ -48,6 +49,12 @@ def test_several_environments_share_how_to_reach_their_servers(tmp_path: Path) -
     }
     assert {task.environment.token_file for task in config.tasks} == {str(tmp_path / "token")}
     assert parse_config(config.to_dict()) == config, "the run's folder has all that a resumed run needs"
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config.to_dict()))
+    (tmp_path / "run.json").touch()
+    resumed = resolve_run(
+        None, ["environment.addresses=[dns:///new:1]"], tmp_path, resume=True, resume_or_start=False, changes=()
+    )
+    assert {task.environment.addresses for task in resumed.config.tasks} == {("dns:///new:1",)}
     with pytest.raises(ConfigError, match="environment and environments are both given"):
         load_config("mixture", [*words, "environment.max_turns=3"])
 

@@ -104,9 +104,9 @@ async def test_rewards_are_tried_on_a_whole_episode_before_anything_is_imitated(
         "def ending(turn, transition, view):\n    return 1.0 if not view.end else 1 / 0\n"
     )
     shaping = {f"{tmp_path}/mine.py:ending": 1.0}
-    config = parse_config({"environment": "bandit", "rewards": {"shaping": shaping}})
+    config = parse_config({"environment": "bandit-v1", "rewards": {"shaping": shaping}})
     async with Fleet(server.address) as fleet:
-        facts = await read_facts(fleet, config.environment)
+        facts = await read_facts(fleet, config.tasks[0].environment)
         with pytest.raises(UserCodeError, match=r"'ending' failed on turn .* of bandit-v1.* \(.*mine\.py, line 2\)"):
             await check_environment(config, config.tasks[0], fleet, facts)
 

@@ -26,7 +26,7 @@ from starpod.trainer.prompts.template import Template
 
 _PROBE, _DESCRIPTION, _ARGUMENT, _RESULT = "starpod-probe", "starpod-tool", "starpod-argument", "starpod-result"
 _TEMPLATE_ERRORS = (TemplateError, ValueError, TypeError, LookupError, AttributeError)
-"""What a chat template raises for a conversation or for tools that it cannot render."""
+"""Exceptions that a chat template raises for a conversation or for tools that it cannot render."""
 _TOOL_PARTS = {_DESCRIPTION: "the tools", _ARGUMENT: "earlier calls of tools", _RESULT: "earlier results of tools"}
 Written = TypeVar("Written", str, list[int])
 
@@ -111,7 +111,9 @@ class ChatLayout:
         texts = list(raw)
         system = [text for message, text in zip(messages, texts, strict=True) if message.role == "system"]
         if self._needs_descriptions:
-            tools = [{**tool, "function": {"description": "", **tool["function"]}} for tool in tools]
+            functions = [tool["function"] for tool in tools]
+            described = [{**each, "description": each.get("description", "")} for each in functions]
+            tools = [{"type": "function", "function": each} for each in described]
         if tools and not self._takes_tools:
             system.append(describe_tools(tools, self.template.layout.calls))
         chat_messages = [
@@ -152,8 +154,8 @@ class ChatLayout:
             raise bad_request(f"the model's chat template refuses this conversation: {error}") from error
         except _TEMPLATE_ERRORS as error:
             raise bad_request(
-                "the model's chat template cannot render this conversation: simplify the schemas of its tools, such as "
-                f"a `default` that is not text ({error!r})"
+                f"the model's chat template cannot render this conversation ({error!r}): if it has tools, simplify "
+                "their schemas, such as a `default` that is not text"
             ) from error
 
 

@@ -142,6 +142,8 @@ class Records:
                 self.abandoned += abandoned
             except Exception as error:  # a bad file must not stop the other sessions
                 logger.warning("%s: %r; its session is over, but its reward and place are unknown", over_file, error)
+        for file in (self.folder / "episodes").glob("group-*.jsonl"):  # so that no new session gets its group
+            self._groups = max(self._groups, int(file.stem.removeprefix("group-")) + 1)
         for unreadable in sessions.glob("*.unreadable"):
             self._over[unreadable.stem] = None
         for journal in sorted(sessions.glob("*.jsonl")):
@@ -180,7 +182,7 @@ class Records:
             return
         if record is not None and record.episode.end:
             abandoned = values.get("abandoned", False)
-            # Otherwise it was counted, and the gateway was killed before it removed this file.
+            # A session with a file `.over` was counted: the gateway was killed before it removed the journal.
             self.abandoned += abandoned and name not in self._over
             self._write(name, record, abandoned=abandoned)
             journal.unlink()
@@ -314,6 +316,8 @@ class Records:
         try:
             siblings = list(read_episodes(file)) if file.exists() else []
         except BadEpisodes as error:
+            if isinstance(error.__cause__, OSError):
+                raise error.__cause__ from None  # the disk's failure does not make the file bad
             siblings, backup = [], file.with_suffix(".unreadable")
             logger.warning("%s; its group begins a new file. Kept as %s", error, backup.name)
             file.replace(backup)

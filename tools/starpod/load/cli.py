@@ -31,7 +31,7 @@ from starpod.v1.spelling import nearest
 WRITTEN = click.Path(dir_okay=False, path_type=Path)
 INTERRUPTED = 130
 HIGHEST_RATE = 1_000_000
-"""Steps per second; also the maximum of --ramp's numbers of sessions."""
+"""Maximum of --rate, in steps per second, and of each number of --ramp."""
 
 
 def _parse_mix(text: str) -> dict[str, float]:

@@ -131,6 +131,8 @@ class Rollouts:
 
     async def open(self, prompts: list[list[dict[str, Any]]]) -> list[TextEpisode]:
         """Open the episode of each prompt. Dynamics seeds are drawn anew, unless the prompt has one."""
+        for prompt in prompts:
+            self.setting.opening(prompt[-1])  # a bad row is refused before any session is open
         return await asyncio.gather(*(self.setting.open(prompt[-1]) for prompt in prompts))
 
     def _play(self, prompts: list[list[dict[str, Any]]], trainer: Any, episodes: list[TextEpisode]) -> dict[str, Any]:

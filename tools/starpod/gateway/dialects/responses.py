@@ -97,7 +97,8 @@ class Responses:
         start = await live.head()
         empty_response = _write_response(ask, start, [], "in_progress")
         yield write(("created", {"response": empty_response}), ("in_progress", {"response": empty_response}))
-        kinds: list[str] = []  # of the items so far, which all end last: a thought may continue after the text
+        kinds: list[str] = []
+        """Kinds of the items that have begun. All end after the last piece: a thought may continue after the text."""
         async for kind, piece in live.pieces():
             if kind not in kinds:
                 yield write(*_item_events(len(kinds), _write_text(start, kind, ""))[0])

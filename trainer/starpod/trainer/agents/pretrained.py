@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import click
 import torch
 from transformers.utils import logging
 
@@ -32,6 +33,7 @@ from starpod.trainer.models.config import ModelConfig, ModelError, model_title
 from starpod.trainer.models.policies import Policies
 from starpod.trainer.models.policy import build_policy, load_policy
 from starpod.trainer.models.precision import round_weights
+from starpod.trainer.models.trunk import unwrapped
 from starpod.trainer.prompts.prompt import PromptConfig
 from starpod.trainer.prompts.structure import check_schema
 from starpod.trainer.prompts.template import Template
@@ -68,7 +70,7 @@ class PretrainedAgents(Agents):
             if sampling.thinking is not None:
                 prompt = prompt.model_copy(update={"thinking": sampling.thinking})
             self.want = Want(image=prompt.shows_images or any(task.prompt.shows_images for task in self._tasks))
-            values = _sampling(self.config, sampling.max_tokens)
+            values = self._sampling(sampling.max_tokens)
             if values.json_schema is not None:
                 check_schema(values.json_schema)
             self.temperature = evaluation_temperature(self.config, sampling)
@@ -106,6 +108,26 @@ class PretrainedAgents(Agents):
             prompt=prompt,
             temperature=temperature if sampling.temperature is None else sampling.temperature,
         )
+
+    def _sampling(self, max_tokens: int | None) -> SamplingConfig:
+        """Return the run's or default sampling with replies of up to `max_tokens`.
+
+        Without a run, the context grows by the additional tokens, up to what the model reads. Raises ConfigError.
+        """
+        sampling = self.config.sampling if self.config else SamplingConfig()
+        if max_tokens is None:
+            return sampling
+        context = sampling.max_episode_tokens
+        if self.config is None:
+            configs = [unwrapped(policy.model).config.get_text_config() for policy in self._policies.by_agent.values()]
+            positions = min(getattr(each, "max_position_embeddings", sys.maxsize) for each in configs)
+            context = max(context, min(context + max_tokens - sampling.max_reply_tokens, positions))
+        if max_tokens >= context:
+            click.echo(f"Warning: replies of {self._name} end at its context of {context} tokens", err=True)
+        values = {**sampling.to_dict(), "max_reply_tokens": min(max_tokens, context), "max_episode_tokens": context}
+        if sampling.min_reply_tokens is not None:
+            values["min_reply_tokens"] = min(sampling.min_reply_tokens, max_tokens)
+        return SamplingConfig.model_validate(values)
 
     def _template(self, prompt: PromptConfig) -> Template:
         return Template(self._policies.tokenizer, prefill=prompt.opening, view=self._policies.view, calls=prompt.calls)
@@ -145,28 +167,6 @@ class FoundModel:
             round_weights(policy.model)
         policies.to("cuda" if torch.cuda.is_available() else "cpu")
         return policies
-
-
-def _sampling(config: Config | None, max_tokens: int | None) -> SamplingConfig:
-    """Return the run's or default sampling with replies of up to `max_tokens`. Without a run, the context grows too.
-
-    Raises ConfigError.
-    """
-    sampling = config.sampling if config else SamplingConfig()
-    if max_tokens is None:
-        return sampling
-    context = sampling.max_episode_tokens
-    if config is None:
-        context += max(0, max_tokens - sampling.max_reply_tokens)
-    if max_tokens >= context:
-        raise ConfigError(
-            f"replies of {max_tokens} tokens leave no room for a prompt, because the run has a context of {context} "
-            f"tokens (sampling.max_episode_tokens): give fewer than {context}"
-        )
-    values = {**sampling.to_dict(), "max_reply_tokens": max_tokens, "max_episode_tokens": context}
-    if sampling.min_reply_tokens is not None:
-        values["min_reply_tokens"] = min(sampling.min_reply_tokens, max_tokens)
-    return SamplingConfig.model_validate(values)
 
 
 def evaluation_temperature(config: Config | None, sampling: Sampling) -> float:

@@ -81,9 +81,7 @@ def _advantages(term: CreditTerm, rollout: RolloutBatch, rewards_BT: Tensor) -> 
     """Return one term's advantages [B, T], without its weight."""
     if term.unit == "criterion":
         return _of_criteria(term, rollout)
-    inherited_B = rollout.inherited_B(term.parts, term.without)
-    if not term.parts:
-        inherited_B = inherited_B + rollout.ancestors_B(rewards_BT - rollout.rewards_BT)
+    penalties_BT = rewards_BT - rollout.rewards_BT
     if term.parts:
         rewards_BT = _rewards_of(term.parts, rollout)
     elif term.without:
@@ -92,7 +90,12 @@ def _advantages(term: CreditTerm, rollout: RolloutBatch, rewards_BT: Tensor) -> 
     if term.score == "gain":
         scores_BK = units.total(rewards_BT) + _rises(rollout, units)
     else:
-        scores_BK = _scores(term, units, rewards_BT, inherited_B)
+        scores_BK = _scores(term, units, rewards_BT)
+        if term.score == "return":
+            inherited_B = rollout.inherited_B(term.parts, term.without)
+            if not term.parts:
+                inherited_B = inherited_B + rollout.ancestors_B(penalties_BT)
+            scores_BK = scores_BK + inherited_B.unsqueeze(1)
     if term.block is not None:
         # A block has its turn's score, which is compared with the scores of turns that have this block. Only the
         # block's own tokens get the credit.
@@ -150,11 +153,11 @@ def agent_units(rollout: RolloutBatch) -> tuple[Units, list[str]]:
     return Units.of(rollout.mask_BT, on_tokens(agents, rollout.mask_BT, rollout.turns_BT).long()), list(names)
 
 
-def _scores(term: CreditTerm, units: Units, rewards_BT: Tensor, inherited_B: Tensor) -> Tensor:
-    """Return the scores [B, K] of K units. inherited_B: rewards of turns shared with the parent episode."""
+def _scores(term: CreditTerm, units: Units, rewards_BT: Tensor) -> Tensor:
+    """Return the scores [B, K] of K units, without rewards of turns shared with the parent episode."""
     match term.score:
         case "return":
-            returns_B = torch.where(units.mask_BT, rewards_BT, 0.0).sum(1) + inherited_B
+            returns_B = torch.where(units.mask_BT, rewards_BT, 0.0).sum(1)
             return returns_B.unsqueeze(1).expand(units.mask_BK.shape)
         case "to_go":
             rewards_BK = units.total(rewards_BT)

@@ -232,7 +232,7 @@ class Checkpoints:
         shutil.rmtree(new_path, ignore_errors=True)  # `clean` tries again: the new checkpoint is complete
 
     def forget_scores(self) -> None:
-        """Remove the scores of all checkpoints, because they are of another task than those to come. Raises OSError."""
+        """Remove the scores of all checkpoints, because the task of evaluations has changed. Raises OSError."""
         for path in _scores(self._newest_first()):
             manifest = {key: value for key, value in _read_manifest(path).items() if key != "sha256"}
             _replace(self.folder, path / MANIFEST, _sealed({**manifest, "score": None}))
@@ -388,7 +388,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _replace(folder: Path, path: Path, data: bytes) -> None:
-    """Write a file below the folder of checkpoints, where `clean` finds what a killed process left of it."""
+    """Replace a file atomically. Its temporary file is in the folder of checkpoints, where `clean` removes it."""
     temporary = folder / (TEMPORARY + path.name)
     _write(temporary, data)
     os.replace(temporary, path)

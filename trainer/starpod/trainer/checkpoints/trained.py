@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -91,16 +91,15 @@ def initial_of(checkpoint: Loaded) -> Path:
     return folder
 
 
-def find_checkpoint(path: Path, which: Which = "best") -> Loaded:
-    """Read the checkpoint that `load_trained` loads. Raises CheckpointError."""
+def find_checkpoint(path: Path, which: Which = "best", names: Collection[str] = ("policy",)) -> Loaded:
+    """Read the checkpoint that `load_trained` loads. names: see `load_checkpoint`. Raises CheckpointError."""
     path = Path(path).resolve()
-    file_names = ["policy"]
     if (path / MANIFEST).is_file():
-        return load_checkpoint(path, file_names)
+        return load_checkpoint(path, names)
     if not (path / "checkpoints").is_dir():
         raise CheckpointError(f"{path} is neither a run's folder nor one of its checkpoints (checkpoints/step-...)")
     checkpoints = Checkpoints(path / "checkpoints")
-    checkpoint = (checkpoints.best(file_names) if which == "best" else None) or checkpoints.latest(file_names)
+    checkpoint = (checkpoints.best(names) if which == "best" else None) or checkpoints.latest(names)
     if checkpoint is None:
         raise CheckpointError(f"the run {path} has no checkpoint yet")
     return checkpoint

@@ -52,7 +52,7 @@ def rescore(path: Path, reward: str, name: str, solved_from: float, json_file: s
         raise click.BadParameter(f"{file} exists or is not the name of a file: give another", param_hint="--name")
     try:
         files = episode_files(path)
-        expect_writable(file if file.parent.exists() else folder / name)
+        expect_writable(file if file.parent.exists() else file.parent)
         rows = list(_score(files, Rewards(find_rewards(reward)), solved_from))
     except (BadEpisodes, ConfigError) as error:
         raise click.UsageError(str(error)) from error

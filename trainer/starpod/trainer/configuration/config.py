@@ -56,8 +56,8 @@ class Config(Section):
     environment: EnvironmentConfig = EnvironmentConfig()
     environments: dict[str, MixedEnvironment] = Field(
         default={},
-        description="Several environments under names of your choice, instead of `environment`, whose addresses, "
-        "token, certificates and timeouts then apply to those without their own.",
+        description="Several environments under names of your choice. `environment` may then only set addresses, "
+        "token, certificates and timeouts, as defaults for all of them.",
     )
     prompt: PromptConfig = PromptConfig()
     sampling: SamplingConfig = SamplingConfig()

@@ -71,7 +71,7 @@ class Explored:
 
 
 def _find(word: EnvironmentWord, version: str, specs: Sequence[pb.EnvironmentSpec]) -> pb.EnvironmentSpec:
-    """Return the newest spec in a range of the environment that a word names, of its server's. Raises ConfigError."""
+    """Return the newest spec, in the range of versions, of the environment that a word names. Raises ConfigError."""
     ids = sorted({spec.id for spec in specs})
     if not word.id and len(ids) > 1:
         example = f"{word.source}{'/' if word.addresses else ':'}{ids[0]}"

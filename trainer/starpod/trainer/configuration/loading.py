@@ -99,7 +99,7 @@ def _value(key: str, text: str) -> Any:
     kind: Any = Config
     for part in key.split("."):
         kind = kind_below(kind, part)
-    wants_text = kind is str
+    wants_text = kind is str or (kind == str | None and text not in ("", "null", "~"))
     if wants_text and not text.startswith(("'", '"')):
         return text  # YAML would cut it at a comment
     try:

@@ -13,6 +13,7 @@ from starpod.trainer.configuration.config import Config
 from starpod.trainer.configuration.loading import Explore, load_config, read_config
 from starpod.trainer.configuration.section import ConfigError
 from starpod.trainer.output.run_folder import RunFolder
+from starpod.trainer.rollout.config import CONNECTION
 
 GUARDED = (
     "environment.id",
@@ -85,9 +86,18 @@ def resolve_run(
             raise ConfigError(f"the run in {run_dir} ended before it saved its configuration: give CONFIG again")
         return ResolvedRun(*read_config(source, words, explore=explore), resume=True)
     saved_config = str(folder.config)
+    saved = load_config(saved_config)
+    if source is None:  # each saved environment says how to reach its servers
+        words = [each for word in words for each in _for_each_environment(word, saved.environments)]
     run = ResolvedRun(*read_config(source or saved_config, words, explore=explore), resume=True)
-    check_changes(load_config(saved_config), run.config, allowed=changes)
+    check_changes(saved, run.config, allowed=changes)
     return run
+
+
+def _for_each_environment(word: str, names: Collection[str]) -> list[str]:
+    section, _, rest = word.partition(".")
+    shared = names and section == "environment" and rest.partition("=")[0] in CONNECTION
+    return [f"environments.{name}.{rest}" for name in names] if shared else [word]
 
 
 def check_changes(old: Config, new: Config, *, allowed: Collection[str] = ()) -> None:

@@ -42,7 +42,7 @@ class Group:
     spent: Spent | None = None
     """Cost of the search; None without one."""
     naive: int | None = None
-    """Number of the first members, which a search did not choose by their results; None: it chose no member."""
+    """Number of the first members, which were played without search; None: a search chose no member."""
 
     @property
     def members(self) -> list[Episode]:
@@ -81,7 +81,7 @@ class Group:
         return len(replies) > 1 and all(sequence == replies[0] for sequence in replies)
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON values. `from_json` is the inverse."""
+        """Return JSON values. `from_json` is the inverse; `spent` and `naive` are not kept."""
         parts = {"episodes": self.episodes, "failed": self.failed, "branches": self.branches}
         return {"id": self.id} | {name: [episode.to_json() for episode in part] for name, part in parts.items()}
 

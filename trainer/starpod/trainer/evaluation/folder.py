@@ -134,7 +134,7 @@ class EvaluationFolder:
 
 
 def _abridged(episode: Episode) -> Episode:
-    """Return the episode without texts, images and tokens, which no figure reads and memory may not hold for all."""
+    """Return the episode without texts, images and tokens: no metric reads them, and all may not fit in memory."""
     turns = [
         Turn(
             fresh=turn.fresh,
@@ -153,6 +153,6 @@ def _abridged(episode: Episode) -> Episode:
 
 
 def _is_leftover(path: Path) -> bool:
-    """Return whether a process leaves this that is killed before its plan is written."""
+    """Return whether a process that was killed before it wrote its plan may have left this."""
     is_empty_folder = path.name == "episodes" and path.is_dir() and not any(path.iterdir())
     return is_empty_folder or re.fullmatch(rf"\.lock|\.\d+\.{re.escape(PLAN)}", path.name) is not None

@@ -19,7 +19,7 @@ from starpod.trainer.run.progress import Progress, Shared
 
 
 def evaluation_task(config: Config) -> object:
-    """Return what a score depends on besides the weights. Scores can be compared if it is equal."""
+    """Return the tasks, temperatures and seeds that choose the best checkpoint: scores of others cannot be compared."""
     tasks = [(make_task(task.held_out, (), task.name), task.evaluation.temperature) for task in config.tasks]
     return tasks, config.seeds.selection
 

@@ -155,7 +155,7 @@ def model_of_teacher(settings: Teaching, student: ModelConfig) -> ModelConfig | 
     if not is_run_or_checkpoint(path):  # it computes as the policy does
         return student.model_copy(update={"name": settings.model, "revision": "main", "lora": LoraConfig()})
     try:
-        checkpoint = find_checkpoint(path)
+        checkpoint = find_checkpoint(path, names=())
         values = checkpoint.state["config"]
         model = ModelConfig.model_validate(values["model"])
         model = ModelConfig(name=str(initial_of(checkpoint))) if model.name == TINY else model
