@@ -89,14 +89,15 @@ class Relay:
         number = 0
         while True:
             accepted, number = listener.accept()[0], number + 1
-            self._send(number, None)
-            self.open(number, lambda accepted=accepted: accepted)  # type: ignore[misc]
+            self.open(number, lambda accepted=accepted: accepted, announce=True)  # type: ignore[misc]
             while len(self._connections) >= MAX_CONNECTIONS:
                 time.sleep(0.05)
 
-    def open(self, number: int, connect: Callable[[], socket.socket]) -> None:
+    def open(self, number: int, connect: Callable[[], socket.socket], *, announce: bool = False) -> None:
         """Carry a connection with two threads, until either side closes it."""
         self._connections[number] = _Connection()
+        if announce:  # a refusal must find the connection, and its bytes must follow
+            self._send(number, None)
         threading.Thread(target=self._to_socket, args=(number, connect), daemon=True).start()
 
     def _to_socket(self, number: int, connect: Callable[[], socket.socket]) -> None:
