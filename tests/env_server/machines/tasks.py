@@ -13,6 +13,11 @@ from starpod.env_server.machines.engine import LEASE, SERVER, SESSION
 
 BASE = "starpod-base:bookworm"
 """Image that tests use, since none can be pulled everywhere."""
+COUNT_SLEEPS = (
+    "for i in 1 2 3 4 5 6 7 8 9; do left=$(grep -c sleep /proc/[0-9]*/comm | grep -c ':1'); [ $left = 0 ] && break; "
+    "sleep 0.2; done; echo $left"
+)
+"""Command that prints the number of processes `sleep`. Those that were killed may wait for their parent for a while."""
 TEXT_REWARD = '[ "$(cat /app/hello.txt)" = hello ]; echo $((1 - $?)) > /logs/verifier/reward.txt'
 JSON_REWARD = """python3 - <<'END'
 import json, os

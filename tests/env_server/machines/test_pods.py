@@ -21,7 +21,7 @@ from starpod.env_server.machines import engine
 from starpod.env_server.machines.pool import MachinePool, machine_pool
 from tests.env_server.machines import cluster as fake
 from tests.env_server.machines.cluster import Cluster, eventually
-from tests.env_server.machines.tasks import LEFTOVERS, TEXT_REWARD, leftover_labels, write_task
+from tests.env_server.machines.tasks import COUNT_SLEEPS, LEFTOVERS, TEXT_REWARD, leftover_labels, write_task
 from tests.support import ROOT
 
 pytest.importorskip("kubernetes")
@@ -93,7 +93,7 @@ def test_an_episode_and_its_end(cluster: Cluster, tmp_path: Path) -> None:
     assert environment.told.endswith("\n100000\n[exit status 0]")
     environment.step("sleep 1000 & (trap '' TERM; setsid sleep 1000 &); sleep 1000")
     assert "the command took longer than 4 s; a new shell starts in /tmp" in environment.told
-    environment.step("grep -c sleep /proc/[0-9]*/comm | grep -c ':1'; exit 3")
+    environment.step(f"{COUNT_SLEEPS}; exit 3")
     assert environment.told.startswith("0\n[the command ended the shell")
     environment.step(f"cd /app; {environment.expert_action()}")
     outcome = environment.step("done")
