@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     type=click.Choice(["torch", "vllm", "vllm_remote"]),
     default="torch",
     help="Program that samples. torch: on a CPU or GPU. vllm: faster, needs the extra vllm. vllm_remote: the "
-    "servers at --url.",
+    "servers at --url, which serve MODEL: a run is exported first.",
 )
 @click.option(
     "--url", "urls", multiple=True, metavar="URL", help="Server of `starpod vllm`, for vllm_remote. Repeatable."
@@ -98,7 +98,7 @@ def gateway(
     """Serve MODEL to unmodified agents over the APIs of OpenAI and Anthropic, and keep the tokens of each session.
 
     MODEL is the folder of a run, of a checkpoint or of `starpod export`, a Hugging Face name or folder, or smollm2.
-    With vllm_remote, MODEL is what the servers serve, so a run must be exported first.
+
     Prints one line with the address when ready. The API key of an agent names its session.
     """
     token = gateway_token_file.read_text(encoding="utf-8-sig").strip() if gateway_token_file else ""
