@@ -98,7 +98,6 @@ def gateway(
     """Serve MODEL to unmodified agents over the APIs of OpenAI and Anthropic, and keep the tokens of each session.
 
     MODEL is the folder of a run, of a checkpoint or of `starpod export`, a Hugging Face name or folder, or smollm2.
-
     Prints one line with the address when ready. The API key of an agent names its session.
     """
     token = gateway_token_file.read_text(encoding="utf-8-sig").strip() if gateway_token_file else ""
