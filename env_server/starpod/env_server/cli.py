@@ -45,9 +45,13 @@ _SUPERVISED = ("host", "port", "metrics_port", "health_port", "drain_seconds")
 
 
 class ServeCommand(Command):
-    """The command, in which the folder of an exported model means the environments that it was trained on."""
+    """The command, in which the folder of an exported model means the environments that it was trained on.
+
+    Scripts that write `--environment-module FILE.py` for the argument FILE.py still work.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        args = [word.removeprefix("--environment-module=") for word in args if word != "--environment-module"]
         return super().parse_args(ctx, [word for argument in args for word in _expanded(argument)])
 
 

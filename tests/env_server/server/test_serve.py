@@ -163,6 +163,8 @@ LIBRARY = """@classmethod
         (["tests/env_server/troublesome.py:Wlk"], 2, "troublesome.py defines no environment 'Wlk'; did you mean Walk"),
         (["gymnasum:CartPole-v1"], 2, "FAMILY:NAME with a family of gymnasium, "),
         (["127.0.0.1:1/bandit"], 2, "127.0.0.1:1/bandit is served already"),
+        (["bandit", "--environment-module", "mine.py"], 2, "no such file: mine.py"),
+        (["--environment-module=mine.py"], 2, "no such file: mine.py"),
         (["--host", "gymnasium:A-v1"], 2, "write starpod serve gymnasium:A-v1, without --host"),
         (["--host", "0.0.0.0:80"], 2, "write --host 0.0.0.0 --port 80"),
         (["--tls-key", "x"], 2, "--tls-certificate and --tls-key go together"),
