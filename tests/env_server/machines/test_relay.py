@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
@@ -71,9 +72,13 @@ def test_large_bodies_pass_both_ways_at_a_time_and_then_the_end() -> None:
 
 
 def test_a_slow_reader_delays_no_other_connection_and_an_end_arrives() -> None:
-    with listen() as target, relayed(target.getsockname()[1]) as port, dial(port) as slow, dial(port) as quick:
+    with contextlib.ExitStack() as stack:
+        target = stack.enter_context(listen())
+        port = stack.enter_context(relayed(target.getsockname()[1]))
+        slow = stack.enter_context(dial(port))
         slow.sendall(b"slow")
         far_slow = target.accept()[0]
+        quick = stack.enter_context(dial(port))
         far_slow.settimeout(1.0)
         with pytest.raises(TimeoutError):
             far_slow.sendall(bytes(50_000_000))

@@ -3,6 +3,8 @@
 import asyncio
 import copy
 import json
+import os
+import signal
 import threading
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
@@ -239,6 +241,10 @@ class ModelConformance:
 class EngineConformance(ModelConformance):
     """All requirements for an engine. Derive a class with the fixture `engine`, as for `ModelConformance`."""
 
+    async def cores(self) -> list[int]:
+        """Return the ids of processes that sample. They are stopped while a pause is on its way to them."""
+        return []
+
     # --- one reply ---------------------------------------------------------------------------------------------------
 
     async def test_log_probabilities_are_at_the_temperature(self, engine: Engine, policy: Policy) -> None:
@@ -273,6 +279,7 @@ class EngineConformance(ModelConformance):
 
         A fast server may have sampled all of them before the pause reaches it, so that another reply is tried.
         """
+        cores = await self.cores()
         for last in range(20):
             streamed: list[int] = []
             pauses: list[asyncio.Task[None]] = []
@@ -281,13 +288,17 @@ class EngineConformance(ModelConformance):
                 assert start == len(given)
                 given.extend(tokens)
                 if not tasks:
+                    for core in cores:
+                        os.kill(core, signal.SIGSTOP)
                     tasks.append(asyncio.create_task(engine.pause()))
 
             request = replace(ask([5, 9, 2, last], tokens=50), on_tokens=take)
             call = asyncio.ensure_future(engine.generate(request))
             with held(engine):
                 await eventually(lambda tasks=pauses: tasks)
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.2 if cores else 0)
+            for core in cores:
+                os.kill(core, signal.SIGCONT)
             await pauses[0]
             before = [] if call.done() else list(streamed)
             await engine.resume()

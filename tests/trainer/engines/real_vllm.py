@@ -108,3 +108,6 @@ class Served:
         if not engine._open.is_set():  # A test that failed leaves no paused server to the next.
             await engine.resume()
         await engine.close()
+
+    async def cores(self) -> list[int]:
+        return await children("EngineCore")

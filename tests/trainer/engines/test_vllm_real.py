@@ -56,6 +56,9 @@ async def core(policy: Policy) -> AsyncIterator[Any]:
 
 
 class TestRealVllm(EngineConformance):
+    async def cores(self) -> list[int]:
+        return await children("EngineCore")
+
     @pytest_asyncio.fixture(loop_scope="module")
     async def engine(self, core: Any, policy: Policy) -> AsyncIterator[Engine]:
         """An engine with a fresh state over the core, which holds the policy's weights again."""
