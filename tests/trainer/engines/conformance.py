@@ -294,11 +294,13 @@ class EngineConformance(ModelConformance):
 
             request = replace(ask([5, 9, 2, last], tokens=50), on_tokens=take)
             call = asyncio.ensure_future(engine.generate(request))
-            with held(engine):
-                await eventually(lambda tasks=pauses: tasks)
-                await asyncio.sleep(0.2 if cores else 0)
-            for core in cores:
-                os.kill(core, signal.SIGCONT)
+            try:
+                with held(engine):
+                    await eventually(lambda tasks=pauses: tasks)
+                    await asyncio.sleep(0.2 if cores else 0)
+            finally:
+                for core in cores:
+                    os.kill(core, signal.SIGCONT)
             await pauses[0]
             before = [] if call.done() else list(streamed)
             await engine.resume()

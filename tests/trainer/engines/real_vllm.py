@@ -97,7 +97,14 @@ def remote(*servers: Server, policy: Policy | None = None, **settings: Any) -> A
     return build_engine(config, policy or make_policy(head=32), max_context=MAX_CONTEXT)
 
 
-class Served:
+class RealCores:
+    """Mixin of conformance tests with vLLM's own processes."""
+
+    async def cores(self) -> list[int]:
+        return await children("EngineCore")
+
+
+class Served(RealCores):
     """Mixin of conformance tests with a server. server: a fixture that begins with the policy's weights."""
 
     @pytest_asyncio.fixture(loop_scope="module")
@@ -108,6 +115,3 @@ class Served:
         if not engine._open.is_set():  # A test that failed leaves no paused server to the next.
             await engine.resume()
         await engine.close()
-
-    async def cores(self) -> list[int]:
-        return await children("EngineCore")

@@ -27,7 +27,7 @@ from tests.trainer.engines.conformance import (
     make_policy,
     reset,
 )
-from tests.trainer.engines.real_vllm import children
+from tests.trainer.engines.real_vllm import RealCores, children
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.vllm, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
@@ -55,10 +55,7 @@ async def core(policy: Policy) -> AsyncIterator[Any]:
     await engine.close()
 
 
-class TestRealVllm(EngineConformance):
-    async def cores(self) -> list[int]:
-        return await children("EngineCore")
-
+class TestRealVllm(RealCores, EngineConformance):
     @pytest_asyncio.fixture(loop_scope="module")
     async def engine(self, core: Any, policy: Policy) -> AsyncIterator[Engine]:
         """An engine with a fresh state over the core, which holds the policy's weights again."""

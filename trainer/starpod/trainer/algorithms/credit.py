@@ -90,12 +90,7 @@ def _advantages(term: CreditTerm, rollout: RolloutBatch, rewards_BT: Tensor) -> 
     if term.score == "gain":
         scores_BK = units.total(rewards_BT) + _rises(rollout, units)
     else:
-        scores_BK = _scores(term, units, rewards_BT)
-        if term.score == "return":
-            inherited_B = rollout.inherited_B(term.parts, term.without)
-            if not term.parts:
-                inherited_B = inherited_B + rollout.ancestors_B(penalties_BT)
-            scores_BK = scores_BK + inherited_B.unsqueeze(1)
+        scores_BK = _scores(term, rollout, units, rewards_BT, penalties_BT)
     if term.block is not None:
         # A block has its turn's score, which is compared with the scores of turns that have this block. Only the
         # block's own tokens get the credit.
@@ -153,11 +148,14 @@ def agent_units(rollout: RolloutBatch) -> tuple[Units, list[str]]:
     return Units.of(rollout.mask_BT, on_tokens(agents, rollout.mask_BT, rollout.turns_BT).long()), list(names)
 
 
-def _scores(term: CreditTerm, units: Units, rewards_BT: Tensor) -> Tensor:
-    """Return the scores [B, K] of K units, without rewards of turns shared with the parent episode."""
+def _scores(term: CreditTerm, rollout: RolloutBatch, units: Units, rewards_BT: Tensor, penalties_BT: Tensor) -> Tensor:
+    """Return the scores [B, K] of K units. penalties_BT: what was subtracted from the rollout's rewards, negative."""
     match term.score:
         case "return":
             returns_B = torch.where(units.mask_BT, rewards_BT, 0.0).sum(1)
+            returns_B = returns_B + rollout.inherited_B(term.parts, term.without)  # of turns shared with the parent
+            if not term.parts:
+                returns_B = returns_B + rollout.ancestors_B(penalties_BT)
             return returns_B.unsqueeze(1).expand(units.mask_BK.shape)
         case "to_go":
             rewards_BK = units.total(rewards_BT)

@@ -75,23 +75,24 @@ class EnvironmentChoice:
         run_tasks: dict[str, TaskConfig] = {}
         for task in (task for model in models for task in model.tasks):
             run_tasks.setdefault(task.name or task.environment.id, task)
-        specs: dict[str, tuple[pb.EnvironmentSpec, str]] = {}
+        specs: dict[str, tuple[pb.EnvironmentSpec, str, list[pb.EnvironmentSpec]]] = {}
         for word in map(_parse, self.words or ("",)):
             is_open = not (word.id or word.serve)
             for name in [*run_tasks] or [*known] or [""] * bool(word.addresses) if is_open else [word.id]:
                 id, source = _default(run_tasks.get(name), known.get(name)) or (word.id, shlex.quote(word.serve))
                 source = word.addresses or source
-                spec = find_environment(await (await servers.fleet(source)).describe(), id, self.version)
-                specs[name if name in run_tasks or name in known else spec.id] = spec, source
+                hosted = await (await servers.fleet(source)).describe()
+                spec = find_environment(hosted, id, self.version)
+                specs[name if name in run_tasks or name in known else spec.id] = spec, source, hosted
         if not specs:
             raise incomplete_call(models[0].name if models else "")
-        options = self._options({name: spec.id for name, (spec, _) in specs.items()})
+        options = self._options({name: spec.id for name, (spec, *_) in specs.items()})
         environments = {}
-        for name, (newest, source) in specs.items():
+        for name, (newest, source, hosted) in specs.items():
             task_name = name if name in run_tasks and run_tasks[name].name else ""
             wanted = Task(newest.id, self.version, limits=self.limits, name=task_name)
-            hosted = await (await servers.fleet(source)).describe()
-            spec = find_environment(hosted, newest.id, _version(wanted, models, known.get(name)))
+            ranges = (fit.version for fit in _fits(wanted, models, known.get(name)).values())
+            spec = find_environment(hosted, newest.id, next(filter(None, ranges), ""))
             values, actions = parse_options(spec, options[name]), tuple(spec.action_space.names)
             fitted = _fitted(replace(wanted, options=values, actions=actions), models, known.get(name))
             # Episodes of a newer version would later be counted in the same row.
@@ -130,11 +131,10 @@ def _parse(word: str) -> EnvironmentWord:
         raise click.BadParameter(str(error), param_hint="--environment") from error
 
 
-def _version(task: Task, models: Sequence[EvaluatedModel], known: PlannedEnvironment | None) -> str:
-    """Return the range of versions that the call, the models' runs or the folder set for a task; "" if none does."""
-    fits = [fit for model in models if (fit := fit_task(task, model.tasks)) is not None]
-    fits = fits or [task.with_defaults(known.task) if known else task]
-    return next((fit.version for fit in fits if fit.version), "")
+def _fits(task: Task, models: Sequence[EvaluatedModel], known: PlannedEnvironment | None) -> dict[str, Task]:
+    """Return the task with its unset values from each model's run, by model, or otherwise once from the folder."""
+    fits = {model.name: fit for model in models if (fit := fit_task(task, model.tasks)) is not None}
+    return fits or {"": task.with_defaults(known.task) if known else task}
 
 
 def _fitted(task: Task, models: Sequence[EvaluatedModel], known: PlannedEnvironment | None) -> Task:
@@ -142,7 +142,7 @@ def _fitted(task: Task, models: Sequence[EvaluatedModel], known: PlannedEnvironm
 
     Raises UsageError if two runs play the environment in different ways, because all models play the same.
     """
-    fitted = {model.name: fit for model in models if (fit := fit_task(task, model.tasks)) is not None}
+    fitted = _fits(task, models, known)
     settings = {name: PlannedEnvironment(fit, "").settings() for name, fit in fitted.items()}
     for name, values in settings.items():
         for key, value in next(iter(settings.values())).items():
@@ -151,6 +151,4 @@ def _fitted(task: Task, models: Sequence[EvaluatedModel], known: PlannedEnvironm
                     f"all models play the same, but the runs differ in the {key} of {task.environment}: {value} in "
                     f"{next(iter(settings))}, {values[key]} in {name}; set it in the call, or evaluate them apart"
                 )
-    if fitted:
-        return next(iter(fitted.values()))
-    return task.with_defaults(known.task) if known else task
+    return next(iter(fitted.values()))

@@ -95,6 +95,7 @@ def resolve_run(
 
 
 def _for_each_environment(word: str, names: Collection[str]) -> list[str]:
+    """Return a word about reaching the servers of `environment` as one for each of `names`, and others unchanged."""
     section, _, rest = word.partition(".")
     shared = names and section == "environment" and rest.partition("=")[0] in CONNECTION
     return [f"environments.{name}.{rest}" for name in names] if shared else [word]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args
 
 from pydantic import Field, model_validator
@@ -20,6 +20,11 @@ RUN_STRIDE = 1_000_000
 Purpose = Literal["selection", "final"]
 PURPOSES: tuple[Purpose, ...] = get_args(Purpose)
 """Purposes of evaluations."""
+
+
+def members_luck(seed: int, group: int, members: Iterable[int]) -> list[int]:
+    """Return the dynamics seeds of members of a group that begin in one state. Those of another group differ."""
+    return [derive(seed, "luck", group, member) for member in members]
 
 
 def derive(seed: int, *names: str | int) -> int:

@@ -322,7 +322,7 @@ class Episode:
 def reports_success(episodes: Sequence[Episode]) -> bool:
     """Return whether the environment of these episodes says which of them are solved.
 
-    Servers report an episode that a limit ended as unsolved. Those that the environment itself ended decide, if any.
+    Servers report all episodes that a limit ended as unsolved. If the environment itself ended any, only these count.
     """
     ended = [episode for episode in episodes if episode.end == "terminal"]
     return any(episode.success is not None for episode in ended or episodes)

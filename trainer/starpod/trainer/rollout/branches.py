@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from starpod.client import EpisodePath, Fleet, Observation, Reseeding, Session, Snapshot, StarpodError
 from starpod.client.errors import Unsupported
 from starpod.trainer.agents.base import Agent, Agents, Move, Stop, Task
-from starpod.trainer.configuration.seeds import derive
+from starpod.trainer.configuration.seeds import members_luck
 from starpod.trainer.data.episode import Episode, Turn
 from starpod.trainer.data.group import Spent
 from starpod.trainer.rewards.reward import Rewards
@@ -72,7 +72,7 @@ class Brancher:
         """
         parent = line.episode
         try:
-            sessions = await self._copies(line, turn, [derive(self.seed, "luck", self.group, id_) for id_ in members])
+            sessions = await self._copies(line, turn, members_luck(self.seed, self.group, members))
             error = ""
         except StarpodError as problem:
             sessions, error = [line.session] * len(members), f"{type(problem).__name__}: {problem}"

@@ -11,7 +11,7 @@ from dataclasses import replace
 from starpod.client import Fleet, Session, StarpodError, Want
 from starpod.trainer.agents.base import Task, extend_limits
 from starpod.trainer.agents.scripted import REFERENCES, ReferenceAgents
-from starpod.trainer.configuration.seeds import derive
+from starpod.trainer.configuration.seeds import members_luck
 from starpod.trainer.rollout.play import play
 
 
@@ -39,7 +39,6 @@ async def open_near_success(
     except StarpodError:
         return await task.open(fleet, seed, count, want)
     try:
-        seeds = [derive(seed, "luck", group, member) for member in range(count)]
-        return await base.fork(count, reseed=True, dynamics_seeds=seeds)
+        return await base.fork(count, reseed=True, dynamics_seeds=members_luck(seed, group, range(count)))
     finally:
         await base.close()

@@ -14,7 +14,7 @@ from typing import Any
 from starpod.client import EpisodePath, Fleet, Opening, PathTurn, ReplayDiverged, Session, Want
 from starpod.trainer.agents.base import Task, extend_limits
 from starpod.trainer.configuration.section import ConfigError
-from starpod.trainer.configuration.seeds import derive
+from starpod.trainer.configuration.seeds import members_luck
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ async def open_saved(
     try:
         if base.done:
             raise different
-        seeds = [derive(start.dynamics_seed, "luck", group, member) for member in range(count)]
+        seeds = members_luck(start.dynamics_seed, group, range(count))
         return await base.fork(count, reseed=True, dynamics_seeds=seeds)
     finally:
         await base.close()
